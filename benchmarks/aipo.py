@@ -27,10 +27,10 @@ from marft.agents.game import Attempt
 from marft.config.load import parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import Mode
-from marft.rollout.rollouts import open_rollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import open_rollouts
+from marft.runs.run_folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 ATTEMPTS = 64  # of the untuned model, none of which may solve a task
@@ -127,7 +127,7 @@ def unsolved(output: Path, made: Mapping[str, Path]) -> Path:
         kept: list[str] = []
         with open_rollouts(run) as rollouts:
             for split in POOL:
-                tasks = tasks_of(run.environment, split)  # type: ignore[arg-type]
+                tasks = read_tasks(run.environment, split)  # type: ignore[arg-type]
                 played = rollouts.play([Attempt(task, "untuned", n) for task in tasks for n in range(ATTEMPTS)])
                 solved = {episode.task.id for episode in played if episode.success}
                 kept += [task.id for task in tasks if task.id not in solved]

@@ -23,11 +23,11 @@ from random import Random
 import numpy as np
 from warming import warm_up
 
-from marft.agents.rendering import Cut, Message
+from marft.agents.renderer import Message, TruncationPolicy
 from marft.agents.tools.functions import Function
-from marft.common.types import Profile, TokenIds
+from marft.common.types import AgentProfile, TokenIds
 from marft.config.models import ModelSettings
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 from marft.inference.renderer import ChatRenderer
 
 TEMPLATE = Path(__file__).with_name("calculator.jinja")
@@ -45,17 +45,19 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-TOOL = Function.of(multiply).tool
+TOOL = Function.from_function(multiply).tool
 
 
 class Row:
     """A conversation as token ids; the model learns what it says itself."""
 
-    def __init__(self, renderer: ChatRenderer, profile: Profile, question: str, seen: tuple[Message, ...] = ()) -> None:
+    def __init__(
+        self, renderer: ChatRenderer, profile: AgentProfile, question: str, seen: tuple[Message, ...] = ()
+    ) -> None:
         self.renderer, self.format = renderer, renderer.formats[""]
         self.ids: list[int] = []
         self.learnt: list[bool] = []
-        self._add(renderer.render("", profile, question, seen, reserve=1, cut=Cut()).ids, False)
+        self._add(renderer.render("", profile, question, seen, reserve=1, cut=TruncationPolicy()).ids, False)
 
     def say(self, text: str) -> TokenIds:
         ids = self.format.tokenizer.encode(text, add_special_tokens=False)
@@ -69,7 +71,7 @@ class Row:
         (call,) = self.renderer.calls("", turn, (TOOL,))
         if not call.error:
             call = replace(call, output=str(multiply(**json.loads(call.arguments))))
-        answer = self.renderer.tool_format("").response([call])
+        answer = self.renderer.tool_format("").encode_response([call])
         assert isinstance(answer, np.ndarray), "the template leaves turns as they are"
         self._add(answer, False)
         self.result = call.output
@@ -92,7 +94,7 @@ class Demonstrations:
         return self._reasoner(a, b) if self.random.random() < 0.6 else self._actor(a, b)
 
     def _reasoner(self, a: int, b: int) -> Row:
-        row = Row(self.renderer, Profile("reasoner", REASONER, tools=(TOOL,)), QUESTION.format(a, b))
+        row = Row(self.renderer, AgentProfile("reasoner", REASONER, tools=(TOOL,)), QUESTION.format(a, b))
         if not self._works(a):
             row.say(self._glance())
             return row
@@ -105,7 +107,7 @@ class Demonstrations:
 
     def _actor(self, a: int, b: int) -> Row:
         message = f"It is {a * b}." if self.random.random() < 0.7 else self._glance()
-        row = Row(self.renderer, Profile("actor", ACTOR), QUESTION.format(a, b), (Message("reasoner", message),))
+        row = Row(self.renderer, AgentProfile("actor", ACTOR), QUESTION.format(a, b), (Message("reasoner", message),))
         if self._works(b):
             row.say(f"The answer is \\boxed{{{message.split()[-1].rstrip('.')}}}.")
         else:
@@ -115,7 +117,7 @@ class Demonstrations:
     def _numbers(self) -> tuple[int, int]:
         while True:
             a, b = self.random.randint(100, 999), self.random.randint(100, 999)
-            if split_of(QUESTION.format(a, b)) == "train":
+            if assign_split(QUESTION.format(a, b)) == "train":
                 return a, b
 
     def _works(self, number: int) -> bool:

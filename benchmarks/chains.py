@@ -18,7 +18,7 @@ from typing import Any
 import machine
 import numpy as np
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.links import Chain
@@ -107,7 +107,7 @@ def episode(structure: Structure, coins: Coins) -> Episode:
         Action(
             key=ActionKey("train/0", "t", 0, 0, name(k), 0), policy=name(k), index=k,
             sees=tuple(f"0/{name(j)}/0" for j in structure.sees[k]), prompt=np.zeros(1, np.int32),
-            tokens=np.array([coin], np.int32), marks=np.array([Mark.SAMPLED], np.uint8),
+            tokens=np.array([coin], np.int32), marks=np.array([TokenSource.SAMPLED], np.uint8),
             log_probs=np.zeros(1, np.float32), text=str(coin), finish="stop",
         )
         for k, coin in enumerate(coins)

@@ -22,8 +22,8 @@ from typing import Any
 import machine
 
 from marft.common import atomic
-from marft_envs.code.grading import Bench
-from marft_envs.code.judging import Call, Limits
+from marft_envs.code.execution import FunctionCall, Limits
+from marft_envs.code.grading import ProblemJudge
 from marft_envs.code.problems import Case, Problem
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -48,9 +48,9 @@ def main() -> None:
 
 def cheated() -> dict[str, Any]:
     """How many programs earned how much, and those that earned too much."""
-    bench, programs, began = Bench(PROBLEM, LIMITS, 0.0), list(cheats()), time.monotonic()
+    bench, programs, began = ProblemJudge(PROBLEM, LIMITS, 0.0), list(cheats()), time.monotonic()
     with ThreadPoolExecutor() as pool:
-        shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).share, programs))
+        shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).pass_rate, programs))
     return {
         "programs": len(programs), "seconds": round(time.monotonic() - began, 1),
         "earned": {f"{share:.3f}": count for share, count in sorted(Counter(shares).items())},
@@ -60,11 +60,11 @@ def cheated() -> dict[str, Any]:
 
 def cost(tests: int) -> float:
     """Median milliseconds of judging an honest program."""
-    cases = tuple(Case(Call("f", (x,)), (7 * x + 1,)) for x in range(tests))
-    bench, taken = Bench(Problem("", "f", cases=cases), LIMITS, 0.0), []
+    cases = tuple(Case(FunctionCall("f", (x,)), (7 * x + 1,)) for x in range(tests))
+    bench, taken = ProblemJudge(Problem("", "f", cases=cases), LIMITS, 0.0), []
     for _ in range(TIMES):
         began = time.perf_counter()
-        assert bench.judge(HONEST, []).share == 1.0
+        assert bench.judge(HONEST, []).pass_rate == 1.0
         taken.append(1000 * (time.perf_counter() - began))
     return round(median(taken), 1)
 

@@ -4,7 +4,8 @@
 
 A thread ticks every half millisecond; the longest time between two ticks is how long it was not let go on. Texts of
 nested lists are read in this process (``plain.decode``) and as the judge of ``code`` has them read
-(``comparing.Reader``). Then 20 ordinary values are compared. Writes results/code_texts.json and results/code_texts.md.
+(``comparing.OutputReader``). Then 20 ordinary values are compared. Writes results/code_texts.json and
+results/code_texts.md.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from typing import Any
 import machine
 
 from marft.common import atomic
-from marft_envs.code.comparing import Reader
-from marft_envs.code.judging import Call, Outcome
-from marft_envs.code.plain import decode
+from marft_envs.code.comparison import OutputReader
+from marft_envs.code.execution import FunctionCall, Outcome
+from marft_envs.code.plain_values import decode
 from marft_envs.code.problems import Case
 
 KILOBYTES = (256, 1024, 16384)
 ALL_SECONDS = 20.0  # of processor time that a program has by default
 VALUES, TIMES = 20, 50
-CASE = Case(Call("f", (3,)), (22,))
+CASE = Case(FunctionCall("f", (3,)), (22,))
 
 
 def main() -> None:
@@ -48,7 +49,9 @@ def ordinary() -> float:
     taken = []
     for _ in range(1 + TIMES):  # the first starts the process
         began = time.perf_counter()
-        assert all(right for _, right in Reader(ALL_SECONDS).compared([CASE] * VALUES, [said("22")] * VALUES, 0.0))
+        assert all(
+            right for _, right in OutputReader(ALL_SECONDS).compare_outputs([CASE] * VALUES, [said("22")] * VALUES, 0.0)
+        )
         taken.append(1000 * (time.perf_counter() - began))
     return round(median(taken[1:]), 1)
 
@@ -59,7 +62,7 @@ def text(kilobytes: int) -> dict[str, Any]:
     return {
         "kilobytes": kilobytes,
         "here": costs(lambda: decode(lists)),
-        "elsewhere": costs(lambda: Reader(ALL_SECONDS).compared([CASE], [said(lists)], 0.0)),
+        "elsewhere": costs(lambda: OutputReader(ALL_SECONDS).compare_outputs([CASE], [said(lists)], 0.0)),
     }
 
 

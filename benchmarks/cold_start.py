@@ -19,15 +19,15 @@ from typing import Any
 
 import machine
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.config import RunSettings, load_recipe
-from marft.evaluation.intervals import wilson
-from marft.evaluation.session import Keeping, evaluate_checkpoints
-from marft.runs.folder import RunFolder
-from marft.runs.going_on import resumed_or_started
+from marft.evaluation.intervals import wilson_interval
+from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+from marft.runs.resume import resolve_start
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.synthesis.session import synthesize
-from marft_serve.traces.rows import MANIFEST, ROWS
+from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER
 from marft_serve.traces.warm_start import warm_start
 
 RECIPE = Path(__file__).with_name("cold_start.toml")
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks of each evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/cold_start"))
     given = parser.parse_args()
-    quieten()
+    silence_transformers()
     rows = list[dict[str, Any]]()
     for seed in given.seeds:
         rows += of_seed(seed, given)
@@ -67,18 +67,18 @@ def save(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> str:
 def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     """What each arm comes to under a seed."""
     made = RunFolder(given.output / f"rows-{seed}")
-    manifest = made.path / ROWS / MANIFEST
+    manifest = made.path / ROWS_FOLDER / MANIFEST
     if not manifest.is_file():
         synthesize(_run(given, seed, made.path.name), made, resume=made.is_run())
     funnel = json.loads(manifest.read_text(encoding="utf-8"))
     imitated = RunFolder(given.output / f"sft-{seed}")
-    resume, _, overwrite = resumed_or_started(imitated, None)
+    resume, _, overwrite = resolve_start(imitated, None)
     run = _run(given, seed, imitated.path.name, {"sft.traces": [str(made.path.resolve())]})
     warm_start(run, imitated, resume=resume, overwrite=overwrite)
     found = [_solved("sft", seed, imitated, "last", given)]
     for arm, source in (("both", imitated.saved_steps()[-1]), ("alone", None)):
         folder = RunFolder(given.output / f"{arm}-{seed}")
-        resume, start, overwrite = resumed_or_started(folder, source)
+        resume, start, overwrite = resolve_start(folder, source)
         train(_run(given, seed, folder.path.name), folder, resume=resume, start_from=start, overwrite=overwrite)
         found.append(_solved(arm, seed, folder, "last", given))
     rows = [_solved("untuned", seed, folder, "base", given), *found]
@@ -89,7 +89,7 @@ def _solved(arm: str, seed: int, folder: RunFolder, checkpoint: str, given: argp
     """How many held-out tasks a checkpoint solves."""
     (one,) = evaluate_checkpoints(
         _run(given, seed, folder.path.name), folder, (checkpoint,), ("sampled",), given.tasks, False,
-        lambda _=None: None, keeping=Keeping(folder.evaluations),
+        lambda _=None: None, storage=StorageOptions(folder.evaluations),
     )  # fmt: skip
     print(f"{ARMS[arm]}, seed {seed}: {one.accuracy:.3f}", flush=True)
     return {"arm": arm, "seed": seed, "solved": round(sum(map(float, one.outcomes.values()))), "of": len(one.outcomes)}
@@ -106,7 +106,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         mine = [row for row in rows if row["arm"] == arm]
         if mine:
             solved, of = (sum(row[key] for row in mine) for key in ("solved", "of"))
-            low, high = wilson(solved, of)
+            low, high = wilson_interval(solved, of)
             each = ", ".join(f"{100 * row['solved'] / row['of']:.1f} %" for row in mine)
             lines.append(f"| {name} | {100 * solved / of:.1f} % ({100 * low:.1f} to {100 * high:.1f}) | {each} |")
     return lines

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 
 SUM = re.compile(r"-?\d+(?: [+-] \d+)+")
 
@@ -33,9 +33,9 @@ class Works:
 
     skill: float
 
-    def __call__(self, cue: Cue) -> str:
+    def __call__(self, cue: PolicyInput) -> str:
         """What an agent says."""
-        left, works = SUM.findall(cue.shown)[-1], cue.random.random() < self.skill
+        left, works = SUM.findall(cue.last_message)[-1], cue.random.random() < self.skill
         if cue.role == "reasoner":
             return worked(left, leave=1) if works else f"The problem is {left}."
         value = sum(terms(left))

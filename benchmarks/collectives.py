@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.group import RankGroup
 
 COUNTS = (1, 2, 3, 4)
 SIZE = 12  # numbers that each rank gives: divided by every count
@@ -51,7 +51,7 @@ def main() -> None:
 def rank(number: int, count: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    group = Group(str(Path(folder) / "meeting"), number, count, torch.device("cpu"), 30.0)
+    group = RankGroup(str(Path(folder) / "meeting"), number, count, torch.device("cpu"), 30.0)
     found = {name: attempt(ask) for name, ask in asked(number, count).items()}
     found |= sharded(number, count) | {"the same bits of a sum everywhere": same_bits(group)}
     if number == 0:
@@ -157,7 +157,7 @@ def _total(mine: list[Tensor], op: Any, factor: float) -> Tensor:
     return total / len(mine) if op == dist.ReduceOp.AVG else total
 
 
-def same_bits(group: Group) -> str:
+def same_bits(group: RankGroup) -> str:
     """Of sums of random numbers of many sizes, which rounding would tell apart."""
     generator = torch.Generator().manual_seed(group.rank)
     for size in (1, 3, 1000, 100_003):

@@ -13,10 +13,10 @@ note everything or events alone, so that either can be learned: the first earns 
 as often. *Asked*: the recipe as it ships, where the writer earns the share of those facts that will be asked.
 
 Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
-by conversation, each over all seeds (evaluation/paired.py), and by seed (Student's t). The weights of the global
-reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
-on those. How far apart the two aims are is played by the world's script, without a model. Writes results/comam.json,
-.md and .svg.
+by conversation, each over all seeds (evaluation/paired_difference.py), and by seed (Student's t). The weights of the
+global reward are those of training; what other measures of consistency would have made of the joint runs' episodes is
+counted on those. How far apart the two aims are is played by the world's script, without a model. Writes
+results/comam.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from warming import Turn, warm_up
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.envs.scripts import Cue, Line, Script
-from marft.evaluation.intervals import students
-from marft.evaluation.paired import paired
+from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply
+from marft.evaluation.intervals import student_interval
+from marft.evaluation.paired_difference import compare_ratios
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.inference.renderer import ChatRenderer
-from marft.models.formats import load_format
+from marft.models.tokenizer_format import load_format
 from marft.rewards.shaping import local_rewards
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.comam import CoMAM
-from marft.trainer.credit.consistency import CONSISTENCIES
+from marft.trainer.credit.consistency import CONSISTENCY_FUNCTIONS
 from marft.trainer.interfaces import CreditInputs
-from marft_lab.scripted import ScriptedTeam, Spoken
+from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
     "said": (
@@ -150,23 +150,23 @@ def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
     random = Random(0)
     noted, whole = writer(run, lambda task: Random(task).choice([*HABITS])), world.script(SKILL)
 
-    def script(cue: Cue) -> str | Line:
+    def script(cue: PolicyInput) -> str | ScriptedReply:
         return noted(cue) if cue.role == "writer" else whole(cue)
 
-    spoken: list[Spoken] = []
+    spoken: list[ScriptedTurn] = []
     form = load_format(ModelSettings(path=BASE_MODEL))
-    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), heard=spoken.append) as team:
-        assert all(episode.scored for episode in team.play(islice(world.demonstrations(), EPISODES)))
+    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), on_turn=spoken.append) as team:
+        assert all(episode.is_scored for episode in team.play(islice(world.demonstrations(), EPISODES)))
     turns = [Turn.of(one, renderer) for one in spoken]
     return lambda: random.choice(turns)
 
 
-def writer(run: RunSettings, habit: Callable[[str], str]) -> Script:
+def writer(run: RunSettings, habit: Callable[[str], str]) -> ScriptedPolicy:
     """The world's script, whose writer keeps those of its notes that its habit at a task would."""
     world: Any = run.environment
-    whole: Script = world.script()
+    whole: ScriptedPolicy = world.script()
 
-    def script(cue: Cue) -> str | Line:
+    def script(cue: PolicyInput) -> str | ScriptedReply:
         said = whole(cue)
         if cue.role != "writer":
             return said
@@ -186,10 +186,10 @@ def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
 
 def other_measures(folder: RunFolder) -> dict[str, dict[str, float]]:
     """By measure of consistency: the weights of a run's recorded episodes, mean over its steps."""
-    found: dict[str, dict[str, list[float]]] = {name: {agent: [] for agent in AGENTS} for name in CONSISTENCIES}
+    found: dict[str, dict[str, list[float]]] = {name: {agent: [] for agent in AGENTS} for name in CONSISTENCY_FUNCTIONS}
     for path in folder.recorded_steps():
-        episodes = [episode for episode in read_episodes(path) if episode.scored and episode.actions]
-        for name in CONSISTENCIES:
+        episodes = [episode for episode in read_episodes(path) if episode.is_scored and episode.actions]
+        for name in CONSISTENCY_FUNCTIONS:
             metrics = CoMAM(consistency=name).assign(CreditInputs(episodes, "action")).metrics
             for agent in AGENTS:
                 found[name][agent].append(metrics[f"agents/{agent}/global_weight"])
@@ -223,7 +223,7 @@ def differences(runs: Mapping[str, Any]) -> list[str]:
         one, two = _of(runs, ground, before), _of(runs, ground, after)
         seeds = sorted(one.keys() & two.keys())
         for name, label in MEASURES.items() if seeds else ():
-            difference = paired(*(_by_conversation(side, seeds, name) for side in (one, two)))
+            difference = compare_ratios(*(_by_conversation(side, seeds, name) for side in (one, two)))
             assert difference is not None
             gains = [_share(two[seed], name) - _share(one[seed], name) for seed in seeds]
             over = [_points(difference.interval), _points(_over_seeds(gains))]
@@ -242,7 +242,7 @@ def _by_conversation(runs: Mapping[str, Any], seeds: Sequence[str], name: str) -
 def weights(runs: Mapping[str, Any]) -> list[str]:
     """A line for each measure of consistency: its weights on the joint runs' episodes."""
     lines = [f"| ground | consistency | {' | '.join(AGENTS)} |", "| --- | --- |" + " ---: |" * len(AGENTS)]
-    for ground, name in product(GROUNDS, CONSISTENCIES):
+    for ground, name in product(GROUNDS, CONSISTENCY_FUNCTIONS):
         joint = _of(runs, ground, "joint").values()
         if joint:
             means = [np.mean([run["measures"][name][agent] for run in joint]) for agent in AGENTS]
@@ -337,7 +337,7 @@ def _share(run: Mapping[str, Any], name: str) -> float:
 
 def _over_seeds(gains: Sequence[float]) -> tuple[float, float] | None:
     """Student's interval of a mean of seeds."""
-    return students(gains) if len(gains) > 2 else None
+    return student_interval(gains) if len(gains) > 2 else None
 
 
 def _points(interval: tuple[float, float] | None) -> str:

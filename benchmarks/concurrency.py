@@ -34,14 +34,14 @@ import numpy as np
 from studies import populations
 
 from marft.agents.game import Attempt
-from marft.agents.rendering import Message
-from marft.cli.commands import quieten
+from marft.agents.renderer import Message
+from marft.cli.handlers import silence_transformers
 from marft.common.types import Action, Episode
 from marft.config import RunSettings
 from marft.config.load import parse_recipe
 from marft.config.plugins import Plugin
-from marft.rollout.rollouts import LocalRollouts
-from marft.trainer.interfaces import Progress, all_actions
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.trainer.interfaces import Progress, flatten_actions
 from marft.trainer.learner import Learner
 
 ACTION, SHORT = 64, 16  # tokens
@@ -92,7 +92,7 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
     )
 
 
-def play(rollouts: LocalRollouts, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
+def play(rollouts: LocalRolloutRunner, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
     """Seconds, and the episodes: one of each of the first tasks."""
     tasks = rollouts.run.environment.tasks("train")[:episodes]  # type: ignore[attr-defined]
     attempts = [Attempt(task, f"train/{stream}", critic_states=True) for task in tasks]
@@ -100,7 +100,7 @@ def play(rollouts: LocalRollouts, episodes: int, stream: str = "0") -> tuple[flo
     played = rollouts.play(attempts)
     seconds = time.perf_counter() - began
     assert len(played) == episodes
-    assert all(episode.scored for episode in played), [episode.error for episode in played]
+    assert all(episode.is_scored for episode in played), [episode.error for episode in played]
     return seconds, played
 
 
@@ -117,7 +117,7 @@ def _branches(lengths: Sequence[tuple[int, int]], repetitions: int) -> Row:
         of = {f"{part}_{n}": length for n in range(count) for part, length in zip("ab", lengths[n], strict=True)}
         return recipe(of, {"organization": "graph", "sees": {f"b_{n}": [f"a_{n}"] for n in range(count)}})
 
-    with LocalRollouts(team(len(lengths))) as whole, LocalRollouts(team(1)) as alone:
+    with LocalRolloutRunner(team(len(lengths))) as whole, LocalRolloutRunner(team(1)) as alone:
         rows = []
         for number in range(-3, repetitions):  # the first ones warm up
             seconds, (episode,) = play(whole, 1, str(number))
@@ -144,14 +144,14 @@ def _spans(actions: Sequence[Action]) -> tuple[float, float, float]:
 def crowd(episodes: int, rows: int) -> Row:
     lengths = dict.fromkeys(ROLES[:CROWD], ACTION)
     run = recipe(lengths, CHAIN, rollout={"max_live_episodes": episodes}, engine={"max_rows": rows})
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         play(rollouts, 8, "warm-up")
         before = machine.footprint()
         with machine.Watch() as watch:
             passes = [play(rollouts, episodes, str(number)) for number in range(2)]
     time.sleep(1)  # threads end by themselves
     seconds, played = min(passes, key=lambda one: one[0])
-    tokens = sum(len(action.tokens) for action in all_actions(played))
+    tokens = sum(len(action.tokens) for action in flatten_actions(played))
     return {
         "episodes": episodes, "rows": rows, "seconds": seconds, "actions_per_second": episodes * CROWD / seconds,
         "tokens_per_second": tokens / seconds, "before": before, "peak": watch.most, "closed": machine.footprint(),
@@ -166,8 +166,10 @@ def population(repetitions: int = 5) -> list[Row]:
         teams = []
         for size in SIZES:
             lengths = dict.fromkeys(ROLES[:size], ACTION)
-            chain = opened.enter_context(LocalRollouts(recipe(lengths, CHAIN, ROLES[:1], **even)))
-            parallel = opened.enter_context(LocalRollouts(recipe(lengths, {"organization": "parallel"}, ROLES, **even)))
+            chain = opened.enter_context(LocalRolloutRunner(recipe(lengths, CHAIN, ROLES[:1], **even)))
+            parallel = opened.enter_context(
+                LocalRolloutRunner(recipe(lengths, {"organization": "parallel"}, ROLES, **even))
+            )
             teams.append((chain, Learner(chain.run, chain.models), parallel))
         for number in range(repetitions + 1):
             seconds.append([_turn(*team, number) for team in teams])
@@ -178,7 +180,9 @@ def population(repetitions: int = 5) -> list[Row]:
     ]
 
 
-def _turn(chain: LocalRollouts, learner: Learner, parallel: LocalRollouts, number: int) -> tuple[float, float, float]:
+def _turn(
+    chain: LocalRolloutRunner, learner: Learner, parallel: LocalRolloutRunner, number: int
+) -> tuple[float, float, float]:
     """Seconds an action: a chain playing, learning, and a parallel team playing."""
     size = len(chain.run.agents)
     seconds, episodes = play(chain, EPISODES, str(number))
@@ -187,7 +191,7 @@ def _turn(chain: LocalRollouts, learner: Learner, parallel: LocalRollouts, numbe
     chain.publish(number + 1)
     learned = time.perf_counter() - began
     at_once, others = play(parallel, AT_ONCE // size, str(number))
-    lengths = {(len(action.prompt), len(action.tokens)) for action in all_actions([*episodes, *others])}
+    lengths = {(len(action.prompt), len(action.tokens)) for action in flatten_actions([*episodes, *others])}
     assert len(lengths) == 1, lengths
     return seconds / (size * EPISODES), learned / (size * EPISODES), at_once / AT_ONCE
 
@@ -196,9 +200,9 @@ def teams(repetitions: int = 5) -> list[Row]:
     """What an episode of the study of populations takes before any training: seconds, tokens read, tokens written."""
     rows = []
     for size in populations.SIZES:
-        with LocalRollouts(populations.team_of(size, ())) as rollouts:
+        with LocalRolloutRunner(populations.team_of(size, ())) as rollouts:
             passes = [play(rollouts, EPISODES, str(number)) for number in range(repetitions + 1)][1:]
-        actions = all_actions([episode for _, episodes in passes for episode in episodes])
+        actions = flatten_actions([episode for _, episodes in passes for episode in episodes])
         episodes = EPISODES * len(passes)
         rows.append(
             {
@@ -266,8 +270,8 @@ def main() -> None:
     parser.add_argument("--case", choices=list(CASES), help="measure one case in this process and print JSON")
     case = parser.parse_args().case
     if case:
-        quieten()
-        endless = patch("marft.models.pool._stop_ids", lambda *_: ())
+        silence_transformers()
+        endless = patch("marft.models.policy_registry._stop_ids", lambda *_: ())
         with nullcontext() if case == "teams" else endless:
             print(json.dumps(CASES[case]()))
         return

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft.evaluation.intervals import mean_interval, students
-from marft.evaluation.paired import influences, paired
-from marft.evaluation.shares import clustered
+from marft.evaluation.intervals import mean_interval, student_interval
+from marft.evaluation.paired_difference import compare_ratios, linearize_difference
+from marft.evaluation.shares import clustered_interval
 from marft.evaluation.trajectories.attempts import pass_at
 from marft.evaluation.trajectories.ratio import Ratio
 
@@ -116,11 +116,11 @@ def found(name: str, draw: np.random.Generator, tasks: int) -> tuple[Interval, f
     if family == "difference":
         parts, truth = DIFFERENCES[kind](draw, tasks)
         sides = [{str(n): Ratio(*row) for n, row in enumerate(parts[:, of].tolist())} for of in ([0, 1], [2, 3])]
-        compared = paired(*sides)
-        return compared.interval if compared else None, truth, influences(parts)
+        compared = compare_ratios(*sides)
+        return compared.interval if compared else None, truth, linearize_difference(parts)
     shares, truth = (averages if kind == "avg@8" else passes)(draw, tasks)
-    share = clustered(shares, ATTEMPTS)
-    return share[1] if share else None, truth, np.array([ratio.amount for ratio in shares])
+    share = clustered_interval(shares, ATTEMPTS)
+    return share[1] if share else None, truth, np.array([ratio.numerator for ratio in shares])
 
 
 def simulated(name: str, tasks: int, seed: int) -> tuple[float, float]:
@@ -129,7 +129,7 @@ def simulated(name: str, tasks: int, seed: int) -> tuple[float, float]:
     for _ in range(TIMES):
         interval, truth, values = found(name, draw, tasks)
         if interval is not None and np.ptp(values) > 0:
-            low, high = students(values)
+            low, high = student_interval(values)
             held.append(interval[0] <= truth <= interval[1])
             widths.append(interval[1] - interval[0])
             plain.append(high - low)

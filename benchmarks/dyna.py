@@ -28,12 +28,12 @@ from matplotlib.figure import Figure
 from pydantic import PrivateAttr
 from recording import save_plot, save_rows, stored_rows
 
-from marft.common.observing import Observer
+from marft.common.callbacks import Callback
 from marft.config import load_recipe
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
-from marft_lab.world_models.counts import Counts
-from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from marft_lab.world_models.counts import CountModel
+from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, WorldModel
 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9
@@ -58,18 +58,18 @@ ARMS = {
 ALONE = ("recipe", "plain", "few")  # the best of them, seed by seed, is what imagined episodes are held to
 
 
-class Corrupted(Counts):
+class Corrupted(CountModel):
     """Counts, but that rewards are turned round and what follows is shuffled, once it has lived so much."""
 
     after: int = 600  # environment steps that it is right of
     _turned: bool = PrivateAttr(default=False)
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        model = super().fit(lived, seed)
-        self._turned |= len(lived) >= self.after
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
+        model = super().fit(transitions, seed)
+        self._turned |= len(transitions) >= self.after
         if not self._turned:
             return model
-        return Wrong(model, sorted({one.outcome.following for one in lived}))
+        return Wrong(model, sorted({one.outcome.next_observation for one in transitions}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class Wrong:
     model: WorldModel
     places: Sequence[str]
 
-    def predict(self, situation: Situation, action: str) -> Prediction:
-        said = self.model.predict(situation, action)
+    def predict(self, history: History, action: str) -> Prediction:
+        said = self.model.predict(history, action)
         return replace(said, outcomes=tuple(map(self._other, said.outcomes)))
 
     def _other(self, outcome: Outcome) -> Outcome:
-        place = self.places[(self.places.index(outcome.following) + 1) % len(self.places)]
-        return replace(outcome, following=place, reward=1.0 - outcome.reward)
+        place = self.places[(self.places.index(outcome.next_observation) + 1) % len(self.places)]
+        return replace(outcome, next_observation=place, reward=1.0 - outcome.reward)
 
 
 def main() -> None:
@@ -136,17 +136,17 @@ def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
     folder = RunFolder.open(path) if begun else RunFolder.create(run)
     observer = UntilThere(folder)
     if not observer.wants_stop() and len(folder.read_metrics()) < run.training.steps:
-        train(run, folder, resume=begun, observer=observer)
+        train(run, folder, resume=begun, callback=observer)
     return folder
 
 
-class UntilThere(Observer):
+class UntilThere(Callback):
     """Stops a run that is there."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._rows = list(folder.read_metrics())
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         self._rows.append(metrics)
 
     def wants_stop(self) -> bool:

@@ -26,11 +26,11 @@ from typing import Any
 
 import machine
 
-from marft.common.observing import Observer
+from marft.common.callbacks import Callback
 from marft.config import RunSettings, load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 VLLM = "{ kind = 'vllm', options = { enforce_eager = true } }"
@@ -51,7 +51,7 @@ def main() -> None:
     folder = RunFolder.create(run)
     killer = Killer(arguments.kills, run.seed)
     began = time.perf_counter()
-    train(run, folder, observer=killer)
+    train(run, folder, callback=killer)
     found = {"kills": killer.done, "seconds": time.perf_counter() - began, **counted(run, folder)}
     (result,) = evaluate_checkpoints(
         run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None
@@ -78,7 +78,7 @@ def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-class Killer(Observer):
+class Killer(Callback):
     """Kills vLLM's process in as many steps as it is told to, spread over the run.
 
     Args:
@@ -90,10 +90,10 @@ class Killer(Observer):
         self._draw = random.Random(seed)
         self._at: set[int] = set()
 
-    def began(self, done: int, steps: int) -> None:  # noqa: ARG002
+    def on_train_start(self, completed_steps: int, steps: int) -> None:  # noqa: ARG002
         self._at = set(self._draw.sample(range(1, steps), self.kills))
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         if step in self._at:
             threading.Timer(self._draw.uniform(0, 5.0), self._kill).start()
 

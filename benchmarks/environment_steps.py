@@ -24,13 +24,13 @@ from typing import Any
 
 import machine
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.common.types import Task
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
 from marft.config.models import ModelSettings
-from marft.models.formats import load_format
-from marft_lab.scripted import ScriptedTeam
+from marft.models.tokenizer_format import load_format
+from marft_lab.scripted_team import ScriptedTeam
 
 WIDE = 1_000_000  # tokens of context: prompts are as long as they are
 
@@ -98,13 +98,13 @@ def measured(recipe: str, episodes: int) -> dict[str, float]:
     form = replace(load_format(ModelSettings(path="tiny-tools")), context=WIDE)
     stretches, by_itself = Stretches(), Stretches()
     with ScriptedTeam(run, environment.script(), dict.fromkeys(run.models, form)) as team:
-        team.watch(lambda inner: Timing(inner, stretches))
+        team.wrap_environment(lambda inner: Timing(inner, stretches))
         gc.collect()
         gc.disable()
         began = time.perf_counter()
         played = list(islice(team.play(tasks, samples=1 + episodes // len(tasks)), episodes))
         seconds, steps, within = time.perf_counter() - began, stretches.steps, sum(stretches.seconds)
-        team.watch(lambda inner: Timing(inner, by_itself))
+        team.wrap_environment(lambda inner: Timing(inner, by_itself))
         for task in tasks[: episodes // 10]:
             list(team.play([task]))
         gc.enable()
@@ -120,7 +120,7 @@ def measured(recipe: str, episodes: int) -> dict[str, float]:
 
 def worlds() -> list[str]:
     """Recipes that ship and go by the name of their environment, whose environment has a script."""
-    named = [name for name in bundled_names() if name in bundled_parts("environments")]
+    named = [name for name in bundled_names() if name in bundled_plugins("environments")]
     found: dict[str, Any] = {name: load_recipe(name).environment for name in named}
     return [name for name, environment in found.items() if environment.script() is not None]
 

@@ -22,9 +22,9 @@ import machine
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
-from marft.evaluation.intervals import mean_interval, wilson
+from marft.evaluation.intervals import mean_interval, wilson_interval
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 POINTS = 5  # checkpoints of a run that are evaluated
@@ -157,7 +157,7 @@ def pooled(runs: Sequence[Mapping[str, Any]], place: int, measure: str) -> tuple
     points = [run["curve"][place] for run in runs]
     if measure == "accuracy":
         solved, tasks = (round(sum(point[name] for point in points)) for name in ("solved", "tasks"))
-        return solved / tasks, wilson(solved, tasks)
+        return solved / tasks, wilson_interval(solved, tasks)
     values = [value for point in points for value in point["rewards"]]
     mean = sum(values) / len(values)
     return mean, mean_interval(values) or (mean, mean)

@@ -23,17 +23,17 @@ from typing import Any
 
 from serving import one_step
 
-from marft.agents.rendering import Message, compose
+from marft.agents.renderer import Message, build_messages
 from marft.common.types import Action, Episode
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, load_policies
-from marft.runs.export.card import lora_rank
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.checkpoints import CheckpointManager, load_policies
+from marft.runs.export.exporter import export_run
 from marft.runs.export.manifest import Export, load_export
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.export.model_card import vllm_lora_rank
+from marft.runs.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 READERS = ("vllm", "llama")
@@ -68,11 +68,11 @@ def main() -> None:
 def greedily(folder: RunFolder, checkpoint: str, tasks: int) -> list[Episode]:
     """What ``marft eval --mode greedy`` plays."""
     run = folder.settings()
-    with LocalRollouts(run) as rollouts:
-        found = Checkpoints(folder, CheckpointSettings()).find(checkpoint)
+    with LocalRolloutRunner(run) as rollouts:
+        found = CheckpointManager(folder, CheckpointSettings()).find(checkpoint)
         load_policies(found, rollouts.models, dict.fromkeys(run.trained_policies))
         rollouts.publish(0)
-        return evaluate(rollouts, checkpoint, "greedy", tasks_of(run.environment, "test")[:tasks])[1]
+        return evaluate(rollouts, checkpoint, "greedy", read_tasks(run.environment, "test")[:tasks])[1]
 
 
 def jobs(
@@ -93,7 +93,7 @@ def jobs(
         job = {
             "model": str(export.path / (one.merged if merged else models[one.model].path)),
             "adapters": adapters,
-            "rank": lora_rank(max(policies[name].rank for name in names)),
+            "rank": vllm_lora_rank(max(policies[name].rank for name in names)),
             "template_options": models[one.model].template_options,
         }
         yield job, [case for case in cases if case["policy"] in names]
@@ -107,7 +107,7 @@ def chats(episode: Episode, run: RunSettings) -> Iterator[dict[str, Any]]:
         seen = [Message(by_id[name].agent, by_id[name].message) for name in action.sees]
         yield {
             "policy": action.policy,
-            "messages": compose(agent.profile, episode.task.prompt, seen),
+            "messages": build_messages(agent.profile, episode.task.prompt, seen),
             "prompt": action.prompt.tolist(),
             "most": agent.sampling.max_new_tokens,
             **_said(action),

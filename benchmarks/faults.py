@@ -30,16 +30,16 @@ from typing import Any
 
 import machine
 
-from marft.common.observing import Observer
+from marft.common.callbacks import Callback
 from marft.config import RunSettings, load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 KINDS = {
     "worker": b"marft.rollout.workers.worker",
-    "engine": b"marft.inference.apart.",
+    "engine": b"marft.inference.subprocess_engine.",
 }  # what is in their command lines
 SUMS = ("workers_lost", "episodes_played_again", "tasks_set_aside", "engine_restarts")
 
@@ -64,7 +64,7 @@ def main() -> None:
     folder = RunFolder.create(run)
     killer = Killer(arguments.kills, run.seed)
     began = time.perf_counter()
-    train(run, folder, observer=killer)
+    train(run, folder, callback=killer)
     found = {"kills": dict(killer.done), "seconds": time.perf_counter() - began, **counted(run, folder)}
     found["sampled"] = accuracy(run, folder, arguments.tasks)
     found["undisturbed"] = list[float]()
@@ -106,8 +106,8 @@ def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
     for file in folder.recorded_steps():
         for episode in read_episodes(file):
             keys[episode.stream, episode.task.id, episode.sample] += 1
-            failed += not episode.scored
-            unplayed += episode.scored and not (episode.actions and episode.transitions)
+            failed += not episode.is_scored
+            unplayed += episode.is_scored and not (episode.actions and episode.transitions)
     rows = folder.read_metrics()
     return {
         "steps": len(rows),
@@ -121,7 +121,7 @@ def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-class Killer(Observer):
+class Killer(Callback):
     """Kills processes of the run, each at a moment of chance in a step of chance.
 
     Args:
@@ -133,11 +133,11 @@ class Killer(Observer):
         self._draw = random.Random(seed)
         self._at = Counter[int]()  # kills by step
 
-    def began(self, done: int, steps: int) -> None:  # noqa: ARG002
+    def on_train_start(self, completed_steps: int, steps: int) -> None:  # noqa: ARG002
         self._at.update(self._draw.choices(range(steps - 1), k=self.kills))  # the last is over when it is told
         self._set_off(0, 1.0)
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
         self._set_off(step, metrics["seconds"])
 
     def _set_off(self, step: int, seconds: float) -> None:

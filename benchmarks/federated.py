@@ -23,16 +23,16 @@ import machine
 from matplotlib.figure import Figure
 from recording import save_plot
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import load_recipe
-from marft.evaluation.intervals import students
-from marft.evaluation.session import Keeping, evaluate_checkpoints
-from marft.runs.folder import RunFolder
-from marft.runs.going_on import resumed_or_started
+from marft.evaluation.intervals import student_interval
+from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+from marft.runs.resume import resolve_start
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.federated.coordinator import federate
-from marft_lab.federated.history import MARK
+from marft_lab.federated.federation_folder import IDENTITY_FILE
 from marft_lab.federated.settings import FederationSettings, parse_federation
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/federated"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS, help="where the table is written")
     given = parser.parse_args()
-    quieten()
+    silence_transformers()
     for seed in given.seeds:
         for arm in given.arms:
             for skew in given.skews if arm != POOLED else [0.0]:
@@ -108,7 +108,7 @@ def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
     own = {"name": name, "output": str(given.output), "seed": seed, "training.steps": given.rounds * given.steps}
     run = load_recipe("demo", changes={**changes_of(given.tasks_per_step), **own})
     folder = RunFolder(given.output / name)
-    resume, _, overwrite = resumed_or_started(folder, None)
+    resume, _, overwrite = resolve_start(folder, None)
     train(run, folder, resume=resume, overwrite=overwrite)
     return [accuracy(folder, given.tasks)]
 
@@ -116,7 +116,7 @@ def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
 def federated(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> list[float]:
     """Four sites."""
     settings, folder = federation(given, name, arm, skew, seed), given.output / name
-    federate(settings, folder, resume=(folder / MARK).is_file())
+    federate(settings, folder, resume=(folder / IDENTITY_FILE).is_file())
     sites = SITES if ARMS[arm]["name"] != "average" else SITES[:1]  # after an average all have the same team
     return [accuracy(RunFolder(folder / "sites" / site / "run"), given.tasks) for site in sites]
 
@@ -137,7 +137,7 @@ def accuracy(folder: RunFolder, tasks: int) -> float:
     """The share of held-out tasks that a run's newest team solves, sampled."""
     (found,) = evaluate_checkpoints(
         folder.settings(), folder, ("last",), ("sampled",), tasks, False, lambda _=None: None,
-        keeping=Keeping(folder.evaluations),
+        storage=StorageOptions(folder.evaluations),
     )  # fmt: skip
     assert found.accuracy is not None
     return found.accuracy
@@ -182,7 +182,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         points = [100 * (row["accuracy"] - whole[row["seed"]]) for row in mine]
         over = ""
         if len(points) > 2:
-            low, high = students(points)
+            low, high = student_interval(points)
             over = f"{low:+.1f} to {high:+.1f}"
         worst = 100 * min(min(row["accuracies"]) for row in mine)
         lines.append(f"| {arm} | {skew:g} | {len(mine)} | {fmean(points):+.1f} | {over} | {worst:.1f} % |")

@@ -14,29 +14,29 @@ import numpy as np
 
 from marft.agents.agents import Agent, Agents, Request
 from marft.agents.environment import Split
+from marft.agents.episodic_organization import open_organization
 from marft.agents.game import Attempt
-from marft.agents.organizing import open_for
-from marft.agents.rendering import Message, compose
+from marft.agents.renderer import Message, build_messages
 from marft.agents.team import Organization
 from marft.common.seeds import derive_seed
 from marft.common.types import (
     Action,
+    AgentProfile,
     Choice,
     Episode,
     JointAction,
     Observation,
-    Profile,
     Step,
     Task,
     Transition,
 )
 from marft.config.load import parse_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.run import RunSettings
-from marft.envs.scripts import Cue, Script
-from marft_lab.flows.growing import TOLD
-from marft_lab.flows.improving import Failure
+from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
+from marft_lab.flows.growth import INSTRUCTION_PREFIX
 from marft_lab.flows.network import Node
+from marft_lab.flows.rewording import Failure
 
 EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
 NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
@@ -169,29 +169,29 @@ def say(step: str, told: str, random: Random) -> str:
     return f"{text} {SLIP}" if step in ADVICE and random.random() < often else text
 
 
-def by_habit(cue: Cue) -> str:
+def by_habit(cue: PolicyInput) -> str:
     """A team with a router that follows the habit of the task."""
     steps = habit(cue.task)
-    place = cue.shown.count("Message from")
+    place = cue.last_message.count("Message from")
     if cue.role == "router":
         return SEAT_OF[steps[place]] if place < len(steps) else "stop"
     return say(steps[place], "", cue.random)
 
 
-def by_node(cue: Cue) -> str:
+def by_node(cue: PolicyInput) -> str:
     """A team that does what its nodes are told."""
-    told = cue.shown.partition(TOLD)[2].partition("Message from")[0]
+    told = cue.last_message.partition(INSTRUCTION_PREFIX)[2].partition("Message from")[0]
     return say(step_of(told), told, cue.random)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Plays a team by a script, as :class:`marft_lab.scripted.ScriptedTeam` does but on no threads and without tokens:
-    the organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
+    """Plays a team by a script, as :class:`marft_lab.scripted_team.ScriptedTeam` does but on no threads and without
+    tokens: the organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
 
     run: RunSettings
     environment: Workshop
-    script: Script
+    script: ScriptedPolicy
     roles: tuple[str, ...]
 
     def __call__(self, organization: Organization, attempts: Sequence[Attempt]) -> list[Episode]:
@@ -199,7 +199,7 @@ class Bench:
 
     def _episode(self, organization: Organization, attempt: Attempt) -> Episode:
         names = attempt.stream, attempt.task.id, attempt.sample
-        own = open_for(organization, attempt.task, derive_seed(self.run.seed, "organization", *names))
+        own = open_organization(organization, attempt.task, derive_seed(self.run.seed, "organization", *names))
         session = self.environment.start(attempt.task, derive_seed(self.run.seed, "session", *names))
         actions = list[Action]()
 
@@ -207,9 +207,9 @@ class Bench:
             call = sum(action.agent == agent.role for action in actions)
             key = attempt.key(0, agent.role, call)
             seen = [Message(one.key.agent, one.text) for one in request.sees if isinstance(one, Action)]
-            chat = compose(agent.profile, request.observation.seen_by(agent.role), seen)
+            chat = build_messages(agent.profile, request.observation.for_role(agent.role), seen)
             random = Random(derive_seed(self.run.seed, *map(str, key)))
-            text = str(self.script(Cue(attempt.task, agent.role, 0, chat, random, request.options)))
+            text = str(self.script(PolicyInput(attempt.task, agent.role, 0, chat, random, request.options)))
             chosen = Choice((), 0, NO_LOG_PROBS) if request.options else None
             actions.append(
                 Action(
@@ -221,7 +221,7 @@ class Bench:
 
         async def acted() -> Step:
             await session.reset()
-            agents = Agents([Agent(Profile(role), "worker") for role in self.roles], ask)
+            agents = Agents([Agent(AgentProfile(role), "worker") for role in self.roles], ask)
             joint = await own.act(Observation(attempt.task.prompt), agents)
             return await session.step(JointAction(joint.answer, tuple(actions)))
 
@@ -252,7 +252,9 @@ class PlantedCritic:
     def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
         self.asked += 1
         random = Random(derive_seed(self.seed, "critic", node.name, self.asked))
-        slipped = [step_of(text) for one in failures for name, text in one.said if name == node.name and SLIP in text]
+        slipped = [
+            step_of(text) for one in failures for name, text in one.messages if name == node.name and SLIP in text
+        ]
         if not slipped:
             return ""
         advice = ADVICE[slipped[0]] if random.random() < self.skill else random.choice([*ADVICE.values(), HURRY])

@@ -28,19 +28,19 @@ from recording import STUDENT, save_plot, save_rows
 
 from marft.agents.game import Attempt
 from marft.common import atomic
-from marft_lab.flows.board import Board
-from marft_lab.flows.choosing import context_of
-from marft_lab.flows.drawing import picture
-from marft_lab.flows.growing import Growth, grown
-from marft_lab.flows.improving import Improving, reworded
-from marft_lab.flows.learning import Learning, edges_learned
+from marft_lab.flows.edge_policy import match_context
+from marft_lab.flows.evaluator import FlowEvaluator
+from marft_lab.flows.growth import GrowthOptions, grow_network
 from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
-from marft_lab.flows.skipping import skipped
+from marft_lab.flows.path_learning import PathLearningOptions, learn_paths
+from marft_lab.flows.plots import plot_network
+from marft_lab.flows.rewording import RewordingOptions, reword_nodes
+from marft_lab.flows.skipping import skip_nodes
 
 CASES = ("grown", "edges", "text", "both", "skipped")
-GROWTH = Growth(threshold=0.4, apart=frozenset({"router"}))
-LEARNING = Learning(steps=30, batch=128, rate=6.0)
-IMPROVING = Improving(rounds=5, patience=4)
+GROWTH = GrowthOptions(threshold=0.4, excluded_roles=frozenset({"router"}))
+LEARNING = PathLearningOptions(steps=30, batch=128, rate=6.0)
+IMPROVING = RewordingOptions(rounds=5, patience=4)
 TOLERANCE = 0.01
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [row for seed in range(arguments.seeds) for row in measured(seed, arguments.output)]
     save_rows(arguments.results, "flows", rows, table(rows))
-    save_plot(arguments.results, "flows", picture(read_network(arguments.output / "skipped-0.json")))
+    save_plot(arguments.results, "flows", plot_network(read_network(arguments.output / "skipped-0.json")))
 
 
 def measured(seed: int, output: Path) -> list[Row]:
@@ -86,29 +86,30 @@ def rows_of(seed: int, output: Path) -> list[Row]:
     assert isinstance(world, Workshop)
     by_habit = Bench(run, world, flow_world.by_habit, ("router", *SEATS))
     train = world.tasks("train")
-    network = grown(by_habit(run.team, [Attempt(task, "train/0") for task in train]), GROWTH)  # type: ignore[arg-type]
+    network = grow_network(by_habit(run.team, [Attempt(task, "train/0") for task in train]), GROWTH)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "network.json"
         write_network(file, network)
         run = recipe(seed, {"organization": "flow", "network": str(file)}, router=False)
     play = Bench(run, world, flow_world.by_node, tuple(SEATS))
-    board = Board(run.team, play, train, world.tasks("validation"), seed)  # type: ignore[arg-type]
+    board = FlowEvaluator(run.team, play, train, world.tasks("validation"), seed)  # type: ignore[arg-type]
     test = world.tasks("test")
-    found = {"grown": network, "edges": edges_learned(board, network, LEARNING)}
-    found["text"] = reworded(board, network, PlantedCritic(seed), IMPROVING)
-    found["both"] = reworded(board, found["edges"], PlantedCritic(seed), IMPROVING)
-    found["skipped"] = skipped(board, found["both"], TOLERANCE)
+    found = {"grown": network, "edges": learn_paths(board, network, LEARNING)}
+    found["text"] = reword_nodes(board, network, PlantedCritic(seed), IMPROVING)
+    found["both"] = reword_nodes(board, found["edges"], PlantedCritic(seed), IMPROVING)
+    found["skipped"] = skip_nodes(board, found["both"], TOLERANCE)
     for case, one in found.items():
         write_network(output / f"{case}-{seed}.json", one)
     return [{"case": case, "seed": seed, **figures(board, found[case], test)} for case in CASES]
 
 
-def figures(board: Board, network: FlowNetwork, test: Sequence[Any]) -> dict[str, object]:
+def figures(board: FlowEvaluator, network: FlowNetwork, test: Sequence[Any]) -> dict[str, object]:
     """What a network does on test tasks, and what came of its critic's proposals."""
-    solved = board.outcomes(network, test)
+    solved = board.task_outcomes(network, test)
     named = {node.name: step_of(node.example) for node in network.nodes}
     paths = {
-        task.id: [named[name] for name in board.acting(network, context_of(network, task.prompt))] for task in test
+        task.id: [named[name] for name in board.active_nodes(network, match_context(network, task.prompt))]
+        for task in test
     }
     kinds = {task.id: task.data["kind"] for task in test}
     mixes = {mix: [task.id for task in test if task.data["mix"] == number] for number, mix in enumerate(MIXES)}

@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
 
 from marft.config import RunSettings, load_recipe
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -22,11 +22,11 @@ import machine
 from environments import World, sampled, trained
 
 from marft.config import load_recipe
-from marft.evaluation.paired import paired
+from marft.evaluation.paired_difference import compare_ratios
 from marft.evaluation.session import evaluate_checkpoints
-from marft.evaluation.shares import clustered, passes
+from marft.evaluation.shares import clustered_interval, compute_pass_ratios
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 
 ARMS = {"team": "a searcher and an answerer", "alone": "one agent that does both"}
 ATTEMPTS = 4
@@ -93,7 +93,8 @@ def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
 def by_question(outcomes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Ratio]]:
     """By question, its accuracy, pass@4 and pass^4 over several runs together: runs are asked the same questions."""
     of_runs = [
-        passes({task: (ATTEMPTS, round(share * ATTEMPTS)) for task, share in of.items()}, ATTEMPTS) for of in outcomes
+        compute_pass_ratios({task: (ATTEMPTS, round(share * ATTEMPTS)) for task, share in of.items()}, ATTEMPTS)
+        for of in outcomes
     ]
     names = (f"avg@{ATTEMPTS}", *NAMES[1:])
     return {task: {name: Ratio.total(of[task][name] for of in of_runs) for name in names} for task in of_runs[0]}
@@ -104,7 +105,7 @@ def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
     questions = by_question(outcomes)
     cells = []
     for name in next(iter(questions.values())):
-        share = clustered([of[name] for of in questions.values()], ATTEMPTS * len(outcomes))
+        share = clustered_interval([of[name] for of in questions.values()], ATTEMPTS * len(outcomes))
         assert share, "every question is attempted"
         value, (low, high) = share
         cells.append(f"{value:.1%} ({low:.1%} to {high:.1%})")
@@ -139,7 +140,9 @@ def differences(team: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str
     lines = ["| one agent − the team, trained | points | 95 % |", "| --- | ---: | --- |"]
     before, after = by_question(team), by_question(alone)
     for name, label in zip(next(iter(before.values())), NAMES, strict=True):
-        found = paired({task: of[name] for task, of in before.items()}, {task: of[name] for task, of in after.items()})
+        found = compare_ratios(
+            {task: of[name] for task, of in before.items()}, {task: of[name] for task, of in after.items()}
+        )
         assert found, "both were asked"
         assert found.interval, "questions differ"
         low, high = found.interval

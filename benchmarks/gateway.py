@@ -28,22 +28,22 @@ from marft.agents.rollout import play_all
 from marft.agents.team import Organization, Team
 from marft.common.types import (
     ActionKey,
+    AgentProfile,
     Choice,
     Completion,
     JointAction,
     Observation,
-    Profile,
     Prompt,
-    Sampling,
+    SamplingParams,
     Step,
     Task,
-    Versions,
+    VersionRange,
 )
-from marft.config.given import Given
 from marft.config.models import ModelSettings
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
+from marft.config.python_objects import ObjectPlaceholder
 from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.models.formats import load_tokenizer
+from marft.models.tokenizer_format import load_tokenizer
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.program import Program
 
@@ -54,10 +54,10 @@ class AtOnce:
     def __init__(self, tokens: Sequence[int], text: str) -> None:
         self.tokens, self.text = np.array(tokens, np.int32), text
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:  # noqa: ARG002
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:  # noqa: ARG002
         return Completion(self.tokens, np.full(len(self.tokens), -1.0, np.float32), self.text, "stop")
 
-    async def choose(self, *_: object, **__: object) -> tuple[Choice, Versions]:
+    async def choose(self, *_: object, **__: object) -> tuple[Choice, VersionRange]:
         raise AssertionError("the programs of this benchmark choose nothing")
 
     @contextmanager
@@ -113,7 +113,7 @@ def program(requests: int) -> Program:
             assert answer.status == 200, answer.status
         connection.close()
 
-    return Program(call=Given(solve))
+    return Program(call=ObjectPlaceholder(solve))
 
 
 def seconds(organization: Organization, episodes: int) -> float:
@@ -121,7 +121,7 @@ def seconds(organization: Organization, episodes: int) -> float:
     tokenizer = load_tokenizer(ModelSettings(path="tiny"))
     assert isinstance(tokenizer.eos_token_id, int)
     ids = tokenizer.encode("The answer is 41.", add_special_tokens=False)
-    agent = Agent(Profile("solver", "You are the solver. Work it out.", answers=True), "solver")
+    agent = Agent(AgentProfile("solver", "You are the solver. Work it out.", answers=True), "solver")
     game = Game(
         Sums(), Team((agent,), organization), AtOnce([*ids, tokenizer.eos_token_id], "The answer is 41."),
         ChatRenderer({"solver": ChatFormat(tokenizer, 1024, {}, (tokenizer.eos_token_id,))}), LoopThreadPool(),

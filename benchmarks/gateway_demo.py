@@ -23,8 +23,8 @@ import machine
 
 from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.checkpoints import Checkpoints
-from marft.runs.folder import RunFolder
+from marft.runs.checkpoints import CheckpointManager
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -89,7 +89,7 @@ def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
 
 def differences(one: RunFolder, other: RunFolder) -> dict[str, int]:
     """In how many files of weights, and in how many steps' metrics, a run is not another."""
-    last = [Checkpoints(folder, folder.settings().checkpoints).find("last") for folder in (one, other)]
+    last = [CheckpointManager(folder, folder.settings().checkpoints).find("last") for folder in (one, other)]
     files = sum((last[0] / name).read_bytes() != (last[1] / name).read_bytes() for name in WEIGHTS)
     rows = [list(timeless(folder)) for folder in (one, other)]
     return {"files": files, "steps": sum(a != b for a, b in zip(*rows, strict=True)), "of": len(rows[0])}

@@ -25,9 +25,9 @@ from typing import Any
 import machine
 import torch
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.config import load_recipe
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def tested(device: str) -> tuple[int, list[str]]:
 
 def demo(device: str, dtype: str, steps: int) -> dict[str, float]:
     """The last of some steps of the demo, and the most memory that the device gave."""
-    quieten()
+    silence_transformers()
     with tempfile.TemporaryDirectory() as output:
         words = {
             "device": device, "models.base.dtype": dtype, "training.steps": str(steps), "output": output,

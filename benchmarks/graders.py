@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import machine
 
-from marft.agents.answers import answer_in
+from marft.agents.answers import reference_answer
 from marft.common import atomic
 from marft.rewards.grader import Grader, GradingError
-from marft.rewards.math_forms import is_interval
+from marft.rewards.math_notation import is_interval
 
 FORMS = (r"So we get \boxed{%s}.", "$%s$", "The answer is %s")
 TIMEOUT = 5.0  # seconds for one answer
@@ -67,7 +67,7 @@ def main() -> None:
 def golds(file: Path) -> list[str]:
     """The right answers of a file of problems, in its order; problems without one have none."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-    return [gold for row in rows if (gold := answer_in(str(row["answer"])))]
+    return [gold for row in rows if (gold := reference_answer(str(row["answer"])))]
 
 
 def accepted(grader: Grader, files: Mapping[str, Sequence[str]]) -> list[str]:

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from recording import Row, parser_of, save_rows, stored_rows
 
-from marft.cli.commands import quieten
-from marft.cli.evaluating import Asked, evaluate
+from marft.cli.evaluation import EvaluationOptions, evaluate
+from marft.cli.handlers import silence_transformers
 from marft.config import load_recipe, to_toml
-from marft.evaluation.guards.history import RETURNED
-from marft.evaluation.guards.watch import GUARDS, sentences
-from marft.rollout.rollouts import open_rollouts
-from marft.runs.checkpoints import Checkpoints, read_record, restore
-from marft.runs.folder import RunFolder
-from marft.runs.log import Mark
+from marft.evaluation.guards.history import ROLLBACK_KEY
+from marft.evaluation.guards.monitor import GUARDS, replay_messages
+from marft.rollout.local_runner import open_rollouts
+from marft.runs.checkpoints import CheckpointManager, read_record, restore
+from marft.runs.metrics_log import LogDigest
+from marft.runs.run_folder import RunFolder
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--name", default="guards", help="of the results")
     given = parser.parse_args()
-    quieten()
+    silence_transformers()
     only, output = given.only.split(","), given.output / given.name
     rows = []
     for study in (study for study in STUDIES if study in only):
@@ -113,8 +113,8 @@ def trained(study: str, seed: int, steps: int, output: Path) -> Row:
         "steps": len(metrics),
         "accuracy": float(np.mean([step["accuracy"] for step in metrics[-run.guards.window :]])),
         "raised": first,
-        "returns": [[step["step"], step[RETURNED]] for step in metrics if RETURNED in step],
-        "said": sentences(run.guards, metrics),
+        "returns": [[step["step"], step[ROLLBACK_KEY]] for step in metrics if ROLLBACK_KEY in step],
+        "said": replay_messages(run.guards, metrics),
         "wall_seconds": sum(step["seconds"] for step in metrics),
     }
 
@@ -129,15 +129,17 @@ def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
     run = load_recipe(RunFolder(clean).config, changes={"name": noisy.name})
     with open_rollouts(run) as rollouts:
         learner = Learner(run, rollouts.models)
-        checkpoints = Checkpoints(RunFolder(clean), run.checkpoints)
+        checkpoints = CheckpointManager(RunFolder(clean), run.checkpoints)
         state = restore(read_record(checkpoints.find("last")), rollouts.models, learner)
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in learner.optimizers[agent].parameters.values():
                 parameter.copy_(torch.randn_like(parameter) * parameter.std())
-        Checkpoints(RunFolder.create(run), run.checkpoints).save(state, run, rollouts.models, learner, Mark.of(b""))
+        CheckpointManager(RunFolder.create(run), run.checkpoints).save(
+            state, run, rollouts.models, learner, LogDigest.from_content(b"")
+        )
     for folder in (clean, noisy):
-        evaluate([folder], [], Asked(["last"], mode="sampled", tasks=tasks))
+        evaluate([folder], [], EvaluationOptions(["last"], mode="sampled", tasks=tasks))
     command = [sys.executable, "-m", "marft", "compare", str(clean), str(noisy)]
     command += [word for gate in GATES for word in ("--fail-if", gate)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

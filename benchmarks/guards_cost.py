@@ -20,19 +20,19 @@ from typing import Any
 
 import machine
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config.load import load_recipe
 from marft.evaluation import metrics
-from marft.evaluation.guards.watch import Watch
-from marft.runs.folder import RunFolder
+from marft.evaluation.guards.monitor import GuardMonitor
+from marft.runs.run_folder import RunFolder
+from marft.trainer.diagnostics import Diagnostics
 from marft.trainer.loop import train
-from marft.trainer.probing import Probes
 
 PARTS = {  # by what they are called: where a run finds them
-    "metrics of texts": (metrics, "writing_metrics"),
-    "probes of agents": (Probes, "measure"),
-    "looks at all metrics": (Watch, "look"),
+    "metrics of texts": (metrics, "compute_text_metrics"),
+    "probes of agents": (Diagnostics, "measure"),
+    "looks at all metrics": (GuardMonitor, "check"),
 }
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
-    quieten()
+    silence_transformers()
     atomic.write_file(arguments.results / "guards_cost.md", page(*measure(arguments.steps), arguments.steps))
 
 

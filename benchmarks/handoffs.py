@@ -34,12 +34,12 @@ from calculator import MALFORMED, MISCOPIED, QUESTION, TEMPLATE, TOOL, multiply
 from transformers import PreTrainedTokenizerBase
 
 from marft.config.models import ModelSettings
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 from marft.models.backbone import Backbone
-from marft.models.formats import load_tokenizer
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
+from marft.models.loader import load_backbone
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
+from marft.models.tokenizer_format import load_tokenizer
 
 TRIAGE = "You are the triage agent. Hand the problem over to the calculator."
 CALCULATOR = r"You are the calculator. Work out the product and put it in \boxed{}."
@@ -86,7 +86,7 @@ class Demonstrations:
     def _numbers(self) -> tuple[int, int]:
         while True:
             a, b = self.random.randint(100, 999), self.random.randint(100, 999)
-            if split_of(QUESTION.format(a, b)) == "train":
+            if assign_split(QUESTION.format(a, b)) == "train":
                 return a, b
 
     def _works(self) -> bool:
@@ -143,11 +143,11 @@ def loss_of(
         reply = tokenizer.encode(one.reply, add_special_tokens=False)
         rows.append(np.array([*ids, *reply, tokenizer.eos_token_id], np.int32))
         asked.append(len(ids))
-    packed = PackedRows.of(rows, [None] * len(rows), backbone.device)
+    packed = PackedRows.from_rows(rows, [None] * len(rows), backbone.device)
     said = [np.arange(len(row)) >= length for row, length in zip(rows, asked, strict=True)]
     targets = torch.from_numpy(np.flatnonzero(np.concatenate(said)))
     hidden = backbone.hidden_states(packed)[targets - 1]
-    return -token_scores(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+    return -score_tokens(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
 
 
 def make(output: Path) -> None:

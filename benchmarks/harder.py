@@ -20,7 +20,7 @@ from environments import WORLDS, trained
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
-from marft.evaluation.intervals import wilson
+from marft.evaluation.intervals import wilson_interval
 from marft.evaluation.session import evaluate_checkpoints
 
 LEVELS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -99,7 +99,7 @@ def _shown(solved: int, tasks: int) -> str:
     >>> _shown(50, 100)
     '50 % (40 to 60)'
     """
-    low, high = wilson(solved, tasks)
+    low, high = wilson_interval(solved, tasks)
     return f"{100 * solved / tasks:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 

@@ -29,7 +29,7 @@ from marft.config import RunSettings, load_recipe
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.single_turn import SingleTurn
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 STEPS, EVERY = 24, 6

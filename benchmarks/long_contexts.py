@@ -28,16 +28,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from marft.agents.live import Spelling
-from marft.common.marks import Mark
-from marft.common.types import Action, ActionKey, Sample, Sampling
+from marft.agents.streaming import Detokenizer
+from marft.common.token_data import TokenSource
+from marft.common.types import Action, ActionKey, Sample, SamplingParams
 from marft.config.models import ModelSettings
 from marft.inference.decoding import Row, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.loading import load_backbone
-from marft.models.memory import keep_freed_memory
-from marft.trainer.batching import Denominators, Packing
-from marft.trainer.scoring import score
+from marft.models.loader import load_backbone
+from marft.models.memory_allocator import keep_freed_memory
+from marft.trainer.batching import BatchCounts, Packing
+from marft.trainer.scoring import score_batch
 
 ATTEMPTS, ACTION, NEXT = 4, 1024, 64
 PROMPTS = (512, 4096, 16_384)
@@ -81,12 +81,14 @@ def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
     """Two turns of every attempt."""
     ids, _ = texts(prompt)
     random = np.random.default_rng(1)
-    batch = RunningBatch(backbone, (), lambda: Spelling(lambda _: ""), 2**30 if shared else 0)
+    batch = RunningBatch(backbone, (), lambda: Detokenizer(lambda _: ""), 2**30 if shared else 0)
     seconds = {}
 
     def read(name: str, prompts: list[np.ndarray], tokens: int) -> list[np.ndarray]:
         uniforms = random.random((ATTEMPTS, tokens), np.float32)
-        rows = [Row("policy", p, Sampling(max_new_tokens=tokens), u) for p, u in zip(prompts, uniforms, strict=True)]
+        rows = [
+            Row("policy", p, SamplingParams(max_new_tokens=tokens), u) for p, u in zip(prompts, uniforms, strict=True)
+        ]
         began = time.perf_counter()
         done = batch.admit(rows)
         seconds[name] = time.perf_counter() - began
@@ -98,7 +100,7 @@ def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
     said = read("first turn", [ids] * ATTEMPTS, ACTION)
     read("next turn", [np.concatenate([one, random.integers(3, VOCABULARY, NEXT).astype(np.int32)]) for one in said], 1)
     tokens = batch.prefill.tokens
-    return {**seconds, "asked": tokens.asked, "computed": tokens.computed}
+    return {**seconds, "asked": tokens.requested, "computed": tokens.computed}
 
 
 def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
@@ -108,7 +110,7 @@ def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
         Sample(
             Action(
                 key=ActionKey("train/0", "t", number, 0, "agent", 0), policy="policy", index=0, sees=(), prompt=ids,
-                tokens=tokens, marks=np.full(ACTION, Mark.SAMPLED, np.uint8),
+                tokens=tokens, marks=np.full(ACTION, TokenSource.SAMPLED, np.uint8),
                 log_probs=np.zeros(ACTION, np.float32), text="", finish="length", message_tokens=(),
             ),
             1.0, np.ones(1),
@@ -120,9 +122,9 @@ def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
         constant_length=1, teammate_text=False, share=shared,
     )  # fmt: skip
     began, computed = time.perf_counter(), 0
-    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
+    for batch in packing.micro_batches(samples, BatchCounts.from_samples(samples, pooled=False)):
         computed += len(batch.rows.ids)
-        score(batch).log_probs.sum().backward()
+        score_batch(batch).log_probs.sum().backward()
     return {
         "seconds": time.perf_counter() - began,
         "asked": ATTEMPTS * (prompt + ACTION - 1),

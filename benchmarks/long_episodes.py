@@ -24,9 +24,9 @@ from marft.agents.environment import Split
 from marft.agents.game import Attempt
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.settings import Count
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 
 LENGTHS = (1, 2, 4, 8, 16)
 TASKS, SAMPLES = 8, 4
@@ -81,7 +81,7 @@ def recipe(steps: int, reuse: bool) -> dict[str, Any]:
 
 def measured(steps: int, reuse: bool) -> dict[str, float]:
     """All episodes of one length, in this process."""
-    with LocalRollouts(parse_recipe(recipe(steps, reuse))) as rollouts:
+    with LocalRolloutRunner(parse_recipe(recipe(steps, reuse))) as rollouts:
         tasks: Any = rollouts.run.environment
         attempts = [Attempt(task, "play", sample) for task in tasks.tasks("train") for sample in range(SAMPLES)]
         before = machine.footprint()["memory_mb"]

@@ -22,10 +22,10 @@ import machine
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.config import RunSettings, load_recipe
 from marft.models.paths import resolve_path
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 GIB = 2**30
@@ -100,7 +100,7 @@ def main() -> None:
 
 def measured(run: RunSettings) -> dict[str, Any]:
     """Train the run, from wherever it stands → what each step took, and the most memory."""
-    quieten()
+    silence_transformers()
     folder = RunFolder(Path(run.output) / run.name)
     train(run, folder, resume=folder.has_progress())
     on_gpu = torch.cuda.is_available() and run.device != "cpu"

@@ -33,15 +33,15 @@ from memory_readers import Asked, capability
 
 from marft.agents.memories.costs import Cost
 from marft.agents.memories.interface import Entry
-from marft.agents.memories.store import Store, open_store
-from marft.common.registry import bundled_parts
+from marft.agents.memories.store import MemoryStore, open_store
+from marft.common.registry import bundled_plugins
 from marft.common.types import Task
 from marft.config.plugins import find_plugin
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.memory.conversations import Chunk, Question
 from marft_envs.memory.environment import Memory
-from marft_envs.memory.grading import graded, holds
-from marft_envs.memory.script import Rememberer, understood
+from marft_envs.memory.grading import contains_fact, grade_answer
+from marft_envs.memory.script import MemoryScript, parse_fact
 
 BUDGETS = (16, 48, 160)  # tokens of a read
 CONSTRUCTIONS = ("eager", "batched", "lazy")
@@ -77,9 +77,10 @@ def conversations(count: int) -> list[Conversation]:
         "style": "plain", "people": PEOPLE, "days": DAYS, "facts": FACTS, "talk": TALK, "questions": QUESTIONS
     }  # fmt: skip
     world = Memory(**keys)
-    drawn = [world.draw(Random(number)).data for number in range(count)]
+    drawn = [world.generate_task(Random(number)).data for number in range(count)]
     return [
-        Conversation(tuple(map(Chunk.of, data["chunks"])), tuple(map(Question.of, data["questions"]))) for data in drawn
+        Conversation(tuple(map(Chunk.from_dict, data["chunks"])), tuple(map(Question.from_dict, data["questions"])))
+        for data in drawn
     ]
 
 
@@ -87,49 +88,51 @@ def entries(chunk: Chunk) -> list[Entry]:
     """The lines of a piece, each with the key of what it is about, where it says something."""
     found = []
     for line in chunk.lines:
-        fact = understood(line, chunk.date, "plain")
+        fact = parse_fact(line, chunk.date, "plain")
         kind: Any = "experiential" if fact and fact.relation == "event" else "factual"
         key = " ".join(filter(None, (fact.person, fact.relation, fact.detail))) if fact else ""
         found.append(Entry(fact.note if fact else line, key, kind))
     return found
 
 
-async def write(name: str, store: Store, chunk: Chunk) -> None:
+async def write(name: str, store: MemoryStore, chunk: Chunk) -> None:
     """A piece, by whoever writes."""
     if name != "learned":
         await store.write(entries(chunk))
         return
     notes = (await store.read("", HUGE)).text
     shown = f"{chunk.text}\n\nNotes (0 of 0):\n{notes}"
-    cue = Cue(Task("", ""), "writer", 0, [{"role": "user", "content": shown}], Random(0))
-    await store.write([Entry(Rememberer(1.0, "plain")(cue))])
+    cue = PolicyInput(Task("", ""), "writer", 0, [{"role": "user", "content": shown}], Random(0))
+    await store.write([Entry(MemoryScript(1.0, "plain")(cue))])
 
 
 def answer(question: str, texts: Sequence[str]) -> str:
     """What a flawless reader says."""
     shown = "\n".join((*(texts or ("(nothing)",)), "", f"Question: {question}"))
-    return Rememberer(1.0, "plain")(Cue(Task("", ""), "answerer", 0, [{"role": "user", "content": shown}], Random(0)))
+    return MemoryScript(1.0, "plain")(
+        PolicyInput(Task("", ""), "answerer", 0, [{"role": "user", "content": shown}], Random(0))
+    )
 
 
-async def play(name: str, store: Store, conversation: Conversation, budget: int, outcome: Outcome) -> None:
+async def play(name: str, store: MemoryStore, conversation: Conversation, budget: int, outcome: Outcome) -> None:
     """One conversation through one memory."""
     values: dict[tuple[str, str], str] = {}
     for chunk in conversation.chunks:
         await write(name, store, chunk)
         for line in chunk.lines:
-            fact = understood(line, chunk.date, "plain")
+            fact = parse_fact(line, chunk.date, "plain")
             if fact is None or fact.relation not in ("city", "job", "food"):
                 continue
             old = values.get((fact.person, fact.relation))
             values[fact.person, fact.relation] = fact.value
             if old is not None and old != fact.value:
                 text = (await store.read(fact.question("plain"), budget)).texts
-                said = [any(holds(one, (fact.person, value)) for one in text) for value in (fact.value, old)]
+                said = [any(contains_fact(one, (fact.person, value)) for one in text) for value in (fact.value, old)]
                 outcome.fresh.append(said == [True, False])
     for question in conversation.questions:
         texts = (await store.read(question.text, budget)).texts
-        held = all(any(holds(text, words) for text in texts) for words in question.needs)
-        outcome.right.append(graded(question, answer(question.text, texts), "exact") == 1.0)
+        held = all(any(contains_fact(text, words) for text in texts) for words in question.needs)
+        outcome.right.append(grade_answer(question, answer(question.text, texts), "exact") == 1.0)
         if question.needs:
             outcome.held.append(held)
             outcome.asked.append(Asked(texts, question, held))
@@ -165,12 +168,12 @@ def row_of(name: str, budget: int, construction: str, some: Sequence[Conversatio
     }, one  # fmt: skip
 
 
-async def _filled(name: str) -> list[Store]:
+async def _filled(name: str) -> list[MemoryStore]:
     made: Any = find_plugin("memories", name)
     part = made(capacity=CAPACITY)
     stores = [open_store(part) for _ in range(AT_ONCE)]
 
-    async def fill(number: int, store: Store) -> None:
+    async def fill(number: int, store: MemoryStore) -> None:
         for start in range(0, ENTRIES, TOGETHER):
             people = range(start, start + TOGETHER)
             await store.write([Entry(f"Person {n} of {number} lives at number {n}.", f"person {n}") for n in people])
@@ -250,7 +253,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--readers", nargs="*", default=[], help="models: names or folders")
     parser.add_argument("--read", type=int, default=20, help="conversations that models read")
-    parser.add_argument("--at-once", choices=sorted(bundled_parts("memories")), help="this alone, printed as JSON")
+    parser.add_argument("--at-once", choices=sorted(bundled_plugins("memories")), help="this alone, printed as JSON")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     if arguments.at_once:

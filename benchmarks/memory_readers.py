@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marft.models.paths import resolve_path
 from marft_envs.memory.conversations import Question
-from marft_envs.memory.grading import graded
+from marft_envs.memory.grading import grade_answer
 
 TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as the recipe memory has it
 NEW_TOKENS = 8
@@ -72,7 +72,7 @@ def capability(path: str, asked: Mapping[tuple[str, int], Sequence[Asked]]) -> d
     for (system, budget), some in asked.items():
         held = [one for one in some if one.held]
         right = sum(
-            graded(one.question, reader.answer(one.texts, one.question.text), "contains") == 1.0 for one in held
+            grade_answer(one.question, reader.answer(one.texts, one.question.text), "contains") == 1.0 for one in held
         )
         cells.append({"system": system, "budget": budget, "asked": len(some), "held": len(held), "right": right})
         print(f"{reader.name}: {system}, {budget} tokens: {right} of {len(held)}", flush=True)

@@ -23,9 +23,9 @@ from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import load_recipe
 from marft.config.load import parse_recipe
-from marft.config.parts import EnvironmentPart
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.config.plugin_types import EnvironmentPart
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 
 KINDS = ("red", "blue")
 GOOD, BAD = 0.9, 0.1  # how often a worker solves a task of its own kind, and of the other

@@ -29,20 +29,20 @@ from recording import parser_of, save_plot, save_rows, stored_rows, tidy
 from warming import BATCH, Turn, digest, warm_up
 from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config.load import parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.evaluation.intervals import wilson
+from marft.evaluation.intervals import wilson_interval
 from marft.evaluation.session import BASE, evaluate_checkpoints
-from marft.evaluation.trajectories.measures import measured as of_episode
-from marft.evaluation.trajectories.measures import over
+from marft.evaluation.trajectories.registry import aggregate_ratios
+from marft.evaluation.trajectories.registry import compute_ratios as of_episode
 from marft.inference.renderer import ChatRenderer
-from marft.models.formats import load_format
-from marft.runs.folder import RunFolder
+from marft.models.tokenizer_format import load_format
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
-from marft_lab.scripted import ScriptedTeam, Spoken
+from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 BASE_MODEL = "tiny-memory"
 WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; share of them; then so well; a team, and skill
@@ -111,12 +111,12 @@ def turns(renderer: ChatRenderer, skill: float) -> Iterator[Turn]:
     """What is said in some episodes of each team, on tasks that are in no split."""
     format = load_format(ModelSettings(path=BASE_MODEL))
     for topology, strategy in product(READERS, STRATEGIES):
-        spoken: list[Spoken] = []
+        spoken: list[ScriptedTurn] = []
         run = recipe(topology, strategy, 0, BASE_MODEL, Path())
         world: Any = run.environment
-        with ScriptedTeam(run, Reading(skill), {"base": format}, heard=spoken.append) as team:
+        with ScriptedTeam(run, Reading(skill), {"base": format}, on_turn=spoken.append) as team:
             tasks = list(islice(world.demonstrations(), EPISODES))
-            assert all(episode.scored for episode in team.play(tasks))
+            assert all(episode.is_scored for episode in team.play(tasks))
         for one in spoken:
             yield from [Turn.of(one, renderer)] * (ANSWERS if one.key.agent == ANSWERER else 1)
 
@@ -132,7 +132,7 @@ def main() -> None:
     if not model.exists() and not arguments.only_table:
         output.mkdir(parents=True, exist_ok=True)
         warm_up(model, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)
-    quieten()
+    silence_transformers()
     rows = []
     stored = {(row["topology"], row["strategy"], row["seed"]): row for row in stored_rows(arguments.results, "pact")}
     for seed, topology, strategy in product(range(arguments.seeds), READERS, arguments.strategies):
@@ -189,7 +189,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| --- | --- | ---: | ---: | --- | --- | --- | --- |"
     for topology, strategy, mine in arms(rows):
         right, of = (sum(row["after"]["kinds"][kind][n] for row in mine for kind in KINDS) for n in (0, 1))
-        low, high = wilson(right, of)
+        low, high = wilson_interval(right, of)
         before, after = (100 * np.mean([share(row[when], KINDS) for row in mine]) for when in WHEN)
         each = ", ".join(f"{100 * share(row['after'], KINDS):.0f}" for row in mine)
         spent = [
@@ -250,7 +250,10 @@ def ceiling(topology: str, strategy: str, tasks: int = 500) -> dict[str, Any]:
     for episode in episodes:
         kinds[episode.task.data["kind"]][0] += bool(episode.success)
         kinds[episode.task.data["kind"]][1] += 1
-    return {"kinds": kinds, **over(of_episode(episode, [agent.role for agent in run.agents]) for episode in episodes)}
+    return {
+        "kinds": kinds,
+        **aggregate_ratios(of_episode(episode, [agent.role for agent in run.agents]) for episode in episodes),
+    }
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> Figure:

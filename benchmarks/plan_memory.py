@@ -31,17 +31,17 @@ from transformers.utils import logging
 
 from marft.common.types import Episode
 from marft.config import RunSettings, parse_recipe
-from marft.models.cards import card_named
-from marft.models.memory import keep_freed_memory
-from marft.models.shapes import find_shape
-from marft.rollout.collection import collect, training_tasks
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.device_specs import find_device_spec
+from marft.models.memory_allocator import keep_freed_memory
+from marft.models.model_sizes import find_sizes
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import collect, load_training_tasks
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.undoing import Careful
-from marft_lab.planning.measured import lengths_of
-from marft_lab.planning.memory import Place, Process, learner
-from marft_lab.planning.work import work_of
+from marft.trainer.non_finite_guard import NonFiniteGuard
+from marft_lab.planning.memory import PlanContext, ProcessMemory, learner_memory
+from marft_lab.planning.recorded_lengths import mean_lengths
+from marft_lab.planning.workload import compute_workload
 
 STEPS = 2
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -122,22 +122,22 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     if "vocabulary" not in case:
         return _counted(run, before)
     words = word_tokenizer(case["vocabulary"])  # a Qwen2 folder would get Qwen2's own splitting
-    with patch("marft.models.formats.load_tokenizer", lambda _: words):
+    with patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words):
         return _counted(run, before)
 
 
 def _counted(run: RunSettings, before: int) -> dict[str, float]:
     played: list[Episode] = []
-    with LocalRollouts(run) as rollouts:
-        careful = Careful(learning := Learner(run, rollouts.models), print)
-        tasks = training_tasks(run)
+    with LocalRolloutRunner(run) as rollouts:
+        careful = NonFiniteGuard(learning := Learner(run, rollouts.models), print)
+        tasks = load_training_tasks(run)
         rollouts.publish(0)
         with Counted(there(learning, rollouts)) as counted:
             for step in range(STEPS):
                 collection = collect(rollouts, tasks, step, step * run.rollout.tasks_per_step, lambda _: None)
                 careful.learn(collection.credit_inputs, Progress(step, 0))
                 rollouts.publish(step + 1)
-                played = collection.played
+                played = collection.episodes
     predicted = predict(run, played)
     return {
         "predicted": predicted.on_card + sum(p.bytes for p in predicted.parts if p.name == "copy of what learns"),
@@ -149,7 +149,7 @@ def _counted(run: RunSettings, before: int) -> dict[str, float]:
     }
 
 
-def there(learning: Learner, rollouts: LocalRollouts) -> Iterator[torch.Tensor]:
+def there(learning: Learner, rollouts: LocalRolloutRunner) -> Iterator[torch.Tensor]:
     """What is there before a step: weights, adapters, the critic."""
     for policy in rollouts.models.policies.values():
         for backbone in (policy.backbone, policy.reference, policy.reader):
@@ -158,11 +158,11 @@ def there(learning: Learner, rollouts: LocalRollouts) -> Iterator[torch.Tensor]:
         yield from learning.critic.parameters().values()
 
 
-def predict(run: RunSettings, played: list[Episode]) -> Process:
+def predict(run: RunSettings, played: list[Episode]) -> ProcessMemory:
     """The plan's process for the lengths that were played."""
-    shapes = {name: find_shape(name, model) for name, model in run.models.items()}
-    work = work_of(run, lengths_of(played, "played").known)
-    return learner(Place(run, shapes, work, card_named("cpu")), True, float("inf"))
+    shapes = {name: find_sizes(name, model) for name, model in run.models.items()}
+    work = compute_workload(run, mean_lengths(played, "played").lengths)
+    return learner_memory(PlanContext(run, shapes, work, find_device_spec("cpu")), True, float("inf"))
 
 
 def most_memory_mb() -> int:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import machine
 
-from marft.models.cards import CARDS
+from marft.models.device_specs import DEVICE_SPECS
 from marft.models.flops import forward_flops
-from marft.models.shapes import KNOWN
+from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.seconds import Engine, learned
-from marft_lab.planning.work import Lengths, PolicyWork
+from marft_lab.planning.timing import EngineSpeed, training_operations
+from marft_lab.planning.workload import Lengths, PolicyWorkload
 
 PRIME = "prime-rl, benchmarks/baselines, commit 559b447"
 VERL_7B = "verl-data, gsm8k/qwen2-7b-fsdp2.log, step 51"
@@ -43,18 +43,18 @@ class Row:
     note: str = ""
 
 
-def policy(prompt: float, action: float, rank: int) -> PolicyWork:
+def policy(prompt: float, action: float, rank: int) -> PolicyWorkload:
     lengths = Lengths(prompt, action, action)
-    return PolicyWork("p", "base", "lora" if rank else "full", rank, ALL if rank else (), 1, lengths, True)
+    return PolicyWorkload("p", "base", "lora" if rank else "full", rank, ALL if rank else (), 1, lengths, True)
 
 
 def update(
     model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float], rank: int = 0, recomputes: bool = True
 ) -> Callable[[Efficiencies], float]:
     """Forward and backward of ``rows`` rows, shared out over GPUs."""
-    shape, on = KNOWN[model], CARDS[card]
+    shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     one = policy(*lengths, rank)
-    operations = rows * sum(lengths) * learned(shape, one, recomputes, halves=False) / gpus
+    operations = rows * sum(lengths) * training_operations(shape, one, recomputes, halves=False) / gpus
     return lambda reached: operations / reached.rate(on.flops, on.bandwidth)
 
 
@@ -62,7 +62,7 @@ def scoring(
     model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float]
 ) -> Callable[[Efficiencies], float]:
     """A forward pass."""
-    shape, on = KNOWN[model], CARDS[card]
+    shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     operations = rows * sum(lengths) * forward_flops(shape, sum(lengths), lengths[1] / sum(lengths)) / gpus
     return lambda reached: operations / reached.rate(on.flops, on.bandwidth)
 
@@ -72,12 +72,12 @@ def writing(
     eager: bool = True,
 ) -> Callable[[Efficiencies], float]:  # fmt: skip
     """``rows`` rows of an engine of ``group`` cards, ``turns`` times; it begins with the prompts."""
-    shape, on = KNOWN[model], CARDS[card]
+    shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     prompt, action, longest = lengths
 
     def seconds(reached: Efficiencies) -> float:
-        engine = Engine(
-            shape, 2.0 * shape.parameters, 2.0 * shape.cache_numbers(), on.flops * group, on.bandwidth * group,
+        engine = EngineSpeed(
+            shape, 2.0 * shape.parameters, 2.0 * shape.cache_elements(), on.flops * group, on.bandwidth * group,
             reached.launch if eager else reached.captured, reached.iteration,
         )  # fmt: skip
         read = rows * prompt * forward_flops(shape, prompt) / reached.rate(engine.rate, engine.bandwidth)

@@ -25,21 +25,21 @@ from matplotlib.figure import Figure
 from recording import parser_of, save_plot, save_rows, tidy
 
 from marft.agents.game import Attempt
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
-from marft.common.lineage import Lineage, Version
-from marft.common.observing import Observer
+from marft.common.callbacks import Callback
+from marft.common.prompt_history import PromptHistory, PromptVersion
 from marft.common.types import Episode, Task
 from marft.config import RunSettings, load_recipe
-from marft.config.bundled import bundled
-from marft.envs.tasks import tasks_of
-from marft.evaluation.session import put_in_place
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.folder import RunFolder
-from marft.runs.stated import LINEAGE
+from marft.config.bundled import bundled_recipe
+from marft.envs.tasks import read_tasks
+from marft.evaluation.session import load_checkpoint
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.run_folder import RunFolder
+from marft.runs.state_schema import LINEAGE_ADAPTER
 from marft.trainer.loop import train
-from marft_lab.profiles.settings import ProfileSettings
-from marft_lab.profiles.tuning import Tuner, tokens_of
+from marft_lab.prompt_optimization.search import PromptSearch, count_tokens
+from marft_lab.prompt_optimization.settings import PromptOptimizerSettings
 
 REASONER = ("You are the reasoner.", "Work out the first step and pass on what is left.")
 ACTOR = ("You are the actor.", r"Finish the work with the help of the message and put the answer in \boxed{}.")
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--start", choices=tuple(STARTS), default="empty")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="that each arm takes")
     arguments = parser.parse_args()
-    quieten()
+    silence_transformers()
     bench = Bench(arguments.start, arguments.tokens, arguments.tasks, arguments.output)
     rows = [bench.measured(arm, seed) for seed in range(arguments.seeds) for arm in ("untrained", *ARMS)]
     name = "profiles" if arguments.start == "empty" else f"profiles_{arguments.start}"
@@ -76,17 +76,17 @@ def main() -> None:
 
 
 @dataclass(slots=True)
-class Counting(Observer):
+class Counting(Callback):
     """Counts what a run takes, and ends it."""
 
     limit: int
     tokens: int = 0
     curve: list[tuple[int, float]] = field(default_factory=list)
 
-    def episode(self, episode: Episode) -> None:
-        self.tokens += tokens_of([episode])
+    def on_episode(self, episode: Episode) -> None:
+        self.tokens += count_tokens([episode])
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         self.tokens += int(metrics.get("profiles/tokens", 0))
         self.curve.append((self.tokens, metrics["accuracy"]))
 
@@ -130,22 +130,22 @@ class Bench:
         for number, text in enumerate(STARTS[self.start].values()):
             overrides += [f"--agents.{number}.instructions", json.dumps(text)]
         with_profiles = ["--profiles", _toml(PROFILES)] if profiles else []
-        return load_recipe(Path(str(bundled("demo"))), [*overrides, *with_profiles])
+        return load_recipe(Path(str(bundled_recipe("demo"))), [*overrides, *with_profiles])
 
     def _row(self, arm: str, seed: int, name: str) -> Row:
         run = self.recipe(seed, name, profiles=arm in ("profile", "both"))
         if arm == "untrained":
-            with LocalRollouts(run) as rollouts:
+            with LocalRolloutRunner(run) as rollouts:
                 rollouts.publish(0)
                 wrong = self._success(rollouts)
-                rollouts.instruct([Version(role, 1, text) for role, text in HAND.items()])
+                rollouts.instruct([PromptVersion(role, 1, text) for role, text in HAND.items()])
                 return {"success": wrong, "hand": self._success(rollouts)}
         if arm == "profile":
             return self._by_rounds(run)
         counting, folder = Counting(self.tokens), RunFolder(Path(run.output) / run.name)
-        train(run, folder, overwrite=folder.is_run(), observer=counting)
-        with LocalRollouts(run) as rollouts:
-            put_in_place(rollouts, folder.saved_steps()[-1])
+        train(run, folder, overwrite=folder.is_run(), callback=counting)
+        with LocalRolloutRunner(run) as rollouts:
+            load_checkpoint(rollouts, folder.saved_steps()[-1])
             rollouts.publish(1)
             found = {"success": self._success(rollouts), "tokens": counting.tokens, "curve": counting.curve}
         written = folder.path / "profiles.json"
@@ -153,33 +153,33 @@ class Bench:
 
     def _by_rounds(self, run: RunSettings) -> Row:
         """Rounds alone, with weights as they are."""
-        settings = run.section(ProfileSettings)
+        settings = run.section(PromptOptimizerSettings)
         assert settings is not None
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             rollouts.publish(0)
-            tuner = Tuner(rollouts, settings, tasks_of(run.environment, settings.split))
-            lineage, curve = tuner.begun(), list[tuple[int, float]]()
+            tuner = PromptSearch(rollouts, settings, read_tasks(run.environment, settings.split))
+            lineage, curve = tuner.initial_lineage(), list[tuple[int, float]]()
             while lineage.tokens < self.tokens:
-                lineage, _ = tuner.round(lineage, lineage.rounds + 1, ())
+                lineage, _ = tuner.play_round(lineage, lineage.rounds + 1, ())
                 curve.append((lineage.tokens, self._now(lineage)))
-            rollouts.instruct(lineage.told())
+            rollouts.instruct(lineage.current_versions())
             success = self._success(rollouts)
         return {
             "success": success,
             "tokens": lineage.tokens,
             "curve": curve,
-            "lineage": json.loads(LINEAGE.dump_json(lineage)),
+            "lineage": json.loads(LINEAGE_ADAPTER.dump_json(lineage)),
         }
 
     @staticmethod
-    def _now(lineage: Lineage) -> float:
+    def _now(lineage: PromptHistory) -> float:
         """The success that was measured of the version that was accepted last; 0 before the first."""
         accepted = [version for version in lineage.versions if version.accepted and version.worth]
         return accepted[-1].worth.success if accepted and accepted[-1].worth else 0.0
 
-    def _success(self, rollouts: LocalRollouts) -> float:
+    def _success(self, rollouts: LocalRolloutRunner) -> float:
         """The share of test tasks that the team solves, sampled."""
-        tasks: Sequence[Task] = tasks_of(rollouts.run.environment, "test")[: self.tasks]
+        tasks: Sequence[Task] = read_tasks(rollouts.run.environment, "test")[: self.tasks]
         episodes = rollouts.play([Attempt(task, "test/sampled") for task in tasks])
         return float(np.mean([bool(episode.success) for episode in episodes]))
 

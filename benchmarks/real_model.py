@@ -29,7 +29,7 @@ from recording import Job, Row, band, interval, measure, parser_of, save_plot, t
 
 from marft.config import parse_recipe
 from marft.config.run import RunSettings
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 
 HERE = Path(__file__).parent
 STUDIES = ("sums", "instructions", "facts")
@@ -111,10 +111,10 @@ def smollm2(output: Path) -> str:
 def job_of(study: str, team: str, seed: int, model: str, tasks: int, output: Path, results: Path) -> RealJob:
     written = table_of(study, team, seed)
     run = settings_of(written, model, output)
-    held_out = [(task.id, task.prompt, task.data) for task in tasks_of(run.environment, "test")[:tasks]]
+    held_out = [(task.id, task.prompt, task.data) for task in read_tasks(run.environment, "test")[:tasks]]
     about = {"study": study, "team": team, "seed": seed, "model": name_of(model), "machine": machine.describe()}
     return RealJob(
-        run, tasks, about, ("base", "last"), ("sampled", "greedy"), samples=SAMPLES, shuffled=team == "team",
+        run, tasks, about, ("base", "last"), ("sampled", "greedy"), samples=SAMPLES, shuffle_messages=team == "team",
         rows=results / "real", stated=json.dumps([name_of(model), written, held_out], sort_keys=True),
     )  # fmt: skip
 

@@ -26,12 +26,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import RunSettings, parse_recipe, to_toml
 from marft.evaluation.evaluate import Mode
 from marft.evaluation.session import BASE, evaluate_checkpoints
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
@@ -50,7 +50,7 @@ class Job:
     modes: tuple[Mode, ...] = ("sampled",)
     steps_per_point: int = 1  # training steps that a point of the curves is the mean of
     samples: int = 0  # tasks of which the row keeps what was said, sampled
-    shuffled: bool = False  # the last checkpoint, sampled, is also evaluated with messages of other tasks
+    shuffle_messages: bool = False  # the last checkpoint, sampled, is also evaluated with messages of other tasks
     curves: tuple[str, ...] = CURVES  # metrics of which the row keeps a value a point
 
     @property
@@ -104,7 +104,7 @@ def measure(jobs: Sequence[Job], workers: int, describe: Callable[[Row], str]) -
 def _run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Row]]:
     """Pairs of job and row, as they are finished."""
     if workers == 1:
-        quieten()
+        silence_transformers()
         yield from ((job, train_and_evaluate(job)) for job in jobs)
         return
     threads = max(1, (os.cpu_count() or workers) // workers)
@@ -118,7 +118,7 @@ def _run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Row]]:
 
 def _begin_worker(threads: int) -> None:
     torch.set_num_threads(threads)
-    quieten()
+    silence_transformers()
 
 
 def _on_worker(job: Job, recipe: str) -> Row:
@@ -134,7 +134,7 @@ def train_and_evaluate(job: Job) -> Row:
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
     evaluations = evaluate_checkpoints(run, folder, job.checkpoints, job.modes, job.tasks, False, lambda _=None: None)
-    without = shuffled_accuracy(run, folder, job.tasks) if job.shuffled else {}
+    without = shuffled_accuracy(run, folder, job.tasks) if job.shuffle_messages else {}
     metrics = folder.read_metrics()
     return {
         **job.about,

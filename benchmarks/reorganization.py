@@ -11,7 +11,8 @@ to 24; seats beyond those that were trained are played by the trained reasoners 
 Teams of the same size are also trained as a tree and as a debate from the beginning.
 
 All play the same held-out tasks, sampled as in training. Differences are paired by task, each over all seeds
-(evaluation/paired.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and .svg.
+(evaluation/paired_difference.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and
+.svg.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from matplotlib.figure import Figure
 from recording import tidy
 from studies.populations import team_of
 
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import RunSettings, to_toml
-from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
-from marft.evaluation.paired import Difference, paired
-from marft.evaluation.session import BASE, Keeping, evaluate_checkpoints
+from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
+from marft.evaluation.paired_difference import PairedDifference, compare_ratios
+from marft.evaluation.session import BASE, StorageOptions, evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 NAME = "reorganization"
@@ -83,7 +84,7 @@ def run_of(form: str, size: int, seed: int, arguments: argparse.Namespace) -> Ru
     words = ["--algorithm.name", "marft-team", "--training.steps", str(arguments.steps), "--seed", str(seed)]
     words += ["--output", str(arguments.output / NAME), "--name", f"{form}-{size}-{seed}"]
     run = team_of(size, words)
-    return run if form == CHAIN else reorganized(run, Reorganization(form, forms(size)[form]))
+    return run if form == CHAIN else apply_team_change(run, TeamChange(form, forms(size)[form]))
 
 
 def trained(run: RunSettings) -> RunFolder:
@@ -96,12 +97,12 @@ def trained(run: RunSettings) -> RunFolder:
     return folder
 
 
-def played(run: RunSettings, folder: RunFolder, into: Reorganization | None, tasks: int) -> dict[str, dict[str, float]]:
+def played(run: RunSettings, folder: RunFolder, into: TeamChange | None, tasks: int) -> dict[str, dict[str, float]]:
     """Who solved which task: the base and the last checkpoint, as they were trained or in another team."""
-    team = reorganized(run, into) if into else run
+    team = apply_team_change(run, into) if into else run
     found = evaluate_checkpoints(
         team, folder, (BASE, "last"), ("sampled",), tasks, False, lambda _=None: None,
-        keeping=Keeping(folder.evaluations), reorganized=changes_of_team(run, team, into),
+        storage=StorageOptions(folder.evaluations), reorganized=describe_team_change(run, team, into),
     )  # fmt: skip
     return {
         "untuned" if one.checkpoint == BASE else "trained": {task: float(won) for task, won in one.outcomes.items()}
@@ -121,7 +122,7 @@ def measured(size: int, seed: int, runs: dict[str, Any], arguments: argparse.Nam
     run = run_of(CHAIN, size, seed, arguments)
     for form, tables in {CHAIN: {}, **forms(size)}.items():
         if form_key(form, size, seed) not in runs:
-            into = Reorganization(form, tables) if tables else None
+            into = TeamChange(form, tables) if tables else None
             keep(form_key(form, size, seed), played(run, trained(run), into, arguments.tasks))
     for form in [form for form in THERE if form in forms(size)] if arguments.there else ():
         key = form_key(form, size, seed, there=True)
@@ -147,12 +148,12 @@ def pooled(runs: Runs, keys: Sequence[str], when: str) -> dict[str, Ratio]:
     return {task: Ratio(sum(each), float(len(each))) for task, each in found.items()}
 
 
-def against(runs: Runs, after: Sequence[str], before: Sequence[str], when: str) -> Difference | None:
+def against(runs: Runs, after: Sequence[str], before: Sequence[str], when: str) -> PairedDifference | None:
     """What teams solve more than others on the same tasks, over the seeds that both have."""
-    return paired(pooled(runs, before, when), pooled(runs, after, "trained"))
+    return compare_ratios(pooled(runs, before, when), pooled(runs, after, "trained"))
 
 
-def points(difference: Difference | None) -> str:
+def points(difference: PairedDifference | None) -> str:
     """``+12.0 (+8.1 to +15.9)``, in points."""
     if difference is None:
         return ""
@@ -244,7 +245,7 @@ def main() -> None:
     others = [k for k, one in runs.items() if (one["steps"], one["tasks"]) != (arguments.steps, arguments.tasks)]
     if others and not arguments.only_table:
         raise SystemExit(f"{path} holds {others[0]} of other steps or tasks; delete it, or use another --results")
-    quieten()
+    silence_transformers()
     for seed in arguments.seeds if not arguments.only_table else ():
         for size in arguments.sizes:
             measured(size, seed, runs, arguments)

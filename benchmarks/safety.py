@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marft.evaluation.intervals import wilson
+from marft.evaluation.intervals import wilson_interval
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -84,7 +84,7 @@ def rows_of(found: list[dict[str, Any]]) -> Iterator[str]:
     for kind in KINDS:
         some = [one["promote"] for one in found if one["kind"] == kind]
         if some:
-            low, high = wilson(sum(some), len(some))
+            low, high = wilson_interval(sum(some), len(some))
             yield f"\n{kind}: {sum(some)} of {len(some)} promoted (95 % {low:.0%} to {high:.0%})"
 
 

@@ -22,8 +22,8 @@ from environments import World, trained
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
-from marft.evaluation.intervals import wilson
-from marft_lab.league.evaluation.matches import league_of
+from marft.evaluation.intervals import wilson_interval
+from marft_lab.league.evaluation.matches import play_league
 
 SETTINGS = World("textarena")
 VERSIONS = 5
@@ -53,7 +53,7 @@ def main() -> None:
 def played(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One seed's versions, how many matches each wins against the untuned one, and how exploitable each is."""
     folder = trained("textarena", SETTINGS, "team", seed, arguments)
-    league = league_of(load_recipe(folder.config), folder, arguments.matches, VERSIONS, lambda *_: None)
+    league = play_league(load_recipe(folder.config), folder, arguments.matches, VERSIONS, lambda *_: None)
     scores = [0.5, *(league.score(number, 0) for number in range(1, len(league.versions)))]
     seconds = sum(row["seconds"] for row in folder.read_metrics())
     return {
@@ -67,7 +67,7 @@ def table(seeds: Sequence[Mapping[str, Any]], matches: int) -> list[str]:
     lines = ["| version | matches won against untuned | exploitable by | of each seed |", "| --- | ---: | ---: | --- |"]
     for place, version in enumerate(seeds[0]["versions"] if seeds else ()):
         won = [seed["against_untuned"][place] for seed in seeds]
-        low, high = wilson(round(sum(won) * matches), matches * len(seeds))
+        low, high = wilson_interval(round(sum(won) * matches), matches * len(seeds))
         score = f"{sum(won) / len(won):.1%} ({low:.1%} to {high:.1%})" if place else ""
         lost = [seed["exploitability"][place] for seed in seeds]
         each = ", ".join(f"{one:.3f}" for one in lost)

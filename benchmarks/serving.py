@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from marft.config import load_recipe
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 QUESTION = "State the final answer to the following arithmetic problem: {} + {} - 12 ="

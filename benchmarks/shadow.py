@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft.common.betting import BETS, log_capital, log_factors
-from marft.envs.tasks import tasks_of
-from marft.evaluation.intervals import wilson
-from marft.runs.folder import RunFolder
+from marft.common.anytime_test import BET_FRACTIONS, log_capital, log_factors
+from marft.envs.tasks import read_tasks
+from marft.evaluation.intervals import wilson_interval
+from marft.runs.run_folder import RunFolder
 from marft_lab.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,7 +101,7 @@ def judged(differences: Floats, settings: ShadowSettings) -> tuple[Floats, Float
     teams, sessions = differences.shape
     width = settings.high - settings.low
     limit = (1 - settings.margin / width) / 2
-    up, down = np.zeros((teams, len(BETS))), np.zeros((teams, len(BETS)))
+    up, down = np.zeros((teams, len(BET_FRACTIONS))), np.zeros((teams, len(BET_FRACTIONS)))
     most_up, most_down = np.zeros(teams), np.zeros(teams)
     at = np.full((2, teams), math.inf)
     for count in range(1, sessions + 1):
@@ -139,7 +139,7 @@ def simulated(teams: int, sessions: int, seed: int) -> list[dict[str, Any]]:
         rows.append({
             "case": name, "null": name in NULLS, "teams": teams, "sessions": sessions,
             "mean": float(differences.mean()), "promoted": float(np.isfinite(promoted).mean()),
-            "promoted_interval": wilson(int(np.isfinite(promoted).sum()), teams),
+            "promoted_interval": wilson_interval(int(np.isfinite(promoted).sum()), teams),
             "stopped": float(np.isfinite(stopped).mean()),
             "median": float(np.median(at)) if np.isfinite(np.median(at)) else None,
             "mean_sessions": float(np.minimum(at, sessions).mean()),
@@ -196,8 +196,8 @@ def latencies(
     run: Path, shadow: Path, rounds: int, requests: int, pause: float, core: str, priority: str
 ) -> dict[str, Any]:
     """Milliseconds of every request, by round, with and without."""
-    settings = RunFolder.open(run).settings_in_place()
-    questions = [task.prompt for task in tasks_of(settings.environment, "test")]
+    settings = RunFolder.open(run).relocated_settings()
+    questions = [task.prompt for task in read_tasks(settings.environment, "test")]
     found: dict[str, list[list[float]]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as place:
         records = {name: Path(place) / name for name in found}
@@ -210,7 +210,7 @@ def latencies(
                 for question in questions[:30]:
                     ask(url, question)
             time.sleep(40)  # what was asked is on the disk, and the shadow at work
-            *_, beside = [pid for pid in below(process) if "marft_lab.shadow.apart" in command_of(pid)]
+            *_, beside = [pid for pid in below(process) if "marft_lab.shadow.process" in command_of(pid)]
             for number in range(rounds):
                 for name in list(urls) if number % 2 else list(reversed(urls)):
                     os.kill(beside, signal.SIGCONT if name == "with" else signal.SIGSTOP)

@@ -25,13 +25,13 @@ import machine
 import matplotlib as mpl
 import numpy as np
 
-from marft.models.cards import CARDS
+from marft.models.device_specs import DEVICE_SPECS
 from marft.models.flops import forward_flops
-from marft.models.shapes import KNOWN
+from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.seconds import Engine, learned
-from marft_lab.planning.simulation import Outcome, Scene, Turn, simulate
-from marft_lab.planning.work import Lengths, PolicyWork
+from marft_lab.planning.simulation import SimulationConfig, SimulationResult, Turn, simulate
+from marft_lab.planning.timing import EngineSpeed, training_operations
+from marft_lab.planning.workload import Lengths, PolicyWorkload
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -42,15 +42,15 @@ SHARES = (0.125, 0.25, 0.5)
 TOKENS, PROMPT, SLOTS, GROUP, STEPS = 1024.0, 1024.0, 128, 8, 12
 PER_GPU, STRONG = 4, 512  # groups of a step
 MEASURED = machine.RESULTS / "simulation_measured.json"
-SHAPE, CARD, REACHED = KNOWN["qwen2.5-7b"], CARDS["h100"], Efficiencies()
+SHAPE, CARD, REACHED = COMMON_MODELS["qwen2.5-7b"], DEVICE_SPECS["h100"], Efficiencies()
 CUT = 32  # GPUs that are simulated at most for each of as many; more are alike, and stand for one
 
 
 def record() -> dict[str, Any]:
     """Train a few steps of the playbook here → of each episode its actions: tokens, seconds, and pause after it."""
     from marft.config import load_recipe
-    from marft.runs.episodes import read_episodes
-    from marft.runs.folder import RunFolder
+    from marft.runs.episode_files import read_episodes
+    from marft.runs.run_folder import RunFolder
     from marft.trainer.loop import train
 
     with tempfile.TemporaryDirectory() as output:
@@ -84,29 +84,31 @@ def drawn(measured: Sequence[Sequence[Sequence[float]]], token: float) -> Any:
     return lambda random: made[int(random.integers(len(made)))]
 
 
-def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Scene:
+def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> SimulationConfig:
     """A run on so many GPUs. Of many, every so many stand for one: they share nothing but the learner."""
     cut = max(1, gpus // CUT)
     sampling = max(1, round(gpus * share))
     learning = max(1, gpus - sampling)
-    engine = Engine(
-        SHAPE, 2.0 * SHAPE.parameters, 2.0 * SHAPE.cache_numbers(), CARD.flops, CARD.bandwidth, REACHED.captured,
+    engine = EngineSpeed(
+        SHAPE, 2.0 * SHAPE.parameters, 2.0 * SHAPE.cache_elements(), CARD.flops, CARD.bandwidth, REACHED.captured,
         REACHED.iteration,
     )  # fmt: skip
-    one = PolicyWork("p", "base", "lora", 16, ("q_proj", "v_proj"), 1, Lengths(PROMPT, TOKENS, TOKENS), True)
+    one = PolicyWorkload("p", "base", "lora", 16, ("q_proj", "v_proj"), 1, Lengths(PROMPT, TOKENS, TOKENS), True)
     rate = REACHED.rate(CARD.flops, CARD.bandwidth)
     actions = float(np.mean([len(episode) for episode in measured])) * groups * GROUP
     operations = (
-        actions * (PROMPT + TOKENS) * (learned(SHAPE, one, True, True) + forward_flops(SHAPE, PROMPT + TOKENS, 0.5))
+        actions
+        * (PROMPT + TOKENS)
+        * (training_operations(SHAPE, one, True, True) + forward_flops(SHAPE, PROMPT + TOKENS, 0.5))
     )
-    gathered = 2 * 2.0 * SHAPE.parameters / (CARD.link * REACHED.link)
-    adapters = 4.0 * SHAPE.adapter_parameters(16, ("q_proj", "v_proj")) / (CARD.link * REACHED.link)
+    gathered = 2 * 2.0 * SHAPE.parameters / (CARD.link_bandwidth * REACHED.link)
+    adapters = 4.0 * SHAPE.adapter_parameters(16, ("q_proj", "v_proj")) / (CARD.link_bandwidth * REACHED.link)
     rounds = np.ceil(np.log2(max(2, learning)))  # all ranks meet: a tree of messages, once for each gradient
-    return Scene(
+    return SimulationConfig(
         engines=max(1, sampling // cut),
         slots=SLOTS,
         seconds_per_token=lambda rows: engine.step(rows, PROMPT + TOKENS / 2, REACHED),
-        draw=drawn(measured, engine.step(SLOTS / 2, PROMPT + TOKENS / 2, REACHED)),
+        sample_turns=drawn(measured, engine.step(SLOTS / 2, PROMPT + TOKENS / 2, REACHED)),
         groups_per_step=max(1, groups // cut),
         episodes_per_group=GROUP,
         learning_seconds=float(operations / learning / rate + gathered + rounds * adapters),
@@ -116,13 +118,13 @@ def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Scen
     )
 
 
-def best(measured: Any, gpus: int, groups: int, lag: int) -> tuple[float, Scene, Outcome]:
+def best(measured: Any, gpus: int, groups: int, lag: int) -> tuple[float, SimulationConfig, SimulationResult]:
     """The share of GPUs that samples, where a step is shortest."""
     tried = [(share, made := scene(measured, gpus, groups, share, lag), simulate(made)) for share in SHARES]
     return min(tried, key=lambda one: step_seconds(one[2], lag))
 
 
-def step_seconds(out: Outcome, lag: int) -> float:
+def step_seconds(out: SimulationResult, lag: int) -> float:
     """Of a step, without those at the beginning, when nothing has been played ahead yet."""
     first = lag + 1
     return (out.ends[-1] - out.ends[first]) / (len(out.ends) - 1 - first)
@@ -139,8 +141,8 @@ def measure(measured: Any) -> list[dict[str, Any]]:
                 rows.append({
                     "kind": kind, "gpus": gpus, "lag": lag, "share": share, "seconds": steps,
                     "episodes_per_second_and_gpu": groups * GROUP / steps / gpus,
-                    "engines_busy": out.engines_busy(made), "slots_busy": out.slots_busy(made),
-                    "learner_busy": out.learner_busy(), "age": float(np.mean(out.ages)),
+                    "engines_busy": out.engine_utilization(made), "slots_busy": out.slot_utilization(made),
+                    "learner_busy": out.learner_utilization(), "age": float(np.mean(out.ages)),
                 })  # fmt: skip
                 print(rows[-1], flush=True)
     return rows

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from marft.models.parts import local
+from marft.models.dtensors import local_shard
 
 
 class Counted(TorchDispatchMode):
@@ -87,7 +87,7 @@ class Held(TorchDispatchMode):
         return out
 
     def _see(self, tensor: Tensor) -> None:
-        storage = local(tensor).untyped_storage()
+        storage = local_shard(tensor).untyped_storage()
         self._alive[storage._cdata] = weakref.ref(storage)
 
 

@@ -35,10 +35,10 @@ from transformers.utils import logging
 
 from marft.common.types import Task
 from marft.config import parse_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.rollout.collection import attempts_at
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import sample_attempts
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 
@@ -135,7 +135,10 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
         save_model(Path(folder), vocabulary)
         run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
         words = word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
-        with patch("marft.models.formats.load_tokenizer", lambda _: words), LocalRollouts(run) as rollouts:
+        with (
+            patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words),
+            LocalRolloutRunner(run) as rollouts,
+        ):
             learner = Learner(run, rollouts.models)
             tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
             rows = [iterate(rollouts, learner, tasks, step, observation) for step in range(iterations + 2)][2:]
@@ -159,16 +162,16 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
 
 
 def iterate(
-    rollouts: LocalRollouts, learner: Learner, tasks: Sequence[Task], step: int, observation: int
+    rollouts: LocalRolloutRunner, learner: Learner, tasks: Sequence[Task], step: int, observation: int
 ) -> dict[str, float]:
     began = time.perf_counter()
-    episodes = rollouts.play(attempts_at(rollouts.run, tasks, step, step * EPISODES, EPISODES))
+    episodes = rollouts.play(sample_attempts(rollouts.run, tasks, step, step * EPISODES, EPISODES))
     played = time.perf_counter()
     learner.learn(episodes, Progress(step, 0))
     rollouts.publish(step + 1)
     learned = time.perf_counter()
     for episode in episodes:
-        assert episode.scored, episode.error
+        assert episode.is_scored, episode.error
         for action in episode.actions:
             assert (len(action.prompt), len(action.tokens)) == (observation, ACTION)
     return {"playing": played - began, "learning": learned - played}

@@ -24,8 +24,8 @@ from warming import digest
 from marft.common.types import Episode
 from marft.config.load import parse_recipe
 from marft.evaluation.evaluate import Mode
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 USE = {
@@ -108,7 +108,7 @@ def hops_of(job: Job) -> dict[str, dict[str, float]]:
     steps = RunFolder(Path(job.run.output) / job.run.name).recorded_steps()
     shares: dict[str, dict[str, float]] = {}
     for when, chosen in (("first", steps[:WINDOW]), ("last", steps[-WINDOW:])):
-        left, shares[when] = [episode for step in chosen for episode in read_episodes(step) if episode.scored], {}
+        left, shares[when] = [episode for step in chosen for episode in read_episodes(step) if episode.is_scored], {}
         for hop, goes_on in HOPS.items():
             kept = [episode for episode in left if goes_on(episode, _product(episode))]
             shares[when][hop] = len(kept) / max(1, len(left))

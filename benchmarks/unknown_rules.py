@@ -22,11 +22,11 @@ from random import Random
 from warming import Row
 
 from marft.agents.environment import Split
-from marft.agents.rendering import Cut
-from marft.common.types import Profile, Task
+from marft.agents.renderer import TruncationPolicy
+from marft.common.types import AgentProfile, Task
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.inference.renderer import ChatRenderer
-from marft_envs.drawn import Drawing, Drawn
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 
 QUESTION = "Compute {}."
 SOLVER = r"You are the solver. Work out the problem and put the answer in \boxed{}."
@@ -86,16 +86,16 @@ def drawn(random: Random, known: bool) -> Problem:
     return Problem(function, random.randint(*NUMBERS), random.randint(*NUMBERS), sign, c)
 
 
-class Functions(Drawn):
+class Functions(GeneratedEnvironment):
     """``f(a, b)`` for functions whose rules nobody is told."""
 
     only: str = ""  # a JSON file with the ids of the tasks that there are; "": all
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """A task of any part."""
         problem = drawn(random, known=True)
         prompt = QUESTION.format(problem.asked)
-        return Drawing(prompt, prompt, {"answer": problem.value})
+        return GeneratedTask(prompt, prompt, {"answer": problem.value})
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split."""
@@ -120,12 +120,14 @@ class Talk:
 
     def __init__(self, renderer: ChatRenderer, instructions: str, question: str) -> None:
         self.renderer = renderer
-        prompt = renderer.render("", Profile("", instructions), question, (), reserve=1, cut=Cut()).ids
+        prompt = renderer.render(
+            "", AgentProfile("", instructions), question, (), reserve=1, cut=TruncationPolicy()
+        ).ids
         self.ids: list[int] = prompt.tolist()
         self.learnt = [False] * len(self.ids)
 
     def add(self, text: str, learnt: bool) -> None:
-        ids = self.renderer.ids("", text).tolist()
+        ids = self.renderer.encode_text("", text).tolist()
         self.ids += ids
         self.learnt += [learnt] * len(ids)
 

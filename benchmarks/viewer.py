@@ -27,10 +27,10 @@ import numpy as np
 from machine import describe
 
 from marft.common.types import Action, ActionCredit, ActionKey, Episode, Observation, Task, Transition
-from marft.config.bundled import bundled
-from marft.runs.credit import write_credit
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import MARK
+from marft.config.bundled import bundled_recipe
+from marft.runs.credit_files import write_credit
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import MARKER
 
 RESULTS = Path(__file__).parent / "results" / "viewer.md"
 ROLES = ("planner", "coder", "tester", "actor")
@@ -43,9 +43,9 @@ TIMES = 7
 def make_run(folder: Path, steps: int, actions: int) -> None:
     """A run of a team of four, of so many recorded steps with so many actions each."""
     folder.mkdir(parents=True)
-    recipe = bundled("demo").read_text(encoding="utf-8")
+    recipe = bundled_recipe("demo").read_text(encoding="utf-8")
     (folder / "config.toml").write_text(recipe, encoding="utf-8")
-    (folder / "run.json").write_text(MARK, encoding="utf-8")
+    (folder / "run.json").write_text(MARKER, encoding="utf-8")
     draw = np.random.default_rng(0)
     names = [
         f"agents/{role}/{metric}" for role in ROLES for metric in ("kl", "entropy", "action_length", "gradient_share")

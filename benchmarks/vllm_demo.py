@@ -20,7 +20,7 @@ import machine
 
 from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
 ENGINES = {"in process": (), "vLLM": ("--engine", "{ kind = 'vllm', options = { enforce_eager = true } }")}

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import machine
 
-from marft.inference.apart.environment import python_of
+from marft.inference.subprocess_engine.python_environment import find_python
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = """\
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--python", default=os.environ.get("MARFT_VLLM", ""), help="that has vLLM; the installed one")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
-    python = python_of("vllm", arguments.python)
+    python = find_python("vllm", arguments.python)
     began = time.perf_counter()
     with tempfile.NamedTemporaryFile(suffix=".xml") as file:
         words = [

@@ -19,14 +19,14 @@ from typing import Any
 import machine
 
 from marft.agents.game import Attempt
-from marft.cli.commands import quieten
+from marft.cli.handlers import silence_transformers
 from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe
-from marft.envs.tasks import tasks_of
-from marft.evaluation.compare import between, percent
+from marft.envs.tasks import read_tasks
+from marft.evaluation.checkpoint_results import format_interval, format_percent
 from marft.evaluation.session import evaluate_checkpoints
-from marft.rollout.rollouts import open_rollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import open_rollouts
+from marft.runs.run_folder import RunFolder
 from marft_serve.traces.warm_start import warm_start
 
 SFT = {"sft.learning_rate": 1e-3, "sft.batch_tokens": 4096, "sft.epochs": 4, "checkpoints.every": 1000}
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of each evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/warm_start"))
     given = parser.parse_args()
-    quieten()
+    silence_transformers()
     given.output.mkdir(parents=True, exist_ok=True)
     traces = given.output / "traces.jsonl"
     demo = load_recipe("demo", changes={"output": str(given.output), "name": "warm"})
@@ -56,17 +56,21 @@ def main() -> None:
     rows = [{"team": e.checkpoint, "mode": e.mode, "accuracy": e.accuracy, "interval": e.interval} for e in found]
     row: dict[str, Any] = {
         "machine": machine.describe(), "attempts": given.attempts, "right": kept, "steps": done.steps,
-        "held_out_loss": done.held_out, "seconds_of_imitation": seconds, "tasks": given.tasks, "sft": SFT, "rows": rows,
+        "held_out_loss": done.held_out_loss, "seconds_of_imitation": seconds, "tasks": given.tasks, "sft": SFT,
+        "rows": rows,
     }  # fmt: skip
     machine.save("warm_start", row)
     print(f"{kept} of {given.attempts} conversations were right; {done.steps} steps in {seconds:.0f} s")
     for one in found:
-        print(f"{one.checkpoint:>12} {one.mode:>8}  {percent(one.accuracy)}  ({between(one.interval, percent)})")
+        print(
+            f"{one.checkpoint:>12} {one.mode:>8}  {format_percent(one.accuracy)}  "
+            f"({format_interval(one.interval, format_percent)})"
+        )
 
 
 def played(run: RunSettings, attempts: int) -> list[Episode]:
     """What the untuned team makes of training tasks, sampled."""
-    tasks = tasks_of(run.environment, "train")[:attempts]
+    tasks = read_tasks(run.environment, "train")[:attempts]
     with open_rollouts(run) as rollouts:
         return rollouts.play([Attempt(task, "warm start") for task in tasks])
 

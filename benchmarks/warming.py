@@ -16,11 +16,11 @@ import torch
 from marft.config.models import ModelSettings
 from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
-from marft.models.formats import load_tokenizer
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
+from marft.models.loader import load_backbone
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
-from marft_lab.scripted import Spoken
+from marft.models.tokenizer_format import load_tokenizer
+from marft_lab.scripted_team import ScriptedTurn
 
 BATCH, LEARNING_RATE = 32, 1.5e-3
 
@@ -40,7 +40,7 @@ class Turn:
     learnt: list[bool]
 
     @classmethod
-    def of(cls, spoken: Spoken, renderer: ChatRenderer) -> Turn:
+    def of(cls, spoken: ScriptedTurn, renderer: ChatRenderer) -> Turn:
         """A turn of a script, as the policy ``""`` would have read and written it."""
         tokenizer, stop = renderer.formats[""].tokenizer, renderer.formats[""].stop_ids[0]
         chat: Any = [*map(dict, spoken.chat)]
@@ -75,10 +75,10 @@ def warm_up(
 def _loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
     """Mean negative log-likelihood of what the model says itself."""
     ids = [np.array(row.ids, np.int32) for row in rows]
-    packed = PackedRows.of(ids, [None] * len(rows), backbone.device)
+    packed = PackedRows.from_rows(ids, [None] * len(rows), backbone.device)
     targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
     hidden = backbone.hidden_states(packed)[targets - 1]
-    return -token_scores(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+    return -score_tokens(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
 
 
 def _learn(backbone: Backbone, next_row: Callable[[], Row], steps: int) -> None:

@@ -19,9 +19,9 @@ from random import Random
 from typing import Literal
 
 from marft.common.types import Observation, Task
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft.envs.single_turn import Grade, SingleTurn
-from marft_envs.drawn import Drawing, Drawn
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 
 PEOPLE = ("Ann", "Bea", "Cal", "Dan", "Eve", "Fay", "Gus", "Hal")
 PLACES = ("Rome", "Oslo", "Lima", "Bern", "Cairo", "Delhi", "Kyoto", "Paris")
@@ -90,12 +90,12 @@ class Known:
         return self.places.get(self.has.get(thing, ""), "")
 
 
-class Whereabouts(Drawn):
+class Whereabouts(GeneratedEnvironment):
     """Stories of people, places and one thing."""
 
     topology: Literal["pipeline", "split"] = "pipeline"  # who reads what
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """A story in two parts, and a question."""
         (buyer, other), thing = random.sample(PEOPLE, 2), random.choice(THINGS)
         people, places = (buyer, other), random.sample(PLACES, 3)
@@ -112,7 +112,7 @@ class Whereabouts(Drawn):
         answer = Known().read(" ".join([*one, *two])).answer(what, thing)
         shown = self._shown([one, two])
         data = {"answer": answer, "kind": what, "shown": shown}
-        return Drawing(f"{question} {one} {two}", question, data)
+        return GeneratedTask(f"{question} {one} {two}", question, data)
 
     def _shown(self, parts: Sequence[Sequence[str]]) -> dict[str, str]:
         """What each reader is shown."""
@@ -159,14 +159,14 @@ class Reading:
     def __init__(self, skill: float) -> None:
         self.skill = skill
 
-    def __call__(self, cue: Cue) -> str:
-        what, thing = ABOUT.findall(cue.shown)[0]
+    def __call__(self, cue: PolicyInput) -> str:
+        what, thing = ABOUT.findall(cue.last_message)[0]
         works, random = cue.random.random() < self.skill, cue.random
         if cue.role == ANSWERER:
-            return self._answered(cue.shown, what, thing, random, works)
+            return self._answered(cue.last_message, what, thing, random, works)
         if cue.role in SCRIBES.values():
             return self._written(cue, what, thing, random)
-        return self._read(cue.shown, random, works)
+        return self._read(cue.last_message, random, works)
 
     def _read(self, shown: str, random: Random, works: bool) -> str:
         task, _, heard = shown.partition(MESSAGE)
@@ -176,11 +176,11 @@ class Reading:
             return f"{lines} Now: {known.state}."
         return random.choice(("I read it all.", lines))
 
-    def _written(self, cue: Cue, what: str, thing: str, random: Random) -> str:
-        known = Known().read(cue.shown.partition(MESSAGE)[2])
+    def _written(self, cue: PolicyInput, what: str, thing: str, random: Random) -> str:
+        known = Known().read(cue.last_message.partition(MESSAGE)[2])
         if random.random() > (1 + self.skill) / 2:
             return "It was read."
-        if cue.chat[0]["content"] == INSTRUCTIONS["record"]:
+        if cue.messages[0]["content"] == INSTRUCTIONS["record"]:
             first = what == "Who bought" and thing in known.bought and random.random() < 0.5
             did = f"{known.bought[thing]} bought the {thing}" if first else known.last
             return f"did: {did or 'nothing'}; now: {known.state or 'nothing'}."

@@ -21,8 +21,8 @@ import machine
 from environments import World, curve, pooled, trained
 
 from marft.config import load_recipe
-from marft_lab.team_worth.options import Options
-from marft_lab.team_worth.session import worth_of
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.session import evaluate_team
 
 TREE = ("--algorithm.name", "at-grpo", "--rollout.samples_per_task", "1")
 ARMS: Mapping[str, Mapping[str, World]] = {
@@ -72,8 +72,8 @@ def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace
     folder = trained(run, settings, "team", seed, arguments)
     found: dict[str, Any] = {"curve": curve(folder, arguments.tasks)}
     if swap:
-        options = Options(only=("swap",), tasks=arguments.tasks, crossed=("last",))
-        rows = worth_of(load_recipe(folder.config), folder, options, lambda *_: None).rows
+        options = ComparisonOptions(only=("swap",), tasks=arguments.tasks, cross_checkpoints=("last",))
+        rows = evaluate_team(load_recipe(folder.config), folder, options, lambda *_: None).rows
         found["swapped"] = {row.name: row.values["accuracy"].value for row in rows}
     return found
 

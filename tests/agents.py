@@ -10,8 +10,8 @@ import httpx
 from a2a.client import Client, ClientConfig, create_client
 from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse, TaskState
 
-from marft_serve.serving.a2a import agent_routes
-from marft_serve.serving.settings import Served
+from marft_serve.serving.a2a import build_agent_routes
+from marft_serve.serving.settings import ServedTeam
 from tests.helpers import settings
 from tests.servings import Serving, bearer, serving
 
@@ -22,7 +22,7 @@ WORDS = {value: name.removeprefix("TASK_STATE_").lower() for name, value in Task
 def agent(*roles: str, address: str = "", **options: Any) -> Iterator[Serving]:
     """A team without models, as ``marft serve --a2a`` opens it."""
     with serving(*roles, **options) as s:
-        s.app.asgi.routes.extend(agent_routes(s.app, Served(settings()), address))
+        s.app.asgi.routes.extend(build_agent_routes(s.app, ServedTeam(settings()), address))
         yield s
 
 

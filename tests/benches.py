@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft_lab.team_worth.arms import Arm, Player
-from marft_lab.team_worth.bench import Bench
-from marft_lab.team_worth.options import Options
+from marft_lab.team_evaluation.context import ComparisonContext
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.variants import TeamVariant, VariantPlayer
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -62,10 +62,10 @@ class Plays:
     """A player that is told what comes of an arm."""
 
     tasks: Sequence[Task]
-    of: Callable[[Arm], Sequence[Episode]]
-    played: list[Arm] = field(default_factory=list)
+    of: Callable[[TeamVariant], Sequence[Episode]]
+    played: list[TeamVariant] = field(default_factory=list)
 
-    def play(self, arm: Arm) -> list[Episode]:
+    def play(self, arm: TeamVariant) -> list[Episode]:
         self.played.append(arm)
         return list(self.of(arm))
 
@@ -74,24 +74,25 @@ class Plays:
 class Told:
     """A bench, and what it was told."""
 
-    bench: Bench
+    judge: ComparisonContext
     player: Plays
     notes: list[tuple[str, str]]
     expected: dict[str, int]
 
 
 def told(
-    run: RunSettings, of: Callable[[Arm], Sequence[Episode]], tasks: Sequence[str] = ("t",), *, samples: int = 1,
-    weights: Mapping[str, str] | None = None, crossed: Sequence[str] = (), options: Options | None = None,
+    run: RunSettings, of: Callable[[TeamVariant], Sequence[Episode]], tasks: Sequence[str] = ("t",), *,
+    samples: int = 1,
+    weights: Mapping[str, str] | None = None, crossed: Sequence[str] = (), options: ComparisonOptions | None = None,
     player: Plays | None = None,
 ) -> Told:  # fmt: skip
     """A bench on which ``of`` says what is played, the team's arm included, whose weights are those of ``last``."""
     notes: list[tuple[str, str]] = []
     expected: dict[str, int] = {}
     player = player or Plays([Task(task, "?") for task in tasks], of)
-    arm = Arm(weights or dict.fromkeys(run.trained_policies, "last"), samples=samples)
-    bench = Bench(
-        run, options or Options(samples=samples), cast("Player", player), arm, crossed,
+    arm = TeamVariant(weights or dict.fromkeys(run.trained_policies, "last"), samples=samples)
+    bench = ComparisonContext(
+        run, options or ComparisonOptions(samples=samples), cast("VariantPlayer", player), arm, crossed,
         lambda part, text: notes.append((part, text)), expected.__setitem__,
     )  # fmt: skip
     return Told(bench, player, notes, expected)

@@ -10,12 +10,12 @@ from typing import Any
 
 from marft.agents.game import Attempt, Game
 from marft.agents.rollout import play_all
-from marft.common.texts import LONGEST
+from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, Episode, Task
 from marft.evaluation.metrics import episode_metrics
-from marft.rewards.composer import RewardComposer
+from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import Term, TermReward
-from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import game
 from tests.hostile import (
     Misdeed,
@@ -37,7 +37,7 @@ def play_beside(
     attempts = [Attempt(Task(name, "?"), "s", critic_states=True) for name in names]
 
     async def played() -> list[Episode]:
-        return await play_all(g, attempts, live, compose=RewardComposer(terms, roles, g.threads, g.timeout))
+        return await play_all(g, attempts, live, compose=RewardManager(terms, roles, g.threads, g.timeout))
 
     episodes = asyncio.run(played())
     episode_metrics(episodes, roles, lambda _: 0)
@@ -72,7 +72,7 @@ def lost(episode: Episode, *words: str, place: bool = True) -> None:
     assert episode.transitions == () or episode.error.startswith("reward term")
     for word in words:
         assert word in episode.error
-    assert len(episode.error) < LONGEST + 200
+    assert len(episode.error) < MAX_ERROR_LENGTH + 200
     assert PLACE.search(episode.error) or not place, episode.error
 
 

@@ -10,9 +10,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from marft.inference.renderer import ChatFormat
-from marft.models.control_tokens import leave_thoughts
-from marft.models.dates import dated
-from marft.models.turn_ends import stop_ids
+from marft.models.control_tokens import exempt_reasoning_tags
+from marft.models.stop_tokens import find_stop_ids
+from marft.models.template_dates import fix_date
 from tests.chat_templates import (
     BEGINS,
     CALLS,
@@ -271,7 +271,7 @@ def format_of(name: str) -> ChatFormat:
     family = FAMILIES[name]
     tokenizer = tokenizer_of(family)
     declared = [int(i) for token in family.declared for i in [tokenizer.convert_tokens_to_ids(token)]]
-    ends = stop_ids(tokenizer, family.options, [declared], len(tokenizer))
+    ends = find_stop_ids(tokenizer, family.options, [declared], len(tokenizer))
     return ChatFormat(tokenizer, 4096, family.options, ends)
 
 
@@ -286,6 +286,6 @@ def tokenizer_of(family: Family) -> PreTrainedTokenizerBase:
     ends = {"bos_token": family.bos, "eos_token": family.eos or family.special[0]}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, **{key: token for key, token in ends.items() if token})
     template = family.template
-    tokenizer.chat_template = dated(template, "2024-07-26") if isinstance(template, str) else template
-    leave_thoughts(tokenizer)
+    tokenizer.chat_template = fix_date(template, "2024-07-26") if isinstance(template, str) else template
+    exempt_reasoning_tags(tokenizer)
     return tokenizer

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from marft.agents.agents import Agent, Agents, Seat
+from marft.agents.agents import Agent, AgentHandle, Agents
 from marft.agents.chat import Reply
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.common.texts import place, until
+from marft.common.texts import cut_at_stop, find_stop
 from marft.common.types import (
     ActionKey,
+    AgentProfile,
     Completion,
     Episode,
     JointAction,
     Observation,
-    Profile,
     Prompt,
-    Sampling,
+    SamplingParams,
     Task,
 )
 from marft.inference.renderer import ChatFormat, ChatRenderer
@@ -50,9 +50,9 @@ class Parrot(FakeEngine):
     def __init__(self, format: ChatFormat, say: Callable[[ActionKey], Said]) -> None:
         super().__init__()
         self.format, self.next = format, say
-        self.sampled: dict[ActionKey, tuple[Prompt, np.ndarray, Sampling]] = {}
+        self.sampled: dict[ActionKey, tuple[Prompt, np.ndarray, SamplingParams]] = {}
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         await asyncio.sleep(0)
         said, encode = self.next(key), self.format.tokenizer.encode
         ids = [i for piece in said.pieces for i in encode(piece, add_special_tokens=False)]
@@ -68,13 +68,13 @@ class Parrot(FakeEngine):
 class Stopping(Parrot):
     """One that heeds the texts that end a turn."""
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         whole = await super().sample(policy, prompt, sampling, key)
         for count in range(1, len(whole.tokens) + 1):
             text = str(self.format.tokenizer.decode(whole.tokens[:count].tolist(), skip_special_tokens=True))
-            if any(place(text, stop) >= 0 for stop in sampling.stop):
+            if any(find_stop(text, stop) >= 0 for stop in sampling.stop):
                 self.sampled[key] = prompt, whole.tokens[:count], sampling
-                text = until(text, sampling.stop)
+                text = cut_at_stop(text, sampling.stop)
                 return Completion(whole.tokens[:count], whole.log_probs[:count], text, "stop")
         return whole
 
@@ -91,7 +91,7 @@ class Talking:
 
 
 async def asked(
-    seat: Seat, messages: Sequence[Mapping[str, Any]], shown: str = "?", **fields: Any
+    seat: AgentHandle, messages: Sequence[Mapping[str, Any]], shown: str = "?", **fields: Any
 ) -> tuple[dict[str, Any], Reply]:
     """Ask as a client would, but for HTTP → the message of the response, as it comes out of JSON, and the reply.
 
@@ -100,10 +100,10 @@ async def asked(
     """
     protocol = ChatCompletions()
     body = json.dumps({"model": "any", "messages": list(messages), **fields})
-    request = protocol.read(body.encode())
+    request = protocol.parse_request(body.encode())
     reply = await seat.reply(Observation(shown), request.chat)
     told = {"model": "any", "marft": {}}
-    response = json.loads(json.dumps(protocol.response(request, [reply], told)))
+    response = json.loads(json.dumps(protocol.build_response(request, [reply], told)))
     return response["choices"][0]["message"], reply
 
 
@@ -116,7 +116,11 @@ def talked(
     g: Game = game(Script([ends()]), *roles, organization=Talking(talk))
     engine = speaker(format, say)
     agents = [
-        Agent(Profile(role, f"You are {role}.", answers=role == roles[-1]), role, Sampling(max_new_tokens=longest))
+        Agent(
+            AgentProfile(role, f"You are {role}.", answers=role == roles[-1]),
+            role,
+            SamplingParams(max_new_tokens=longest),
+        )
         for role in roles
     ]
     team = replace(g.team, agents=tuple(replace(agent, **changes) for agent in agents))

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from itertools import islice, product
 from typing import NamedTuple
 
-from marft_envs.code.judging import Call
+from marft_envs.code.execution import FunctionCall
 from marft_envs.code.problems import Case, Problem
 
 HONEST = "def f(x):\n    if x < 3: return x * 7 + 1\n    return -1\n"
 PROBLEM = Problem(
     "f(x): 7 x + 1",
     "f",
-    cases=tuple(Case(Call("f", (x,)), (x * 7 + 1,)) for x in range(8)),
+    cases=tuple(Case(FunctionCall("f", (x,)), (x * 7 + 1,)) for x in range(8)),
     reference="def f(x): return x * 7 + 1",
 )
 FAIR = 3 / 8  # what the honest part earns
@@ -35,10 +35,10 @@ BEFORE = {
     "forge_lines": "import os\nfor d in range(64):\n    try: os.write(d, b'[\"x\", 0, 5, \"returned\", \"\", \"77\"]\\n')\n    except OSError: pass",
     "read_order": "import os\nfor n in os.listdir('.'):\n    if os.path.isfile(n): print(open(n).read())",
     "read_proc": "open('/proc/self/mem').read()",
-    "read_frames": "import sys\ng = sys._getframe(3).f_locals\nsecret = g.get('order')",
+    "read_frames": "import sys\ng = sys._getframe(3).f_locals\nsecret = g.get('request')",
     "read_heap": "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and 'expected' in o]",
-    "patch_judge": "import marft_envs.code.inside as j\nj.encode = lambda v: '77'\nj.run = lambda *a: ('returned', '', '77')",
-    "patch_plain": "import marft_envs.code.plain as p\np._written = lambda v: 77",
+    "patch_judge": "import marft_envs.code.sandbox_program as j\nj.encode = lambda v: '77'\nj.run_program = lambda *a: ('returned', '', '77')",
+    "patch_plain": "import marft_envs.code.plain_values as p\np._encode = lambda v: 77",
     "patch_json": "import json\njson.dumps = lambda *a, **k: '77'",
     "patch_write": "import os\nw = os.write\nos.write = lambda d, b: w(d, b'=77')",
     "patch_builtins": "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda v: int",

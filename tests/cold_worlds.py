@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings, load_recipe
-from marft.config.parts import EnvironmentPart, FilterPart
-from marft.envs.scripts import Cue, Script
-from marft_lab.synthesis.candidates import Candidate, Refused, World
+from marft.config.plugin_types import EnvironmentPart, FilterPart
+from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
+from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
 
 RECIPE = Path(__file__).parents[1] / "benchmarks" / "cold_start.toml"
 
@@ -35,7 +35,7 @@ class Dice(EnvironmentPart):
     def start(self, task: Task, seed: int) -> Thrown:
         return Thrown(Random(seed).randint(100, 999))
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy:
         return said_again
 
 
@@ -70,8 +70,8 @@ class Thrown:
         return None
 
 
-def said_again(cue: Cue) -> str:
-    return str(cue.chat[-1]["content"]).partition("It is ")[2][:3]
+def said_again(cue: PolicyInput) -> str:
+    return str(cue.messages[-1]["content"]).partition("It is ")[2][:3]
 
 
 class FewWords(FilterPart):
@@ -79,11 +79,11 @@ class FewWords(FilterPart):
 
     most: int = 100
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         long = {n: sum(len(a.text) for a in one.episode.actions) > self.most for n, one in enumerate(candidates)}
         return {n: "says much" for n, much in long.items() if much}
 
 
 class NoFilter(FilterPart):
-    def refuse(self, candidates: Sequence[Candidate]) -> Refused:
+    def rejects(self, candidates: Sequence[Candidate]) -> Rejections:
         return {}

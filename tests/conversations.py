@@ -11,10 +11,10 @@ from typing import Any
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
-from marft.models.formats import load_format
+from marft.models.tokenizer_format import load_format
 from marft_envs.tool_use.environment import ToolUse
-from marft_envs.tool_use.session import Conversation
-from marft_lab.scripted import ScriptedTeam
+from marft_envs.tool_use.session import ToolUseSession
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 
 LONG = 1_000_000  # tokens that nothing is cut at
@@ -37,7 +37,7 @@ class Played:
     """One conversation, step by step."""
 
     def __init__(self, made: ToolUse, task: Task) -> None:
-        self.session: Conversation = made.start(task, 0)
+        self.session: ToolUseSession = made.start(task, 0)
         self.first: Observation = asyncio.run(self.session.reset())
 
     def call(self, name: str, /, **arguments: Any) -> Any:

@@ -21,7 +21,7 @@ from marft.agents.agents import Agents
 from marft.agents.tool_sources import StatelessSource
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Tool
 from marft.config import RunSettings
-from marft.config.parts import EnvironmentPart, OrganizationPart
+from marft.config.plugin_types import EnvironmentPart, OrganizationPart
 from marft.config.plugins import Plugin
 
 REASONS = ("raises", "exits", "killed", "hangs", "garbles")
@@ -91,7 +91,7 @@ class ScarceSource(StatelessSource):
         ]
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         return 1
 
     async def call(self, tool: str, arguments: Any) -> str:

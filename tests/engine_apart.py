@@ -14,22 +14,22 @@ from pathlib import Path
 
 import numpy as np
 
-from marft.inference.apart.frames import LENGTHS, Connection, packed
-from marft.inference.apart.words import (
+from marft.inference.subprocess_engine.frames import LENGTHS, Connection, encode_frame
+from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
-    Alive,
-    Ask,
-    Failed,
-    Forget,
-    Load,
-    Loaded,
-    Open,
+    CancelRequest,
+    CommandCompleted,
+    EngineInit,
+    Heartbeat,
+    LoadCommand,
     Ready,
-    Refused,
-    Rest,
-    Said,
-    Weigh,
-    Weighed,
+    Rejected,
+    RequestFailed,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    SleepCommand,
+    TokenChunk,
 )
 
 
@@ -38,11 +38,11 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(end: socket.socket) -> None:
-    connection = await Connection.over(end, TO_ENGINE)
-    opened: Open = await connection.receive()
+    connection = await Connection.from_socket(end, TO_ENGINE)
+    opened: EngineInit = await connection.receive()
     does = opened.options
     if does.get("refuses"):
-        connection.send(Refused(-1, "no such model"))
+        connection.send(Rejected(-1, "no such model"))
         await asyncio.sleep(60)
     lives = _count(Path(does["folder"]) / "lives")
     log = (Path(does["folder"]) / "log").open("a", encoding="utf-8")
@@ -57,20 +57,22 @@ async def _serve(end: socket.socket) -> None:
     versions: dict[str, int] = {}
     while True:
         message = await connection.receive()
-        log.write(f"{type(message).__name__}{' asleep' if isinstance(message, Rest) and message.asleep else ''}\n")
+        log.write(
+            f"{type(message).__name__}{' asleep' if isinstance(message, SleepCommand) and message.sleep else ''}\n"
+        )
         log.flush()
         match message:
-            case Load():
+            case LoadCommand():
                 assert not message.path or list(Path(message.path).iterdir())
                 versions[message.policy] = message.version
                 if lives <= does.get("leaves_loading", 0):
                     os._exit(4)
-                connection.send(Loaded(message.number))
-            case Rest():
+                connection.send(CommandCompleted(message.number))
+            case SleepCommand():
                 if lives <= does.get("dies_resting", 0):
                     os._exit(5)
-                connection.send(Loaded(message.number))
-            case Ask():
+                connection.send(CommandCompleted(message.number))
+            case SampleRequest():
                 version = versions[message.policy]
                 if lives <= does.get("dies", 0):
                     connection.send(_said(message, slice(0, 1), "", version))
@@ -85,31 +87,31 @@ async def _serve(end: socket.socket) -> None:
                         os._exit(6)
                     continue
                 if does.get("strays"):
-                    for stray in (_said(replace(message, number=10**6), slice(0, 1), "stop", 0), Loaded(10**6),
-                                  Refused(10**6, "what?"), Failed(10**6, "what?"), Alive()):  # fmt: skip
+                    for stray in (_said(replace(message, number=10**6), slice(0, 1), "stop", 0), CommandCompleted(10**6),
+                                  Rejected(10**6, "what?"), RequestFailed(10**6, "what?"), Heartbeat()):  # fmt: skip
                         connection.send(stray)
                 if does.get("fails"):
-                    connection.send(Failed(message.number, "its grammar is too large"))
+                    connection.send(RequestFailed(message.number, "its grammar is too large"))
                     continue
                 if does.get("slow"):
                     for _ in range(does["slow"]):
                         await asyncio.sleep(0.2)
-                        connection.send(Alive())
-                half = message.most // 2 if message.tells else 0
+                        connection.send(Heartbeat())
+                half = message.max_tokens // 2 if message.stream else 0
                 if half:
                     connection.send(_said(message, slice(0, half), "", version))
-                connection.send(_said(message, slice(half, message.most), "length", version))
-            case Weigh():
+                connection.send(_said(message, slice(half, message.max_tokens), "length", version))
+            case ScoreRequest():
                 version = versions[message.policy]
                 likely = -message.sizes.astype(np.float32) * message.temperature
-                connection.send(Weighed(message.number, likely, version, version))
-            case Forget():
+                connection.send(ScoreResponse(message.number, likely, version, version))
+            case CancelRequest():
                 pass
 
 
-def _garbled(how: str, ask: Ask) -> bytes:
+def _garbled(how: str, ask: SampleRequest) -> bytes:
     """No answer to a request."""
-    frame = packed(_said(ask, slice(0, 2), "stop", 0))
+    frame = encode_frame(_said(ask, slice(0, 2), "stop", 0))
     return {
         "noise": b"\xff" * 64,
         "half": frame[:-3],
@@ -119,10 +121,10 @@ def _garbled(how: str, ask: Ask) -> bytes:
     }[how]
 
 
-def _said(ask: Ask, part: slice, finish: str, version: int) -> Said:
-    tokens = np.resize(ask.prompt, ask.most)[part]
-    places = np.arange(ask.most, dtype=np.float32)[part]
-    return Said(ask.number, tokens.astype(np.int32), -places, finish, version, version)
+def _said(ask: SampleRequest, part: slice, finish: str, version: int) -> TokenChunk:
+    tokens = np.resize(ask.prompt, ask.max_tokens)[part]
+    places = np.arange(ask.max_tokens, dtype=np.float32)[part]
+    return TokenChunk(ask.number, tokens.astype(np.int32), -places, finish, version, version)
 
 
 def _count(file: Path) -> int:

@@ -32,11 +32,19 @@ from marft.common.errors import RunError
 from marft.common.types import Completion
 from marft.config import RunSettings
 from marft.inference.caller_thread import CallerThreadExecutor
-from marft.inference.kinds import Local
-from marft.models.pool import Models
-from marft.rollout.workers.client import Client
-from marft.rollout.workers.messages import Answer, Choose, End, Fault, Forget, Sample, Still
-from marft.rollout.workers.wire import Wire
+from marft.inference.engine_settings import Local
+from marft.models.policy_registry import PolicyRegistry
+from marft.rollout.workers.client import SamplerClient
+from marft.rollout.workers.message_stream import MessageStream
+from marft.rollout.workers.messages import (
+    CancelRequest,
+    ChooseRequest,
+    EndRun,
+    Quiescence,
+    RequestResult,
+    SampleRequest,
+    SerializedError,
+)
 
 START = "import sys; from tests.engine_process import main; main(int(sys.argv[1]))"
 ROOT = Path(__file__).parents[1]
@@ -66,7 +74,7 @@ class Elsewhere(Local):
     opened: ClassVar[list[EngineProcess]] = []
 
     def open(
-        self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor
+        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
     ) -> EngineProcess:  # fmt: skip
         engine = EngineProcess()
         thread.wait_for(engine.start(run, policies))
@@ -74,7 +82,7 @@ class Elsewhere(Local):
         return engine
 
 
-class EngineProcess(Client):
+class EngineProcess(SamplerClient):
     """The run's side. What is asked for, and how answers are heard, is what workers do with the run's engine."""
 
     def __init__(self) -> None:
@@ -92,7 +100,7 @@ class EngineProcess(Client):
                 [sys.executable, "-c", START, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
             )  # fmt: skip
-        self.wire = await Wire.over(ours)
+        self.wire = await MessageStream.open(ours)
         self.wire.send((pickle.dumps(run), tuple(policies)))
         self.settled: asyncio.Future[Settled] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell_when_still())]
@@ -105,7 +113,7 @@ class EngineProcess(Client):
         self.wire.send(Publish(weights, version))
         self._versions.update(dict.fromkeys(policies, version))
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         if self._gone:
             return
         self.settled = asyncio.get_running_loop().create_future()
@@ -121,15 +129,15 @@ class EngineProcess(Client):
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self.wire.send(End())
-        await self.wire.drained()
+        self.wire.send(EndRun())
+        await self.wire.drain()
         await asyncio.to_thread(self.process.wait, 10)
         self.wire.close()
 
-    async def _asked(self, request: Sample | Choose) -> Any:
+    async def _send_request(self, request: SampleRequest | ChooseRequest) -> Any:
         if self._gone:
             raise self._gone
-        return await super()._asked(request)
+        return await super()._send_request(request)
 
     def _send_and_tell(self, message: object) -> None:
         self.wire.send(message)
@@ -142,12 +150,12 @@ class EngineProcess(Client):
                     if isinstance(message, Settled):
                         assert self.settled is not None
                         self.settled.set_result(message)
-                    elif isinstance(message, Fault):
-                        self._fail(message.error())
+                    elif isinstance(message, SerializedError):
+                        self._fail(message.to_error())
                     else:
                         self._answers += 1
-                        self.stillness.stir()
-                        self.hear(message)
+                        self.barrier.notify_activity()
+                        self.deliver(message)
                         self._stirred.set()
         except EOFError:
             self._gone = RunError("the engine's process has ended")
@@ -162,8 +170,8 @@ class EngineProcess(Client):
         while True:
             await self._stirred.wait()
             self._stirred.clear()
-            await self.stillness.reached()
-            self.wire.send(Still(self._answers))
+            await self.barrier.wait()
+            self.wire.send(Quiescence(self._answers))
 
 
 def main(descriptor: int) -> None:
@@ -173,37 +181,37 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(connection: socket.socket, thread: CallerThreadExecutor) -> None:
-    wire = await Wire.over(connection)
+    wire = await MessageStream.open(connection)
     ((begin, policies),) = await wire.receive()
     run: RunSettings = pickle.loads(begin)
-    models = await asyncio.get_running_loop().run_in_executor(thread, Models, run)
+    models = await asyncio.get_running_loop().run_in_executor(thread, PolicyRegistry, run)
     assert isinstance(run.engine, Local)
     serving = _Serving(wire, models, Local.open(run.engine, run, models, policies, thread))
     try:
         while True:
             for message in await wire.receive():
-                if isinstance(message, End):
+                if isinstance(message, EndRun):
                     return
-                serving.heed(message)
+                serving.handle(message)
     except EOFError:
         return
 
 
 class _Serving:
-    def __init__(self, wire: Wire, models: Models, engine: Engine) -> None:
+    def __init__(self, wire: MessageStream, models: PolicyRegistry, engine: Engine) -> None:
         self.wire, self.models, self.engine = wire, models, engine
         self.sent = 0
         self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.wait, self.held = ExitStack(), False
 
-    def heed(self, message: object) -> None:
+    def handle(self, message: object) -> None:
         match message:
-            case Sample() | Choose():
+            case SampleRequest() | ChooseRequest():
                 self.hold()
                 self.tasks[message.number] = asyncio.create_task(self.answer(message))
-            case Forget(number):
+            case CancelRequest(number):
                 self.tasks[number].cancel()
-            case Still(answers) if answers == self.sent:
+            case Quiescence(answers) if answers == self.sent:
                 self.wait.close()
                 self.held = False
             case Publish(weights, version):
@@ -221,17 +229,17 @@ class _Serving:
             self.wait.enter_context(self.engine.external_wait())
             self.held = True
 
-    async def answer(self, asked: Sample | Choose) -> None:
+    async def answer(self, asked: SampleRequest | ChooseRequest) -> None:
         try:
-            outcome: Any = await asked.put_to(self.engine)
+            outcome: Any = await asked.run_on(self.engine)
         except Exception as error:  # noqa: BLE001  the run must hear of it
-            self.wire.send(Fault.of(error))
+            self.wire.send(SerializedError.from_error(error))
             return
         assert isinstance(outcome, Completion | tuple)
         self.hold()
         self.sent += 1
-        self.wire.send(Answer(asked.number, outcome))
+        self.wire.send(RequestResult(asked.number, outcome))
 
     async def settle(self) -> None:
-        await self.engine.settle()
+        await self.engine.wait_idle()
         self.wire.send(Settled(dict(self.engine.usage())))

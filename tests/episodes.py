@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
-from marft.trainer.interfaces import Level, Values, all_actions
+from marft.trainer.interfaces import Level, Values, flatten_actions
 
 ROLES = ("a", "b", "c", "d")
 FLOATS = st.floats(-3, 3, allow_nan=False, width=32)
@@ -18,8 +18,8 @@ def make_action(
     tokens: tuple[int, ...] = (8, 9), log_probs: tuple[float, ...] | None = None, policy: str = "", task: str = "t",
     sample: int = 0, text: str = "one two", marks: tuple[int, ...] | None = None,
 ) -> Action:  # fmt: skip
-    kinds = np.array(marks or [Mark.SAMPLED] * len(tokens), np.uint8)
-    scores = log_probs if log_probs is not None else (-1.0,) * int((kinds == Mark.SAMPLED).sum())
+    kinds = np.array(marks or [TokenSource.SAMPLED] * len(tokens), np.uint8)
+    scores = log_probs if log_probs is not None else (-1.0,) * int((kinds == TokenSource.SAMPLED).sum())
     return Action(
         key=ActionKey("train/0", task, sample, step, agent, call), policy=policy or agent, index=index, sees=sees,
         prompt=np.array(prompt, np.int32), tokens=np.array(tokens, np.int32), marks=kinds,
@@ -80,7 +80,7 @@ def episodes(draw: st.DrawFn, chain: bool = False, sees_nothing: bool = False, m
 
 @st.composite
 def values_for(draw: st.DrawFn, batch: list[Episode], level: Level) -> Values:
-    sizes = [1 if level == "action" else len(action.tokens) for action in all_actions(batch)]
+    sizes = [1 if level == "action" else len(action.tokens) for action in flatten_actions(batch)]
     return Values(
         [np.array([draw(FLOATS) for _ in range(size)], np.float64) for size in sizes],
         [{agent: draw(FLOATS) for agent in episode.bootstrap} for episode in batch],

@@ -48,7 +48,7 @@ class Plain:
         return str(self.tokenizer.decode(said[0, len(ids) :], skip_special_tokens=True))
 
     @torch.no_grad()
-    def logits(self, policy: str, ids: Sequence[int]) -> Tensor:
+    def compute_logits(self, policy: str, ids: Sequence[int]) -> Tensor:
         self.model.set_adapter(policy)
         return self.model(input_ids=torch.tensor([list(ids)])).logits[0]  # type: ignore[no-any-return]
 

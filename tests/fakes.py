@@ -13,49 +13,64 @@ from marft.agents.agents import Agent
 from marft.agents.chat import Chat
 from marft.agents.engine import Weights
 from marft.agents.game import Game
-from marft.agents.live import LiveText, Spelling
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.organizations.chain import Chain
-from marft.agents.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, compose, exchange
+from marft.agents.renderer import (
+    NO_TOKENS,
+    ChatMessage,
+    Message,
+    NotExact,
+    TruncationPolicy,
+    build_messages,
+    tool_call_messages,
+)
+from marft.agents.streaming import Detokenizer, TextStream
 from marft.agents.team import Organization, Team
-from marft.common.marks import Grammar
-from marft.common.thoughts import Said, thought
+from marft.common.reasoning import StopString, measure_reasoning
+from marft.common.token_data import Grammar
 from marft.common.types import (
     Action,
     ActionKey,
+    AgentProfile,
     Choice,
     Completion,
     JointAction,
     Observation,
     Option,
-    Profile,
     Prompt,
-    Sampling,
+    SamplingParams,
     Step,
     Task,
     TokenIds,
     Tool,
     ToolCall,
-    Versions,
+    VersionRange,
 )
-from marft.inference.tool_format import Syntax, ToolFormat
+from marft.inference.tool_format import CallSyntax, ToolFormat
 
-CALL = Syntax("CALL", "name", "arguments")
+CALL = CallSyntax("CALL", "name", "arguments")
 
 
 class FakeRenderer:
     """Renders to the bytes of the chat."""
 
     def render(
-        self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
+        self,
+        policy: str,
+        profile: AgentProfile,
+        observation: str,
+        seen: Sequence[Message],
+        *,
+        reserve: int,
+        cut: TruncationPolicy,
     ) -> Prompt:
-        chat = compose(profile, observation, seen)
+        chat = build_messages(profile, observation, seen)
         return Prompt(self.start(policy, chat, ()), chat=tuple(chat))
 
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         return np.frombuffer(str(list(messages)).encode(), np.uint8).astype(np.int32)
 
-    def go_on(
+    def continue_chat(
         self,
         policy: str,
         ids: TokenIds,
@@ -65,18 +80,20 @@ class FakeRenderer:
     ) -> TokenIds | NotExact:
         return self.start(policy, new, tools)
 
-    def thought(self, policy: str, text: str, begun: str = "") -> int:
-        return thought(text)
+    def reasoning_length(self, policy: str, text: str, prefix: str = "") -> int:
+        return measure_reasoning(text)
 
-    def opening(self, policy: str, text: str) -> TokenIds:
-        return self.ids(policy, text)
+    def encode_prefix(self, policy: str, text: str) -> TokenIds:
+        return self.encode_text(policy, text)
 
-    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = "") -> LiveText:
-        spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
-        certain = ToolFormat(None, {}, (), CALL).certain  # type: ignore[arg-type]  of which the syntax alone counts
-        return LiveText(spelling, stops, False if drops else None, certain if tools else len)
+    def text_stream(
+        self, policy: str, stops: Sequence[str | StopString], drops: bool, tools: bool, prefix: str = ""
+    ) -> TextStream:
+        spelling = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
+        certain = ToolFormat(None, {}, (), CALL).final_length  # type: ignore[arg-type]  of which the syntax alone counts
+        return TextStream(spelling, stops, False if drops else None, certain if tools else len)
 
-    def call_end(self, policy: str) -> str | Said:
+    def call_end(self, policy: str) -> str | StopString:
         return ""
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
@@ -92,12 +109,14 @@ class FakeRenderer:
         return text[:tokens]
 
     def calls(
-        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS
     ) -> Sequence[ToolCall]:
-        return CALL.read(bytes(tokens.astype(np.uint8)).decode())
+        return CALL.parse_calls(bytes(tokens.astype(np.uint8)).decode())
 
-    def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
-        return exchange(bytes(begun.astype(np.uint8)).decode() + text, calls)
+    def tool_call_messages(
+        self, policy: str, text: str, calls: Sequence[ToolCall], prefix: TokenIds
+    ) -> Sequence[ChatMessage]:
+        return tool_call_messages(bytes(prefix.astype(np.uint8)).decode() + text, calls)
 
     def tool_response(
         self,
@@ -113,23 +132,23 @@ class FakeRenderer:
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
         raise ValueError("nothing is held here")
 
-    def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
+    def token_texts(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
         return tuple(map(chr, tokens))
 
-    def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
+    def decode_tokens(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
         return bytes(tokens.astype(np.uint8)).decode(errors="replace")
 
-    def ids(self, policy: str, text: str) -> TokenIds:
+    def encode_text(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
-        return tokens if self.spelled(other, tokens) == text else None
+    def shared_tokens(self, policy: str, source_policy: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        return tokens if self.decode_tokens(source_policy, tokens) == text else None
 
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def response_prefix(self, policy: str, other: Action) -> int:
-        return len(other.tokens)
+    def response_prefix(self, policy: str, action: Action) -> int:
+        return len(action.tokens)
 
 
 class Unchanging:
@@ -138,7 +157,7 @@ class Unchanging:
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Nothing changes."""
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Nothing is computed in the background."""
 
     def version(self, policy: str) -> int:
@@ -160,7 +179,7 @@ class FakeEngine(Unchanging):
         self.say = say
         self.asked: list[tuple[ActionKey, str]] = []
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         text = bytes(prompt.ids.astype(np.uint8)).decode()
         self.asked.append((key, text))
         await asyncio.sleep(0)
@@ -169,15 +188,15 @@ class FakeEngine(Unchanging):
         return Completion(tokens, np.full(len(tokens), -1.0, np.float32), said, "stop")
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Chooses the option that ``say`` names."""
         text = bytes(prompt.ids.astype(np.uint8)).decode()
         self.asked.append((key, text))
         await asyncio.sleep(0)
         named = np.frombuffer(self.say(key, text).encode(), np.uint8).astype(np.int32)
         place = next(n for n, option in enumerate(options) if np.array_equal(option.tokens, named))
-        return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), Versions()
+        return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), VersionRange()
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
@@ -232,7 +251,7 @@ def game(
     **changes: object,
 ) -> Game:
     agents = tuple(
-        Agent(Profile(role, f"You are {role}.", answers=role == (roles or ("a",))[-1]), policy=role)
+        Agent(AgentProfile(role, f"You are {role}.", answers=role == (roles or ("a",))[-1]), policy=role)
         for role in roles or ("a",)
     )
     settings = {"timeout": 5.0, **changes}

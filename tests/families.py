@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from marft.models.families import FAMILIES, enlarge
+from marft.models.model_families import MODEL_FAMILIES, scale_up_weights
 
-FAMILY = {family.name: family for family in FAMILIES}
+FAMILY = {family.name: family for family in MODEL_FAMILIES}
 PACKED = (
     "Qwen 2", "Qwen 3", "Qwen 3 with experts", "Llama", "Mistral", "Ministral 3", "SmolLM 3", "Gemma 2", "Gemma 3",
     "Phi 3, 4", "OLMo 2", "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3",
@@ -24,6 +24,6 @@ def random_model(config: PreTrainedConfig, folder: Path) -> Path:
     """Save a random model whose logits are far from uniform."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    enlarge(model)
+    scale_up_weights(model)
     model.save_pretrained(folder)
     return folder

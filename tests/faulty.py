@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from marft.agents.environment import Split, tool
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
-from marft.envs.scripts import Cue
+from marft.config.plugin_types import EnvironmentPart
+from marft.envs.scripted_policy import PolicyInput
 
 PLACES: Mapping[Split, range] = {"train": range(30), "validation": range(30, 40), "test": range(40, 50)}
 MOST = 3  # steps
@@ -36,7 +36,7 @@ class Sound(EnvironmentPart):
         return Attempt(self, task, seed)
 
     def script(self, skill: float = 1.0) -> Callable[..., object]:
-        def say(cue: Cue) -> str:
+        def say(cue: PolicyInput) -> str:
             return str(cue.task.data["answer"]) if cue.random.random() < skill else "I do not know."
 
         return say
@@ -155,7 +155,7 @@ class Unsolvable(Sound):
         return Task(task.id, task.prompt, {**task.data, "answer": "?" if place == 29 else task.data["answer"]})
 
     def script(self, skill: float = 1.0) -> Callable[..., object]:
-        def say(cue: Cue) -> str:
+        def say(cue: PolicyInput) -> str:
             right = str(cue.task.data["a"] + cue.task.data["b"])
             return right if cue.random.random() < skill else "I do not know."
 

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from marft_lab.federated.words import Asked, Failed, Update, data_of, files_of, receive, send
+from marft_lab.federated.messages import TrainFailure, TrainRequest, Update, pack_files, receive, send, unpack_files
 
 
 def main(descriptor: int) -> None:
@@ -19,17 +19,17 @@ def main(descriptor: int) -> None:
                 asked = receive(end)
             except EOFError:
                 return
-            assert isinstance(asked, Asked)
+            assert isinstance(asked, TrainRequest)
             send(end, _answer(does, place, asked))
 
 
-def _answer(does: str, place: Path, asked: Asked) -> Update | Failed:
+def _answer(does: str, place: Path, asked: TrainRequest) -> Update | TrainFailure:
     if does == "hangs":
         time.sleep(600)
     if does == "fails":
-        return Failed(asked.round)
+        return TrainFailure(asked.round)
     times = place.with_suffix(".times")
     times.write_text(times.read_text() + "." if times.exists() else ".")
     if does == "ends" or (does == "ends once" and times.read_text() == "."):
         os._exit(3)
-    return Update(asked.round, {"models": {}}, *data_of(files_of(asked)))
+    return Update(asked.round, {"models": {}}, *pack_files(unpack_files(asked)))

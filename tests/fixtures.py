@@ -15,11 +15,11 @@ from transformers.utils import logging
 
 from marft.config import RunSettings
 from marft.config.models import ModelSettings
-from marft.models import held_in_half
+from marft.models import half_precision
 from marft.models.backbone import Backbone
-from marft.models.formats import load_tokenizer
-from marft.models.loading import load_backbone
-from marft.runs.folder import RunFolder
+from marft.models.loader import load_backbone
+from marft.models.tokenizer_format import load_tokenizer
+from marft.runs.run_folder import RunFolder
 from tests.draws import DrawnFrom
 from tests.helpers import settings as recipe_settings
 from tests.runs import finished
@@ -54,7 +54,7 @@ def caplog(request: pytest.FixtureRequest) -> Iterator[pytest.LogCaptureFixture]
 def multiplies_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that multiplies bfloat16 numbers faster than float32 ones."""
     has = {"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}
-    monkeypatch.setattr(held_in_half.torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(half_precision.torch.cpu, "get_capabilities", lambda: has)
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Observation, Task, Transition
-from marft_lab.flows.board import Board
-from marft_lab.flows.choosing import context_of, played_of
+from marft_lab.flows.edge_policy import active_nodes, match_context
+from marft_lab.flows.evaluator import FlowEvaluator
 from marft_lab.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node, write_network
-from marft_lab.flows.organization import Flow, paths_of
+from marft_lab.flows.organization import Flow, episode_paths
 from tests.episodes import make_action
 
 Solves = Callable[[tuple[Node, ...], Task], bool]
@@ -27,9 +27,9 @@ def network(*edges: str, **changes: object) -> FlowNetwork:
 
 def contexts(*prompts: str) -> tuple[Context, ...]:
     """One of each prompt, and called like it."""
-    from marft_lab.flows.likeness import added, vectors_of
+    from marft_lab.flows.similarity import add_vectors, embed_texts
 
-    return tuple(Context(prompt, prompt, 1, added((), vectors_of([prompt], 256)[0])) for prompt in prompts)
+    return tuple(Context(prompt, prompt, 1, add_vectors((), embed_texts([prompt], 256)[0])) for prompt in prompts)
 
 
 def vectors(texts: Sequence[str]) -> list[list[float]]:
@@ -43,33 +43,33 @@ def flow(tmp_path: Path, found: FlowNetwork, **keys: object) -> Flow:
     return Flow(network=str(tmp_path / "network.json"), **keys)  # type: ignore[arg-type]
 
 
-def board(tmp_path: Path, found: FlowNetwork, solves: Solves, tasks: Sequence[Task]) -> Board:
+def board(tmp_path: Path, found: FlowNetwork, solves: Solves, tasks: Sequence[Task]) -> FlowEvaluator:
     """A board whose episodes are made up: what the nodes of a path are told decides."""
 
     def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
         return [_episode(organization, attempt, solves) for attempt in attempts]
 
-    return Board(flow(tmp_path, found), play, tasks, tasks)
+    return FlowEvaluator(flow(tmp_path, found), play, tasks, tasks)
 
 
 def _episode(organization: Flow, attempt: Attempt, solves: Solves) -> Episode:
     bare = Episode(attempt.task, attempt.stream, attempt.sample, (make_action(),), "terminated")
     played = organization.flow
-    context = context_of(played, attempt.task.prompt)
+    context = match_context(played, attempt.task.prompt)
     path = next(iter(_paths(organization, bare)))
-    nodes = tuple(played.node(name) for name in played_of(played, context, path))
+    nodes = tuple(played.node(name) for name in active_nodes(played, context, path))
     actions = tuple(make_action(node.role, call=place, text=node.name) for place, node in enumerate(nodes))
     solved = solves(nodes, attempt.task)
     step = Transition(Observation(attempt.task.prompt), float(bool(solved)))
     whole = replace(bare, actions=actions, transitions=(step,), success=solved)
-    assert paths_of(organization, whole, 0) == [path]
+    assert episode_paths(organization, whole, 0) == [path]
     return whole
 
 
 def _paths(organization: Flow, bare: Episode) -> list[tuple[str, ...]]:
     from marft.common.seeds import derive_seed
-    from marft_lab.flows.organization import path_of_step
+    from marft_lab.flows.organization import sample_step_path
 
     seed = derive_seed(0, "organization", bare.stream, bare.task.id, bare.sample)
-    context = context_of(organization.flow, bare.task.prompt)
-    return [path_of_step(organization.flow, context, seed, 0, organization.most, organization.temperature)]
+    context = match_context(organization.flow, bare.task.prompt)
+    return [sample_step_path(organization.flow, context, seed, 0, organization.most, organization.temperature)]

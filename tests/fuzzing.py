@@ -21,10 +21,10 @@ from typing import Any
 
 import tomli_w
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.algorithms import PRESETS
-from marft.config.bundled import bundled, bundled_names
+from marft.config.bundled import bundled_names, bundled_recipe
 from tests.helpers import recipe
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +96,7 @@ class Notebook:
 def shown_everywhere() -> Iterator[dict[str, Any]]:
     """Every recipe that ships or stands in the docs, whole enough to be read."""
     for name in bundled_names():
-        yield {"name": name, **tomllib.loads(bundled(name).read_text(encoding="utf-8"))}
+        yield {"name": name, **tomllib.loads(bundled_recipe(name).read_text(encoding="utf-8"))}
     for page in SHOWN:
         for block in (ROOT / page).read_text(encoding="utf-8").split("```toml\n")[1:]:
             for theirs, ours in OURS.items():
@@ -104,11 +104,11 @@ def shown_everywhere() -> Iterator[dict[str, Any]]:
             yield {**recipe(), **tomllib.loads(block.split("```")[0])}
     for name in PRESETS:
         yield recipe(algorithm={"name": name}, training={"steps": 9})
-    for name in bundled_parts("organizations"):
+    for name in bundled_plugins("organizations"):
         yield recipe(team={"organization": name, **NEEDED.get(name, {})})
-    for name in bundled_parts("channels"):
+    for name in bundled_plugins("channels"):
         yield recipe(channel={"name": name, **NEEDED.get(name, {})})
-    yield recipe(rewards=[{"name": name, **NEEDED.get(name, {})} for name in bundled_parts("rewards")])
+    yield recipe(rewards=[{"name": name, **NEEDED.get(name, {})} for name in bundled_plugins("rewards")])
     yield complete(recipe())
 
 

@@ -27,18 +27,18 @@ from typing import Any, NamedTuple, TypeVar
 from marft.agents.game import Attempt
 from marft.common.types import Task
 from marft.config import parse_recipe
-from marft.config.bundled import bundled
-from marft.config.given import Given
-from marft.rollout.rollouts import LocalRollouts
+from marft.config.bundled import bundled_recipe
+from marft.config.python_objects import ObjectPlaceholder
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft_serve.gateway.client import Client
-from marft_serve.gateway.listening import Listener
+from marft_serve.gateway.listener import Listener
 from marft_serve.gateway.program import Program
-from marft_serve.serving.a2a import agent_routes
+from marft_serve.serving.a2a import build_agent_routes
 from marft_serve.serving.app import App, Limits
-from marft_serve.serving.asking import Asking
-from marft_serve.serving.loading import loaded
-from marft_serve.serving.mcp import beside, team_server
-from marft_serve.serving.settings import Served, served_table
+from marft_serve.serving.loader import load_team
+from marft_serve.serving.mcp import build_team_server, combine_apps
+from marft_serve.serving.settings import ServedTeam, build_served_table
+from marft_serve.serving.team_handler import TeamHandler
 from tests.gateways import Response, send
 
 T = TypeVar("T")
@@ -373,20 +373,20 @@ def _check(answer: Response, path: str) -> None:
 
 def _recipe() -> dict[str, Any]:
     """The demo's recipe, on a model whose template shows tools."""
-    table = {"name": "demo", **tomllib.loads(bundled("demo").read_text(encoding="utf-8"))}
+    table = {"name": "demo", **tomllib.loads(bundled_recipe("demo").read_text(encoding="utf-8"))}
     table["models"]["base"]["path"] = "tiny-tools"
     return table
 
 
 def with_team(work: Callable[[Pestered], T], paths: Sequence[str] = ()) -> T:
     """Do something with the demo's team, untrained, behind a server in this process: an agent of A2A, a tool of MCP."""
-    served = Served(parse_recipe(served_table(_recipe()), ["--threads", "1"]))
-    with loaded(served) as rollouts:
+    served = ServedTeam(parse_recipe(build_served_table(_recipe()), ["--threads", "1"]))
+    with load_team(served) as rollouts:
 
         async def serve() -> T:
-            app = App(Asking(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
-            app.asgi.routes.extend(agent_routes(app, served))
-            listener = Listener(beside(app, team_server(app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+            app = App(TeamHandler(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
+            app.asgi.routes.extend(build_agent_routes(app, served))
+            listener = Listener(combine_apps(app, build_team_server(app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
             url = listener.address
             try:
                 return await asyncio.to_thread(lambda: work(Pestered(f"{url}/v1", GREEDY, url, paths)))
@@ -404,11 +404,11 @@ def with_gateway(work: Callable[[Pestered], T]) -> T:
         found.append(work(Pestered(clients["actor"].base_url, {})))
         return ""
 
-    program = Program(call=Given(solve), timeout_seconds=1e6)  # type: ignore[arg-type]
+    program = Program(call=ObjectPlaceholder(solve), timeout_seconds=1e6)  # type: ignore[arg-type]
     table = _recipe()
     for agent in table["agents"]:
         agent["sampling"]["temperature"] = 0.01  # a plain request is answered alike, whatever is drawn
-    with LocalRollouts(parse_recipe(table, ["--threads", "1", "--rollout.timeout_seconds", "1e6"])) as rollouts:
+    with LocalRolloutRunner(parse_recipe(table, ["--threads", "1", "--rollout.timeout_seconds", "1e6"])) as rollouts:
         attempts = [Attempt(rollouts.game.environment.tasks("train")[0], "fuzzing")]
         (episode,) = rollouts.play(attempts, replace(rollouts.team, organization=program))
     assert episode.status == "terminated", episode.error

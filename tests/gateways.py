@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from marft.agents.game import Attempt, Game
 from marft.agents.rollout import play_all
 from marft.common.types import Episode, Task
-from marft.config.given import Given
+from marft.config.python_objects import ObjectPlaceholder
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.program import Program
 from tests.fakes import FakeEngine, Script, ends, game
@@ -65,7 +65,7 @@ def ask(client: Client, text: str = "1 + 2?", headers: Mapping[str, str] | None 
 def game_of(
     solve: Solve | None, *roles: str, engine: FakeEngine | None = None, steps: Sequence[Any] = (), **program: Any
 ) -> Game:
-    given = {"call": Given(solve)} if solve else {}
+    given = {"call": ObjectPlaceholder(solve)} if solve else {}
     part = Program(**given, **{"timeout_seconds": 60.0, "wait_seconds": 30.0, **program})
     script = Script(list(steps) or [ends()] * 1000)
     return game(script, *(roles or ("a",)), organization=part, engine=engine)

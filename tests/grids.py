@@ -13,7 +13,7 @@ from marft.agents.environment import Session
 from marft.common.types import Episode, JointAction, Observation, Step
 from marft.config.load import load_recipe
 from marft.config.run import RunSettings
-from marft_lab.scripted import ScriptedTeam
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import NIGHT
 

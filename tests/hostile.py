@@ -15,7 +15,7 @@ import torch
 from marft.agents.environment import tool
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.rewards.terms import TermReward
 
 Misdeed = Callable[[], Any]

@@ -11,9 +11,9 @@ import torch
 
 from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config import RunSettings
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.learner import Learner
-from marft.trainer.rank_group import ALONE, Ranks
+from marft.trainer.rank_group import SINGLE_RANK, Ranks
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -30,12 +30,12 @@ def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -
     )  # fmt: skip
 
 
-def begun(run: RunSettings, ranks: Ranks = ALONE) -> Learner:
+def begun(run: RunSettings, ranks: Ranks = SINGLE_RANK) -> Learner:
     """A learner whose adapters say something of their own."""
     torch.manual_seed(0)
-    models = Models(run)
+    models = PolicyRegistry(run)
     for role in ROLES:  # a policy of whole weights has none
-        for adapter in (one for base in models.bases.values() for one in base.adapters(role).values()):
+        for adapter in (one for base in models.base_models.values() for one in base.adapters(role).values()):
             torch.nn.init.normal_(adapter.b, std=0.05)
     return Learner(run, models, ranks)
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from marft.agents.memories.interface import KINDS, Entry
-from marft.agents.memories.store import Store, open_store
-from marft.common.registry import bundled_parts
+from marft.agents.memories.store import MemoryStore, open_store
+from marft.common.registry import bundled_plugins
 from marft.config.plugins import find_plugin
 
 T = TypeVar("T")
-SYSTEMS = sorted(bundled_parts("memories"))
+SYSTEMS = sorted(bundled_plugins("memories"))
 CONSTRUCTIONS = ("eager", "batched", "lazy")
 
 
@@ -23,7 +23,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-def opened(name: str, **keys: Any) -> Store:
+def opened(name: str, **keys: Any) -> MemoryStore:
     return open_store(part(name, **keys))
 
 
@@ -72,7 +72,7 @@ CALLS = st.lists(
 )
 
 
-async def follow(store: Store, calls: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
+async def follow(store: MemoryStore, calls: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     """Make the calls → what was read."""
     found = []
     for name, *arguments in calls:

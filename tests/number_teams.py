@@ -20,11 +20,11 @@ from marft.agents.rollout import play_all
 from marft.agents.team import Team
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import RunSettings
-from marft.config.parts import EnvironmentPart
-from marft.rollout.playing import nobody
-from marft.runs.folder import RunFolder
-from marft_lab.team_worth.options import Options
-from marft_lab.team_worth.session import Worth, worth_of
+from marft.config.plugin_types import EnvironmentPart
+from marft.rollout.runner import ignore_episode
+from marft.runs.run_folder import RunFolder
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.session import TeamEvaluation, evaluate_team
 from tests.fakes import FakeEngine, game
 from tests.helpers import settings
 
@@ -94,7 +94,9 @@ class FakeRollouts:
         seats = self._game.team.agents
         self.team = replace(self._game.team, agents=tuple(replace(seat, policy=policies[seat.role]) for seat in seats))
         self.models = SimpleNamespace(
-            digests=dict, reset_policy=lambda name: self.weights.__setitem__(name, "base"), load_policy=self._load
+            compute_digests=dict,
+            reset_policy=lambda name: self.weights.__setitem__(name, "base"),
+            load_policy=self._load,
         )
         self._policies: Mapping[str, str] = {}
 
@@ -106,7 +108,7 @@ class FakeRollouts:
     def instruct(self, told: object) -> None: ...
 
     def play(
-        self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
+        self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = ignore_episode
     ) -> list[Episode]:
         team = team or self.team
         if len(self.played) + len(attempts) > self.stops:
@@ -120,7 +122,7 @@ class FakeRollouts:
 
 
 class Played:
-    """``worth_of`` on such a team, in a folder of its own.
+    """``evaluate_team`` on such a team, in a folder of its own.
 
     Args:
         names: checkpoints by the names that they are asked for.
@@ -140,8 +142,8 @@ class Played:
             (self.folder.checkpoints / name / "state.json").write_text(
                 json.dumps({"files": {f"policies/{policy}/w": name for policy in self.run.trained_policies}})
             )
-        monkeypatch.setattr("marft_lab.team_worth.session.open_rollouts", self._opened)
-        monkeypatch.setattr("marft_lab.team_worth.session.find_checkpoint", self._find)
+        monkeypatch.setattr("marft_lab.team_evaluation.session.open_rollouts", self._opened)
+        monkeypatch.setattr("marft_lab.team_evaluation.session.find_checkpoint", self._find)
 
     def _find(self, run: RunSettings, folder: RunFolder, name: str) -> Path | None:
         return None if name == "base" else self.folder.checkpoints / self.names[name]
@@ -154,9 +156,9 @@ class Played:
         finally:
             self.rollouts.close()
 
-    def worth(self, **options: Any) -> Worth:
+    def worth(self, **options: Any) -> TeamEvaluation:
         """What the team is worth."""
-        return worth_of(self.run, self.folder, Options(**options), lambda _=None: None, self.told.append)
+        return evaluate_team(self.run, self.folder, ComparisonOptions(**options), lambda _=None: None, self.told.append)
 
     @property
     def count(self) -> int:
@@ -164,6 +166,6 @@ class Played:
         return len(self.rollouts.played) if self.rollouts else 0
 
 
-def accuracies(found: Worth) -> dict[str, float]:
+def accuracies(found: TeamEvaluation) -> dict[str, float]:
     """By the names of rows."""
     return {row.name: row.values["accuracy"].value for row in found.rows if "accuracy" in row.values}

@@ -14,17 +14,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
-from marft.common.marks import Mark
-from marft.common.types import Episode, Observation, Task, ToolCall, Transition, Versions
+from marft.common.token_data import TokenSource
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition, VersionRange
 from marft.config import load_recipe
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
-from marft_serve.tracing.cast import Cast
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import RunFolder
 from marft_serve.tracing.span import Span
+from marft_serve.tracing.team_metadata import TeamMetadata
 from tests.episodes import make_action
 
 BEGAN = 1_700_000_000.25
-CAST = Cast.of(load_recipe("demo").model_dump(mode="json"))
+CAST = TeamMetadata.from_table(load_recipe("demo").model_dump(mode="json"))
 
 
 def team(text: str = "It is 5.", sample: int = 0, task: str = "t") -> Episode:
@@ -32,16 +32,20 @@ def team(text: str = "It is 5.", sample: int = 0, task: str = "t") -> Episode:
     plan = replace(make_action("reasoner", text=text, sample=sample, task=task), started=0.1, ended=0.4)
     act = make_action(
         "actor", index=1, sees=(plan.id,), tokens=(1, 2, 3, 4, 5, 6), sample=sample, task=task, text="5",
-        marks=(Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.TOOL, Mark.SAMPLED, Mark.SAMPLED),
+        marks=(
+            TokenSource.SAMPLED, TokenSource.SAMPLED, TokenSource.TOOL, TokenSource.TOOL, TokenSource.SAMPLED,
+            TokenSource.SAMPLED,
+        ),
     )  # fmt: skip
     call = ToolCall("add", '{"a": 2, "b": 3}', "5", seconds=0.1)
     written = 'I add. <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
     act = replace(
-        act, intermediate_texts=(written,), calls=(call,), started=0.5, ended=1.0, versions=Versions(2, 3)
+        act, intermediate_texts=(written,), calls=(call,), started=0.5, ended=1.0, versions=VersionRange(2, 3)
     )  # fmt: skip
     step = Transition(Observation("2 + 3 ="), 1.0, {"actor": 0.5}, {"right": 1.5, "short/actor": -0.5})
     return Episode(
-        Task(task, "2 + 3 ="), "train/0", sample, (plan, act), "terminated", (step,), True, seconds=1.25, began=BEGAN
+        Task(task, "2 + 3 ="), "train/0", sample, (plan, act), "terminated", (step,), True, seconds=1.25,
+        start_time=BEGAN
     )  # fmt: skip
 
 

@@ -12,8 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from marft.inference.apart.frames import Connection
-from marft.inference.apart.words import TO_ENGINE, Ask, Forget, Load, Loaded, Open, Ready, Rest, Said, Weigh, Weighed
+from marft.inference.subprocess_engine.frames import Connection
+from marft.inference.subprocess_engine.messages import (
+    TO_ENGINE,
+    CancelRequest,
+    CommandCompleted,
+    EngineInit,
+    LoadCommand,
+    Ready,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    SleepCommand,
+    TokenChunk,
+)
 
 ENDED = "ended itself (exit status 3)"
 
@@ -27,7 +39,7 @@ class Life:
         self.versions: dict[str, int] = {}
 
     async def begin(self) -> None:
-        assert isinstance(await self.connection.receive(), Open)
+        assert isinstance(await self.connection.receive(), EngineInit)
         self.connection.send(Ready("played", ""))
 
     async def next(self, *kinds: type) -> Any:
@@ -37,18 +49,18 @@ class Life:
             self.told.append(message)
             if isinstance(message, kinds):
                 return message
-            if isinstance(message, Load | Rest):
+            if isinstance(message, LoadCommand | SleepCommand):
                 self.loaded(message)
 
-    def loaded(self, message: Load | Rest) -> None:
-        if isinstance(message, Load):
+    def loaded(self, message: LoadCommand | SleepCommand) -> None:
+        if isinstance(message, LoadCommand):
             self.versions[message.policy] = message.version
-        self.connection.send(Loaded(message.number))
+        self.connection.send(CommandCompleted(message.number))
 
-    def say(self, ask: Ask, *tokens: int, finish: str = "length") -> None:
+    def say(self, ask: SampleRequest, *tokens: int, finish: str = "length") -> None:
         version = self.versions[ask.policy]
         ids = np.array(tokens, np.int32)
-        self.connection.send(Said(ask.number, ids, -ids.astype(np.float32), finish, version, version))
+        self.connection.send(TokenChunk(ask.number, ids, -ids.astype(np.float32), finish, version, version))
 
     def of(self, *kinds: type) -> list[Any]:
         return [message for message in self.told if isinstance(message, kinds)]
@@ -59,7 +71,7 @@ class Process:
 
     def __init__(self, number: int, how: str) -> None:
         self.number, self.how, self.name = number, how, "played"
-        self.said: deque[str] = deque()
+        self.output_tail: deque[str] = deque()
         self.socket, self.theirs = socket.socketpair()
         self.free = threading.Event()  # to take what is carried to it
         self.dropped_folders: list[Path] = []
@@ -72,11 +84,11 @@ class Process:
     def outcome(self) -> str:
         return self.how
 
-    def carried(self, folder: Path) -> str:
+    def share_folder(self, folder: Path) -> str:
         assert self.free.wait(10)
         return f"/{self.number}{folder}"
 
-    def dropped(self, folder: Path) -> None:
+    def release_folder(self, folder: Path) -> None:
         self.dropped_folders.append(folder)
 
 
@@ -106,7 +118,7 @@ class Starter:
         return process
 
     async def _live(self, process: Process, play: Callable[[Life], Awaitable[None]]) -> None:
-        connection = await Connection.over(process.theirs, TO_ENGINE)
+        connection = await Connection.from_socket(process.theirs, TO_ENGINE)
         self.lives.append(life := Life(connection))
         try:
             await play(life)
@@ -122,22 +134,22 @@ async def answers(life: Life) -> None:
     """One that does what it is asked for."""
     await life.begin()
     while True:
-        message = await life.next(Ask, Weigh, Forget)
-        if isinstance(message, Ask):
-            life.say(message, *np.resize(message.prompt, message.most).tolist())
-        elif isinstance(message, Weigh):
+        message = await life.next(SampleRequest, ScoreRequest, CancelRequest)
+        if isinstance(message, SampleRequest):
+            life.say(message, *np.resize(message.prompt, message.max_tokens).tolist())
+        elif isinstance(message, ScoreRequest):
             likely = -message.sizes.astype(np.float32) * message.temperature
-            life.connection.send(Weighed(message.number, likely, 0, 0))
+            life.connection.send(ScoreResponse(message.number, likely, 0, 0))
 
 
 async def dies_asked(life: Life) -> None:
     """One that ends when it is asked for something."""
     await life.begin()
-    await life.next(Ask, Weigh)
+    await life.next(SampleRequest, ScoreRequest)
 
 
 async def mute(life: Life) -> None:
     """One that takes what it is asked for, and says nothing."""
     await life.begin()
     while True:
-        await life.next(Ask)
+        await life.next(SampleRequest)

@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from marft.agents.game import Attempt
-from marft.common.types import Episode, Fork, Observation, Task, Transition, Versions
+from marft.common.types import Episode, Fork, Observation, Task, Transition, VersionRange
 from marft.config import RunSettings
-from marft.rollout.ahead.gathering import Ahead
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout.sources import AsyncRolloutSource
+from marft.rollout.runner import RolloutRunner
 from marft.runs.checkpoints import State
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -44,7 +44,7 @@ class FakeRollouts:
     def __init__(self, run: RunSettings, pay: Callable[[Attempt], float] = lambda attempt: attempt.sample) -> None:
         self.run, self.pay, self.now = run, pay, 0
         self.begun: list[tuple[Sequence[Attempt], FakeBegun, int]] = []
-        self.at_once, self.set_aside = True, dict[str, str]()
+        self.at_once, self.excluded_tasks = True, dict[str, str]()
 
     def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
         begun = FakeBegun()
@@ -61,7 +61,7 @@ class FakeRollouts:
     def episode(self, attempt: Attempt, version: int) -> Episode:
         action = make_action("actor", task=attempt.task.id, sample=attempt.sample)
         action = replace(
-            action, key=action.key._replace(stream=attempt.stream), versions=Versions(version, version),
+            action, key=action.key._replace(stream=attempt.stream), versions=VersionRange(version, version),
             state=np.array([3], np.int32),
         )  # fmt: skip
         earned = (Transition(Observation("o"), float(self.pay(attempt))),)
@@ -87,8 +87,8 @@ def fake(run: RunSettings, **options: Any) -> FakeRollouts:
     return FakeRollouts(run, **options)
 
 
-def ahead(rollouts: FakeRollouts, state: State | None = None, folder: Path | None = None) -> Ahead:
-    return Ahead(cast("Rollouts", rollouts), TASKS, state or State(), folder)
+def ahead(rollouts: FakeRollouts, state: State | None = None, folder: Path | None = None) -> AsyncRolloutSource:
+    return AsyncRolloutSource(cast("RolloutRunner", rollouts), TASKS, state or State(), folder)
 
 
 def next_step(gathering: Any, rollouts: FakeRollouts, state: State) -> tuple[State, Any]:
@@ -96,5 +96,5 @@ def next_step(gathering: Any, rollouts: FakeRollouts, state: State) -> tuple[Sta
     collection = gathering.collect(state, lambda _: None)
     state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
     rollouts.now = state.step
-    gathering.published(state)
+    gathering.on_publish(state)
     return state, collection

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 
 
 class Coins(EnvironmentPart):
     """Two tosses, each foretold by an agent; heads pays."""
 
-    says_whose_turn: ClassVar[bool] = True
+    controls_turns: ClassVar[bool] = True
     offers_options: ClassVar[bool] = True
 
     def tasks(self, split: Split) -> Sequence[Task]:

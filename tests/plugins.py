@@ -7,7 +7,7 @@ from typing import Literal
 
 from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart, ObjectivePart, OrganizationPart
+from marft.config.plugin_types import EnvironmentPart, ObjectivePart, OrganizationPart
 from marft.trainer.interfaces import LossInputs, LossOutput
 
 

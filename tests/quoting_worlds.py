@@ -125,7 +125,7 @@ class World:
         return own, frozenset(), False
 
     def prompt(self, shown: list[int]) -> str:
-        parts = [self.label.format(role=self.turns[n].role, text=self.passed_on(self.turns[n])) for n in shown]
+        parts = [self.label.format(role=self.turns[n].role, text=self.original_text(self.turns[n])) for n in shown]
         kind = self.rng.choice(["first", "last", "between", "none", "piece", "twice"])
         if kind == "piece":
             parts.insert(0, self.pieces[0] + " " + self.pieces[1])
@@ -136,7 +136,7 @@ class World:
             parts.insert(place, self.task)
         return "\n\n".join([*parts, self.rule])
 
-    def passed_on(self, turn: Turn) -> str:
+    def original_text(self, turn: Turn) -> str:
         rng, text = self.rng, turn.text
         how = rng.choice(["as it is", "as it is", "space", "json", "cut", "edited"])
         if how == "space":

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.group import RankGroup
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 240
@@ -43,7 +43,7 @@ def together(count: int, works: Sequence[tuple[str, tuple[Any, ...]]], folder: P
 
 def main(meeting: str, asked: str, count: int, rank: int) -> None:
     torch.set_num_threads(1)
-    group = Group(meeting, rank, count, torch.device("cpu"), 60.0)
+    group = RankGroup(meeting, rank, count, torch.device("cpu"), 60.0)
     found = []
     for place, arguments in pickle.loads(Path(asked).read_bytes()):
         module, _, name = place.partition(":")

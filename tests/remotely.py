@@ -13,7 +13,7 @@ import numpy as np
 
 from marft.agents.game import Attempt, Game
 from marft.agents.rollout import play_all
-from marft.common.types import ActionKey, Episode, Prompt, Sampling, Task
+from marft.common.types import ActionKey, Episode, Prompt, SamplingParams, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.endpoint import EndpointSettings
 from marft.inference.endpoints.client import Endpoint
@@ -60,11 +60,11 @@ def play_many(g: Game, count: int) -> list[Episode]:
     return asyncio.run(play_all(g, [Attempt(Task(f"t{n}", f"task {n}"), "s") for n in range(count)], 64))
 
 
-def ask(engine: Router, prompt: Prompt | None = None, sampling: Sampling | None = None) -> Any:
+def ask(engine: Router, prompt: Prompt | None = None, sampling: SamplingParams | None = None) -> Any:
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 ="})
     return asyncio.run(
         engine.sample(
-            "a", prompt or Prompt(np.arange(3, dtype=np.int32), chat=chat), sampling or Sampling(), KEY_OF_ACTION
+            "a", prompt or Prompt(np.arange(3, dtype=np.int32), chat=chat), sampling or SamplingParams(), KEY_OF_ACTION
         )
     )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from marft.config import RunSettings
-from marft.runs.folder import RunFolder
-from marft.trainer.loop import Silent, train
+from marft.runs.run_folder import RunFolder
+from marft.trainer.loop import NullCallback, train
 from tests.helpers import settings
 
 
-class Listening(Silent):
+class Listening(NullCallback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 

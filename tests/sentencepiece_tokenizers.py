@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from marft.inference.renderer import ChatFormat
-from marft.models.control_tokens import leave_thoughts
+from marft.models.control_tokens import exempt_reasoning_tags
 
 Kind = Literal["legacy", "always", "first"]
 LLAMA_2 = (
@@ -55,6 +55,6 @@ def format_of(template: str, kind: Kind) -> ChatFormat:
     built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = TEMPLATES[template]
-    leave_thoughts(tokenizer)
+    exempt_reasoning_tags(tokenizer)
     end = "<|end|>" if template == "phi3" else "</s>"
     return ChatFormat(tokenizer, 4096, {}, (int(tokenizer.convert_tokens_to_ids(end)),))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
-from marft.evaluation.guards.watch import GUARDS
+from marft.evaluation.guards.interface import GuardAlert
+from marft.evaluation.guards.monitor import GUARDS
 
 Values = Sequence[float | None]
 
@@ -20,9 +20,9 @@ def history(series: dict[str, Values]) -> History:
     return found
 
 
-def found(guard: str, series: dict[str, Values]) -> Finding | None:
+def found(guard: str, series: dict[str, Values]) -> GuardAlert | None:
     (it,) = (it for it in GUARDS if it.name == guard)
-    return it.look(history(series), GuardSettings())
+    return it.check(history(series), GuardSettings())
 
 
 def around(mean: float, by: float) -> list[float]:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThread
-from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling
-from marft_serve.gateway.listening import Listener
+from marft.common.types import ActionKey, Completion, Episode, Prompt, SamplingParams
+from marft_serve.gateway.listener import Listener
 from marft_serve.serving.app import App, Limits
-from marft_serve.serving.asking import Asking
+from marft_serve.serving.team_handler import TeamHandler
 from tests.fakes import FakeEngine, Script, game
 from tests.gateways import Response, send
 
@@ -28,7 +28,7 @@ class Held(FakeEngine):
         self.may = threading.Event()
         self.waiting = self.most = 0
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         self.waiting += 1
         self.most = max(self.most, self.waiting)
         try:
@@ -61,7 +61,7 @@ def serving(
 ) -> Iterator[Serving]:
     g = game(Script([]), *(roles or ("a", "b")), engine=engine, **changes)
     thread, episodes = LoopThread(), list[Episode]()
-    app = App(Asking(g, "demo", episodes.append), thread.loop, token, limits or Limits())
+    app = App(TeamHandler(g, "demo", episodes.append), thread.loop, token, limits or Limits())
     listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
     try:
         yield Serving(app, listener, episodes, g)

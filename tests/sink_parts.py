@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from marft.config.parts import SinkPart
-from marft.runs.loggers.interface import Opening
+from marft.config.plugin_types import SinkPart
+from marft.runs.loggers.interface import RunInfo
 
 NEVER = threading.Event()
 
@@ -18,7 +18,7 @@ class Keeps(SinkPart):
     heard: ClassVar[list[tuple[Any, ...]]] = []
     close_seconds: float = 5.0
 
-    def open(self, run: Opening) -> Keeps:
+    def open(self, run: RunInfo) -> Keeps:
         self.heard.append(("open", run))
         return self
 
@@ -45,7 +45,7 @@ class Bad(Keeps):
                 NEVER.wait()
             raise (SystemExit(3) if self.how == "exit" else ConnectionError("nobody\x1b[2J there"))
 
-    def open(self, run: Opening) -> Bad:
+    def open(self, run: RunInfo) -> Bad:
         self._go_wrong("open")
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marft.common.types import Task
-from marft_serve.examples.openai_team import shared
+from marft_serve.examples.openai_team import get_shared_client
 from marft_serve.gateway.client import Client
 
 
@@ -16,7 +16,7 @@ def solve(task: Task, clients: Mapping[str, Client]) -> str:
 
 def ask(client: Client, question: str) -> str:
     chunks = (
-        shared()
+        get_shared_client()
         .with_options(**client.keywords)
         .chat.completions.create(
             model=client.model,

@@ -17,7 +17,7 @@ from marft.agents.sandbox.runner import isolation_problem
 from marft.agents.team import Team
 from marft.agents.tool_sources import ToolSource, ToolUse
 from marft.agents.tools.functions import FunctionSource
-from marft.common.types import ActionKey, Episode, Profile, Task
+from marft.common.types import ActionKey, AgentProfile, Episode, Task
 from tests.fakes import FakeEngine, Script, ends, game
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
@@ -42,7 +42,7 @@ def with_tools(engine: FakeEngine, *found: Callable[..., Any] | ToolSource, scri
     sources = {str(n): f if isinstance(f, ToolSource) else FunctionSource(f) for n, f in enumerate(found)}
     specs = [(tool, name) for name, source in sources.items() for tool in source.tools]
     agent = Agent(
-        Profile("a", "You are a.", answers=True, tools=tuple(tool for tool, _ in specs)), "a",
+        AgentProfile("a", "You are a.", answers=True, tools=tuple(tool for tool, _ in specs)), "a",
         tool_use=ToolUse({tool.name: name for tool, name in specs}, **{"seconds": 2.0, **limits}),
     )  # fmt: skip
     g = game(script or Script([ends()]), "a", engine=engine)

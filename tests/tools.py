@@ -13,7 +13,7 @@ from pydantic import Field
 
 from marft.agents.environment import tool
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 
 
 def add(a: int, b: int = 1) -> int:

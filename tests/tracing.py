@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from marft.common.thoughts import FAMILIES
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import Tally, TracedEpisode
+from marft.common.reasoning import DELIMITER_PAIRS
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.types import SkipCounter, TracedEpisode
 
 Message = dict[str, Any]
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -33,7 +33,7 @@ class Talk:
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
-MARKS = [mark.casefold() for family in FAMILIES for mark in family]
+MARKS = [mark.casefold() for family in DELIMITER_PAIRS for mark in family]
 WORDS = TEXT.filter(lambda text: not any(mark in text.casefold() for mark in MARKS))
 ARGUMENTS = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers() | TEXT | st.booleans(), max_size=3)
 
@@ -155,7 +155,7 @@ CONVENTIONS: tuple[Convention, ...] = (current, on_event, events, openllmetry, o
 
 
 def span(number: int, name: str, attributes: Mapping[str, Any], parent: int = 0, **more: Any) -> dict[str, Any]:
-    """A span in words of our own, which :func:`otlp` and :func:`readable` write as exporters do."""
+    """A span in words of our own, which :func:`otlp` and :func:`check_readable` write as exporters do."""
     start = more.pop("start", float(number))
     return {"id": number, "name": name, "attributes": dict(attributes), "parent": parent, "events": [], "links": [],
             "trace": 1, "start": start, "end": start + 0.5, **more}  # fmt: skip
@@ -237,6 +237,6 @@ def write(path: Path, lines: Sequence[Any]) -> Path:
     return path
 
 
-def read(path: Path) -> tuple[list[TracedEpisode], Tally]:
-    tally = Tally()
+def read(path: Path) -> tuple[list[TracedEpisode], SkipCounter]:
+    tally = SkipCounter()
     return list(read_traces([path], tally)), tally

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.load import to_toml
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import MARK
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import MARKER
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -22,7 +22,7 @@ def make_run(path: Path, steps: int = 3, episodes: int = 4) -> Path:
     """A run of two agents on the bundled model, with episodes of each step."""
     path.mkdir(parents=True)
     (path / "config.toml").write_text(to_toml(settings("tiny", path.parent)), encoding="utf-8")
-    (path / "run.json").write_text(MARK, encoding="utf-8")
+    (path / "run.json").write_text(MARKER, encoding="utf-8")
     for step in range(1, steps + 1):
         record(path, step, [attempt(step, number) for number in range(episodes)])
     return path
@@ -60,11 +60,11 @@ def forked(step: int, number: int) -> Episode:
 def client(*places: Path, token: str = "", cache: Path | None = None, host: str = "127.0.0.1") -> TestClient:
     from starlette.testclient import TestClient
 
-    from marft_serve.viewer.app import build
-    from marft_serve.viewer.indexing import IndexCache
+    from marft_serve.viewer.app import build_app
+    from marft_serve.viewer.file_index import IndexCache
     from marft_serve.viewer.library import Library
 
-    app = build(Library(places, IndexCache(cache)), token, host)
+    app = build_app(Library(places, IndexCache(cache)), token, host)
     return TestClient(app, base_url="http://127.0.0.1:1234", raise_server_exceptions=False)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from tests.episodes import make_action
 
 
@@ -69,9 +69,9 @@ def by_script(environment: Any, task: Task, roles: Sequence[str], skill: float =
 
     def says(role: str, shown: Observation, before: Mapping[str, str], step: int) -> str:
         heard = (f"Message from {other}:\n{text}" for other, text in before.items())
-        chat = [*chats[role], {"role": "user", "content": "\n\n".join((shown.seen_by(role), *heard))}]
+        chat = [*chats[role], {"role": "user", "content": "\n\n".join((shown.for_role(role), *heard))}]
         random = Random(derive_seed(0, task.id, role, step))
-        text = str(script(Cue(task, role, step, chat, random, shown.options.get(role, ()))))
+        text = str(script(PolicyInput(task, role, step, chat, random, shown.options.get(role, ()))))
         if memory:
             chats[role] = [*chat, {"role": "assistant", "content": text}]
         return text

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from marft.common.types import JointAction, Task
-from marft.config.parts import CreditPart, EnvironmentPart, OrganizationPart, SchedulePart
+from marft.config.plugin_types import CreditPart, EnvironmentPart, OrganizationPart, SchedulePart
 from marft.config.plugins import Plugin
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class NotAwaited(OrganizationPart):
@@ -85,8 +85,8 @@ class Truthful(SchedulePart):
 class Halfway(CreditPart):
     """A credit that remembers and cannot be reminded, and compares with something that nobody knows."""
 
-    def assign(self, inputs: CreditInputs) -> Credits:
-        return Credits(())
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
+        return CreditOutput(())
 
     def state_dict(self) -> dict[str, float]:
         return {}
@@ -95,8 +95,8 @@ class Halfway(CreditPart):
 class Stranger(CreditPart):
     grouped_by: ClassVar[Any] = "tasks"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
-        return Credits(())
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
+        return CreditOutput(())
 
 
 class Silent(CreditPart):
@@ -119,19 +119,19 @@ class Misspelt(CreditPart):
 
     needs_crtic: ClassVar[bool] = True
 
-    def assign(self, inputs: CreditInputs) -> Credits:
-        return Credits(())
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
+        return CreditOutput(())
 
 
 class Overlooked(CreditPart):
     """A credit whose episodes would not be played again."""
 
     @property
-    def forkng(self) -> Any:
+    def fork_pln(self) -> Any:
         return None
 
-    def assign(self, inputs: CreditInputs) -> Credits:
-        return Credits(())
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
+        return CreditOutput(())
 
 
 class Baseless(Plugin):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from marft.agents.agents import Agents
 from marft.agents.environment import Split
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.config.parts import EnvironmentPart, OrganizationPart
+from marft.config.plugin_types import EnvironmentPart, OrganizationPart
 from marft.envs.single_turn import Grade, SingleTurn
 
 NUMBER = re.compile(r"\d+")
@@ -30,7 +30,7 @@ THINGS = ("box", "door", "locker", "safe", "shed", "garage", "cellar", "attic")
 
 
 class Sums(EnvironmentPart):
-    """Two numbers to add up, and a question that does not name them: two halves for :class:`Apart`."""
+    """Two numbers to add up, and a question that does not name them: two halves for :class:`EnvProcess`."""
 
     highest: int = 19
 
@@ -65,7 +65,8 @@ class Instructions(EnvironmentPart):
 
 
 class Facts(EnvironmentPart):
-    """Codes of several things, and a question after one of them: two halves of an observation for :class:`Apart`."""
+    """Codes of several things, and a question after one of them: two halves of an observation for
+    :class:`EnvProcess`."""
 
     known: int = 3
     count: int = 600

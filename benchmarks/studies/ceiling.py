@@ -24,8 +24,8 @@ from marft.agents.answers import find_answer
 from marft.agents.game import Attempt
 from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.envs.tasks import tasks_of
-from marft.rollout.rollouts import open_rollouts
+from marft.envs.tasks import read_tasks
+from marft.rollout.local_runner import open_rollouts
 
 Verdict = Literal["right", "slip", "wrong"]
 TERMS = re.compile(r"-?\d+(?: [+-] \d+)*")
@@ -91,7 +91,7 @@ def measure_ceiling(run: RunSettings, attempts: int) -> dict[str, Any]:
     ceiling with its standard error."""
     reasoners = [agent.role for agent in run.agents[:-1]]
     with open_rollouts(run) as rollouts:
-        tasks = tasks_of(rollouts.run.environment, "test")[:attempts]
+        tasks = read_tasks(rollouts.run.environment, "test")[:attempts]
         plays = []
         for number in range(attempts):
             task = tasks[number % len(tasks)]

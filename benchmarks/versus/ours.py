@@ -18,13 +18,13 @@ from transformers.utils import logging
 
 from marft.common.types import Episode, Task
 from marft.config import parse_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.models import formats
-from marft.models.formats import Format
-from marft.rollout.collection import attempts_at
-from marft.rollout.rollouts import LocalRollouts
+from marft.models import tokenizer_format
+from marft.models.tokenizer_format import TokenizerFormat
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import sample_attempts
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions, right
@@ -79,14 +79,16 @@ def recipe(setting: Setting) -> RunSettings:
 class Steps:
     """Training steps of a setting, one after the other."""
 
-    def __init__(self, setting: Setting, rollouts: LocalRollouts) -> None:
+    def __init__(self, setting: Setting, rollouts: LocalRolloutRunner) -> None:
         self.setting, self.rollouts, self.number = setting, rollouts, 0
         self.learner = Learner(rollouts.run, rollouts.models)
         self.tasks: list[Task] = rollouts.run.environment.tasks("train")  # type: ignore[attr-defined]
 
     def play(self) -> list[Episode]:
         wanted = self.setting.tasks
-        return self.rollouts.play(attempts_at(self.rollouts.run, self.tasks, self.number, self.number * wanted, wanted))
+        return self.rollouts.play(
+            sample_attempts(self.rollouts.run, self.tasks, self.number, self.number * wanted, wanted)
+        )
 
     def learn(self, episodes: list[Episode]) -> None:
         self.learner.learn(episodes, Progress(self.number, 0))
@@ -102,15 +104,15 @@ def opened(setting: Setting) -> Iterator[Steps]:
     with ExitStack() as stack:
         if setting.words:  # a Qwen2 folder would get Qwen2's own splitting
             words = PreTrainedTokenizerFast.from_pretrained(setting.model)
-            stack.enter_context(patch("marft.models.formats.load_tokenizer", lambda _: words))
+            stack.enter_context(patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words))
         if not setting.ends:
-            stack.enter_context(patch("marft.models.pool.load_formats", endless_formats))
-        yield Steps(setting, stack.enter_context(LocalRollouts(recipe(setting))))
+            stack.enter_context(patch("marft.models.policy_registry.load_formats", endless_formats))
+        yield Steps(setting, stack.enter_context(LocalRolloutRunner(recipe(setting))))
 
 
-def endless_formats(run: RunSettings) -> dict[str, Format]:
+def endless_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
     """As a run has them, but nothing ends a turn."""
-    return {name: replace(one, stop_ids=()) for name, one in formats.load_formats(run).items()}
+    return {name: replace(one, stop_ids=()) for name, one in tokenizer_format.load_formats(run).items()}
 
 
 def measure(setting: Setting, count: int, warm_up: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft_serve.viewer.indexing import IndexCache
-from marft_serve.viewer.serving import Viewer
+from marft_serve.viewer.file_index import IndexCache
+from marft_serve.viewer.server import Viewer
 from tests.browser.played_team import evaluate, make_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")

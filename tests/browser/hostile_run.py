@@ -10,16 +10,16 @@ import numpy as np
 
 from marft.common.types import Action, ActionCredit, Episode, Observation, Task, ToolCall, Transition
 from marft.config.load import to_toml
-from marft.evaluation.report import write_report
-from marft.runs.credit import write_credit
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import MARK, RunFolder
-from marft_lab.team_worth.contributions import Contribution, Share
-from marft_lab.team_worth.resampling import Resampled
-from marft_lab.team_worth.scores import Row, Value
-from marft_lab.team_worth.session import Worth
-from marft_lab.team_worth.timeline import timeline
-from marft_lab.team_worth.written import write_worth
+from marft.evaluation import report
+from marft.runs.credit_files import write_credit
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import MARKER, RunFolder
+from marft_lab.team_evaluation.contributions import ActionContribution, AgentContribution
+from marft_lab.team_evaluation.counterfactual import CounterfactualResult
+from marft_lab.team_evaluation.report import write_report
+from marft_lab.team_evaluation.scores import MetricValue, ResultRow
+from marft_lab.team_evaluation.session import TeamEvaluation
+from marft_lab.team_evaluation.timeline import build_timeline
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -43,7 +43,7 @@ def make_hostile(output: Path) -> RunFolder:
     """A run of one recorded step with everything that the viewer and the pages show."""
     folder = RunFolder(output / f"{NAME}run")
     folder.path.mkdir()
-    (folder.path / "run.json").write_text(MARK)
+    (folder.path / "run.json").write_text(MARKER)
     folder.config.write_text(_recipe(output), encoding="utf-8")
     episodes = [_episode(sample) for sample in range(2)]
     failed = replace(_episode(2), status="failed", error=f"{ALL} at {NAME}.py", success=None)
@@ -58,7 +58,7 @@ def make_hostile(output: Path) -> RunFolder:
     rows = [{"step": step} | {name: value * step for name, value in metrics.items()} for step in range(1, 8)]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     _evaluated(folder, episodes)
-    write_report(folder)
+    report.write_report(folder)
     _worth(folder, episodes)
     (folder.evaluations / f"{NAME}bad.json").write_text(f"{{{ALL}")  # of which the report would name nothing but this
     return folder
@@ -116,12 +116,16 @@ def _evaluated(folder: RunFolder, episodes: list[Episode]) -> None:
 
 
 def _worth(folder: RunFolder, episodes: list[Episode]) -> None:
-    value = Value(0.5, (0.1, 0.9), -0.5, (-0.9, -0.1))
-    rows = [Row(part, f"{ALL} {part}", {"accuracy": value}, 2, 0, 1, 9.0, 1.0) for part in ("team", "single", "swap")]
-    again = [Contribution(action.id, action.agent, 1.0, [0.5, 0.0]) for action in episodes[1].actions]
-    shares = [Share(role, 2, value, value, value) for role in ROLES]
-    found = Worth(ALL, NAME, 2, 2, rows=rows, resampled=Resampled(shares, [(episodes[1], again)], 2, 0))
+    value = MetricValue(0.5, (0.1, 0.9), -0.5, (-0.9, -0.1))
+    rows = [
+        ResultRow(part, f"{ALL} {part}", {"accuracy": value}, 2, 0, 1, 9.0, 1.0) for part in ("team", "single", "swap")
+    ]
+    again = [ActionContribution(action.id, action.agent, 1.0, [0.5, 0.0]) for action in episodes[1].actions]
+    shares = [AgentContribution(role, 2, value, value, value) for role in ROLES]
+    found = TeamEvaluation(
+        ALL, NAME, 2, 2, rows=rows, counterfactual=CounterfactualResult(shares, [(episodes[1], again)], 2, 0)
+    )
     found.paraphrases, found.notes = [(ALL, ALL)], [(NAME, ALL)]
-    write_worth(folder.worth, found)
+    write_report(folder.worth, found)
     told = json.loads((folder.worth / "worth.json").read_text())
-    assert told["shown"] == [json.loads(json.dumps(timeline(episodes[1], again)))]
+    assert told["shown"] == [json.loads(json.dumps(build_timeline(episodes[1], again)))]

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.common.declared import Declared
+from marft.common.step_info import StepInfo
 from marft.common.types import Action, ActionCredit, Choice, Episode, Observation, Option, Task, ToolCall, Transition
-from marft.runs.credit import write_credit
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
-from marft.runs.log import Log
-from marft_lab.team_worth.contributions import Contribution
-from marft_lab.team_worth.timeline import timeline
+from marft.runs.credit_files import write_credit
+from marft.runs.episode_files import write_episodes
+from marft.runs.metrics_log import MetricsLog
+from marft.runs.run_folder import RunFolder
+from marft_lab.team_evaluation.contributions import ActionContribution
+from marft_lab.team_evaluation.timeline import build_timeline
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -81,20 +81,20 @@ def evaluate(folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _found(episode: Episode) -> dict[str, object]:
     """What ``marft worth`` writes: the actions of the last agent were not sampled again."""
-    again = [Contribution(one.id, one.agent, 0.0, [1.0, 0.5]) for one in episode.actions if one.agent != "actor"]
+    again = [ActionContribution(one.id, one.agent, 0.0, [1.0, 0.5]) for one in episode.actions if one.agent != "actor"]
     one = {"value": 0.2, "interval": [0.1, 0.3], "difference": -0.3, "difference_interval": [-0.5, -0.1]}
     row = {"part": "single", "name": f"actor alone {HOSTILE}", "tokens": 40.0, "seconds": None}
     return {
         "headline": f"the team is better {HOSTILE}", "measure": "accuracy",
         "rows": [{**row, "values": {"accuracy": one}}, {**row, "name": "silence", "values": {}}],
         "contributions": [{"agent": "planner", "actions": 8, "contribution": one, "variance": one}],
-        "shown": [timeline(episode, again), timeline(replace(episode, task=Task("other", "?")), ())],
+        "shown": [build_timeline(episode, again), build_timeline(replace(episode, task=Task("other", "?")), ())],
     }  # fmt: skip
 
 
 def log_step(folder: RunFolder, step: int) -> None:
     """One more line of metrics."""
-    log = Log(folder.metrics)
+    log = MetricsLog(folder.metrics)
     mine = {
         f"agents/{role}/{name}": 0.01 * step + 0.1 * n for n, role in enumerate(ROLES) for name in ("kl", "entropy")
     }
@@ -114,7 +114,7 @@ def _episode(tokenizer: PreTrainedTokenizerBase, task: str, step: int, sample: i
             reward,
             {"planner": 0.1},
             {"completion": reward + 0.1, "tool_errors": -0.1},
-            Declared(progress=0.5 + 0.5 * turn),
+            StepInfo(progress=0.5 + 0.5 * turn),
         )
         for turn in range(2)
     )
@@ -167,19 +167,19 @@ def _credits(episodes: Sequence[Episode], seed: int) -> list[ActionCredit]:
     rows = []
     for episode in episodes:
         for action in episode.actions:
-            size = action.decisions
+            size = action.num_decisions
             advantages = rng.normal(0.3 * episode.sample - 0.5, 0.5, size)
             rows.append(
                 ActionCredit(
                     episode=episode,
                     action=action,
                     group=episode.task.id,
-                    raw=advantages,
+                    raw_advantages=advantages,
                     advantages=advantages,
                     values=rng.uniform(0, 1, size),
                     entropy=rng.exponential(0.5, size),
-                    difference=rng.normal(0, 0.01, size),
-                    gradient=float(abs(advantages).sum()),
+                    log_prob_diff=rng.normal(0, 0.01, size),
+                    gradient_size=float(abs(advantages).sum()),
                 )
             )
     return rows

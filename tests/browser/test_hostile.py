@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marft.runs.folder import RunFolder
-from marft_serve.viewer.access import POLICY
-from marft_serve.viewer.indexing import IndexCache
-from marft_serve.viewer.serving import Viewer
+from marft.runs.run_folder import RunFolder
+from marft_serve.viewer.access import CONTENT_POLICY
+from marft_serve.viewer.file_index import IndexCache
+from marft_serve.viewer.server import Viewer
 from tests.browser.conftest import Seen, loop_of, playwright, watched
 from tests.browser.hostile_run import NAME, make_hostile
 from tests.nights import NIGHT
@@ -102,9 +102,9 @@ def test_every_answer_forbids_what_is_not_the_viewers_own(hostile: RunFolder, tm
     with viewer_of(hostile, tmp_path / "cache") as viewer:
         for path in ("/", "/static/main.js", "/api/runs", "/api/nowhere", "/static/nowhere.js"):
             headers = httpx.get(f"{viewer.address}{path}", headers={"authorization": f"Bearer {viewer.token}"}).headers
-            assert headers["content-security-policy"] == POLICY
+            assert headers["content-security-policy"] == CONTENT_POLICY
             assert headers["x-content-type-options"] == "nosniff"
-    assert "unsafe" not in POLICY
+    assert "unsafe" not in CONTENT_POLICY
 
 
 @pytest.mark.parametrize("name", ["report.html", "worth/worth.html"])

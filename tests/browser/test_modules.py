@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.common.metrics import CATALOGUE
-from marft_serve.viewer.serving import Viewer
+from marft.common.metrics import CATALOG
+from marft_serve.viewer.server import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def run(seen: Seen, module: str, expression: str, argument: object) -> Any:
 
 
 def test_numbers_are_written_as_the_catalogue_says(still: Seen) -> None:
-    formats = sorted({metric.format for metrics in CATALOGUE.values() for metric in metrics})
+    formats = sorted({metric.format for metrics in CATALOG.values() for metric in metrics})
     assert len(formats) > 5
     pairs = [(value, one) for one in formats for value in VALUES if not _is_tie(value, one)]
     shown = run(still, "format", "given.map(([value, format]) => m.formatted(value, format))", pairs)

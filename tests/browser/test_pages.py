@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.runs.folder import RunFolder
-from marft_serve.viewer.indexing import IndexCache
-from marft_serve.viewer.serving import Viewer
+from marft.runs.run_folder import RunFolder
+from marft_serve.viewer.file_index import IndexCache
+from marft_serve.viewer.server import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
 from tests.marft_serve.test_viewer_colours import contrast

@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
-from marft_serve.viewer.indexing import IndexCache
-from marft_serve.viewer.serving import Viewer
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
+from marft_serve.viewer.file_index import IndexCache
+from marft_serve.viewer.server import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import STEPS, evaluate, make_run
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from marft.common.marks import Mark
-from marft.common.segments import Restart
+from marft.common.segments import PromptReset
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
 
 LogProbs = Callable[[Action], list[float]]  # what the policies say of an action's decisions
@@ -56,15 +56,18 @@ class Writer:
     ) -> Action:  # fmt: skip
         tokens = self.ids(1, 5)
         marks = np.zeros(len(tokens), np.uint8)
-        choice, teammate, restarts = None, None, tuple[Restart, ...]()
+        choice, teammate, restarts = None, None, tuple[PromptReset, ...]()
         if kind == "tool":  # two turns with an answer between them
             tokens, marks = np.concatenate([tokens, self.ids(4, 4)]), np.concatenate([marks, [1, 1, 0, 0]])
         if kind == "anew":  # a second segment with an answer in it, and a third
             said = len(tokens)
             tokens, marks = np.concatenate([tokens, self.ids(6, 6)]), np.concatenate([marks, [0, 1, 0, 0, 0, 0]])
-            restarts = tuple(Restart(said + n, self.ids(3, 7), n, "it was rewritten") for n in (0, 4))
+            restarts = tuple(PromptReset(said + n, self.ids(3, 7), n, "it was rewritten") for n in (0, 4))
         if kind == "begun":
-            tokens, marks = np.concatenate([self.ids(3, 3), tokens]), np.concatenate([[Mark.TEAMMATE] * 3, marks])
+            tokens, marks = (
+                np.concatenate([self.ids(3, 3), tokens]),
+                np.concatenate([[TokenSource.TEAMMATE] * 3, marks]),
+            )
             teammate = self.random.normal(-5, 1, 3).astype(np.float32)
         if kind == "choice":
             options = tuple(Option(self.ids(n, n), z) for n, z in ((1, 1.0), (3, 3.0), (2, 1.0)))
@@ -82,7 +85,7 @@ class Writer:
 
     def recorded(self, action: Action) -> np.ndarray:
         """What the engine says of an action's decisions."""
-        off = self.random.normal(size=action.decisions)
+        off = self.random.normal(size=action.num_decisions)
         scores = self.score(action)
         known = np.array(scores) + self.drift * off if scores else off - 4.0  # of a frozen policy anything will do
         return known.astype(np.float32)

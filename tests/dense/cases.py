@@ -20,7 +20,7 @@ class Case:
     episode: Episode
     pays: list[Pay]  # of each environment step
     costs: Rows
-    learns: list[bool]  # by action: whether its policy is trained
+    trains: list[bool]  # by action: whether its policy is trained
     values: Rows = field(default_factory=list)  # V at every decision
     final: Mapping[str, float] = field(default_factory=dict)  # V of the final state, as each agent's head sees it
     ratios: list[float] = field(default_factory=list)  # of each action's step: how far earlier policies have moved
@@ -32,7 +32,7 @@ class Case:
     def cost(self, k: int) -> float:
         return sum(self.costs[k])
 
-    def ending(self, k: int, chain: str) -> float:
+    def stop_checker(self, k: int, chain: str) -> float:
         """What the end is worth to the chain whose last decision is k: to the agent that would decide next in it."""
         if chain == "joint" or not self.final:
             return next(iter(self.final.values()), 0.0)

@@ -25,7 +25,7 @@ def gae(case: Case, s: Any) -> Judged:
         after = follower(case.actions, k, s.successor)
         if after is None:
             left = len(case.episode.transitions) - case.actions[k].step
-            return None, case.ending(k, s.successor), s.gamma_step**left, 0.0
+            return None, case.stop_checker(k, s.successor), s.gamma_step**left, 0.0
         passed = case.actions[after].step - case.actions[k].step
         if passed == 0:
             return (after, 0), case.values[after][0], s.gamma_agent, s.lambda_agent
@@ -127,7 +127,7 @@ def step_gae(case: Case, s: Any) -> Judged:
         for step in reversed(steps):
             if after is None:
                 left = len(case.pays) - step
-                ending = case.ending(0, "joint") if s.value == "first" else case.mean_ending()
+                ending = case.stop_checker(0, "joint") if s.value == "first" else case.mean_ending()
                 found[step] = reward[step] + s.gamma_step**left * ending - value[step]
             else:
                 gamma = s.gamma_step ** (after - step)

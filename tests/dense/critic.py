@@ -56,11 +56,11 @@ class Scale:
         )
         return mean, math.sqrt(max(square - mean * mean, 0.01))
 
-    def normalise(self, value: float) -> float:
+    def normalize(self, value: float) -> float:
         mean, deviation = self._moments()
         return (value - mean) / deviation
 
-    def denormalise(self, value: float) -> float:
+    def denormalize(self, value: float) -> float:
         mean, deviation = self._moments()
         return value * deviation + mean
 
@@ -87,7 +87,7 @@ class Critic:
         """V, in the units of rewards."""
         with torch.no_grad():
             value = self.value(head, read).item()
-        return self.scales[head].denormalise(value) if self.settings.normalise_values else value
+        return self.scales[head].denormalize(value) if self.settings.normalise_values else value
 
     def value(self, head: str, read: Reading) -> Tensor:
         """What a head says: two hidden layers on the normalised hidden state."""
@@ -95,14 +95,14 @@ class Critic:
         weight = {
             name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")
         }
-        features = self._features(self.base_names[head], ids)[position]
+        features = self._read_features(self.base_names[head], ids)[position]
         x = layer_norm(features, features.shape)
         for layer in (0, 2, 4):
             x = weight[f"layers.{layer}.weight"] @ x + weight[f"layers.{layer}.bias"]
             x = silu(x) if layer < 4 else x
         return x[0]
 
-    def _features(self, name: str, ids: tuple[int, ...]) -> Tensor:
+    def _read_features(self, name: str, ids: tuple[int, ...]) -> Tensor:
         base = self.bases[name]
         mine = {
             n.removeprefix(f"{name}."): p
@@ -122,10 +122,10 @@ class Critic:
             for head, scale in self.scales.items():
                 mine = [i for i, (owner, _) in enumerate(reads) if owner == head]
                 for i in mine:
-                    said[i] = scale.normalise(old[i])
+                    said[i] = scale.normalize(old[i])
                 scale.take([targets[i] for i in mine])
                 for i in mine:
-                    goals[i] = scale.normalise(targets[i])
+                    goals[i] = scale.normalize(targets[i])
         for epoch in minibatches:
             for part in epoch:
                 loss = torch.zeros((), dtype=torch.float64)

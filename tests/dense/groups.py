@@ -93,7 +93,7 @@ def batch(cases: Sequence[Case], s: Any) -> list[Judged]:
     if max(rewards) - min(rewards) < EQUAL:
         return [Judged(case.zeros()) for case in cases]
     mine = [x for case, j in zip(cases, results, strict=True)
-            for row, learns in zip(j.advantages, case.learns, strict=True) if learns for x in row]  # fmt: skip
+            for row, learns in zip(j.advantages, case.trains, strict=True) if learns for x in row]  # fmt: skip
     mean = sum(mine) / len(mine)
     spread = math.sqrt(sum((x - mean) ** 2 for x in mine) / (len(mine) - 1))
     return [Judged([[(x - mean) / (spread + EPSILON) for x in row] for row in j.advantages]) for j in results]

@@ -26,7 +26,7 @@ class Row:
     base: list[float]  # under the untuned base
     z: float
     advantages: list[float]  # one at action level, one a decision at token level
-    successful: bool
+    solved: bool
     log_factor: float = 0.0  # of the ratio: that of the policies updated before (A2PO)
 
 
@@ -78,7 +78,7 @@ def policy_loss(
             total = total - s.entropy * token_weight * entropy
             if s.kl.coefficient and s.kl.place == "loss":
                 total = total + s.kl.coefficient * token_weight * kl_term(s.kl.estimator, now, row.base[j], row.old[j])
-            if row.successful:
+            if row.solved:
                 total = total - s.nll / counts.successful_tokens(row) * now
         if s.teammate_text.coefficient:
             total = total + _teammates(row, score, s.teammate_text) / max(1, counts.teammate_tokens(row))
@@ -177,20 +177,20 @@ class Counts:
     def __init__(self, rows: Sequence[Row], pooled: bool) -> None:
         self.rows, self.pooled = rows, pooled
 
-    def _with(self, row: Row) -> list[Row]:
+    def _match_text(self, row: Row) -> list[Row]:
         return [other for other in self.rows if self.pooled or other.action.policy == row.action.policy]
 
     def actions(self, row: Row) -> int:
-        return len(self._with(row))
+        return len(self._match_text(row))
 
     def tokens(self, row: Row) -> int:
-        return sum(len(other.old) for other in self._with(row))
+        return sum(len(other.old) for other in self._match_text(row))
 
     def successful_tokens(self, row: Row) -> int:
-        return sum(len(other.old) for other in self._with(row) if other.successful)
+        return sum(len(other.old) for other in self._match_text(row) if other.solved)
 
     def teammate_tokens(self, row: Row) -> int:
-        return sum(mark == 2 for other in self._with(row) for mark in other.action.marks.tolist())
+        return sum(mark == 2 for other in self._match_text(row) for mark in other.action.marks.tolist())
 
     def token_weight(self, row: Row, aggregation: str, constant_length: int) -> float:
         """What one decision of a row weighs."""

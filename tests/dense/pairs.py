@@ -46,7 +46,7 @@ def sides_of(cases: Sequence[Case], s: Any) -> list[Side]:
     found = []
     for case in cases:
         whole = sum(pay.whole() for pay in case.pays)
-        learned = [a for a, learns in zip(case.actions, case.learns, strict=True) if learns]
+        learned = [a for a, learns in zip(case.actions, case.trains, strict=True) if learns]
         if s.name == "preference-tree":
             for a in case.actions:
                 if case.episode.fork is None or a.id == case.episode.fork.at:
@@ -111,7 +111,7 @@ def best(cases: Sequence[Case], s: Any) -> list[Judged]:
     for case in cases:
         for agent in dict.fromkeys(a.agent for a in case.actions) if by_agent else ("",):
             pay = sum(p.team + p.own.get(agent, 0.0) if by_agent else p.whole() for p in case.pays)
-            mine = [a for a, t in zip(case.actions, case.learns, strict=True) if t and agent in ("", a.agent)]
+            mine = [a for a, t in zip(case.actions, case.trains, strict=True) if t and agent in ("", a.agent)]
             entries.append(((case.episode.task.id, agent), pay, mine, case))
     for group, pay, mine, case in sorted(entries, key=lambda entry: -entry[1]):
         others = [other[1] for other in entries if other[0] == group]
@@ -176,7 +176,7 @@ class Comparing:
         assert isinstance(part, Part)
         owner = {row.action.key: row.action.policy for row in part}
         log_probs = {row.action.key: sum(s.log_probs[1:], s.log_probs[0]) for row, s in zip(part, scores, strict=True)}
-        sizes = {key: action.decisions for key, action in self.actions.items()}
+        sizes = {key: action.num_decisions for key, action in self.actions.items()}
         with torch.no_grad():
             still = {key: math.fsum(now(self.actions[key]).numbers())
                      for pair in part.pairs for key in (*pair.better, *pair.worse)}  # fmt: skip

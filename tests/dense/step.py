@@ -58,21 +58,21 @@ class DenseLearner:
         old = self._old_log_probs(episodes)
         base = self._base_log_probs(episodes)
         cases = [self._case(episode, old, base) for episode in episodes]
-        judged = self._judged(cases)
+        judged = self._evaluate_proposals(cases)
         report = Report()
         self.comparing = begun(self, episodes, cases, step) if self.s.objective.reads_pairs else None
         if base and step >= warm_up:
             terms = [k3(o, b) for i in base for o, b in zip(old[i], base[i], strict=True)]
             report.metrics["kl_to_base"] = sum(terms) / len(terms)
         if step >= warm_up:
-            self._improve(episodes, cases, judged, (old, base), report, step, environment_steps)
+            self._update_policies(episodes, cases, judged, (old, base), report, step, environment_steps)
         if self.comparing:
             report.metrics = self.comparing.metrics(report.metrics)
         if self.critic:
-            self._fit(cases, [j.monte_carlo if step < warm_up else j.returns for j in judged], report, step)
+            self._fit_model(cases, [j.monte_carlo if step < warm_up else j.returns for j in judged], report, step)
         return report
 
-    def _judged(self, cases: Sequence[Case]) -> list[Judged]:
+    def _evaluate_proposals(self, cases: Sequence[Case]) -> list[Judged]:
         """What each decision is worth; nothing, where the recipe says so and every episode was paid alike."""
         judged = judge(cases, self.s.credit, self.baselines)
         if self.s.equal_rewards == "zero" and all(_paid(a) == _paid(cases[0]) for a in cases):
@@ -108,7 +108,7 @@ class DenseLearner:
     def _case(self, episode: Episode, old: Mapping[int, list[float]], base: Mapping[int, list[float]]) -> Case:
         costs = []
         for action in episode.actions:
-            row = [0.0] * action.decisions
+            row = [0.0] * action.num_decisions
             if self.s.kl.place == "reward" and action.key in base:  # k1 of each decision; nobody else pays
                 row = [
                     self.s.kl.coefficient * max(-20.0, min(20.0, o - b))
@@ -120,11 +120,13 @@ class DenseLearner:
         learns = [action.policy in self.trained for action in episode.actions]
         case = Case(episode, payments(episode, self.s.reward, limits, learning), costs, learns)
         if self.critic:
-            case.values = [[self.critic.worth(head, read) for head, read in self._reads(a)] for a in episode.actions]
+            case.values = [
+                [self.critic.worth(head, read) for head, read in self._load_network(a)] for a in episode.actions
+            ]
             case.final = self._final_values(episode)
         return case
 
-    def _reads(self, action: Action) -> list[tuple[str, Any]]:
+    def _load_network(self, action: Action) -> list[tuple[str, Any]]:
         head = self._head(action.agent, action.policy)
         return [(head, read) for read in reading(action, self.s.level, self.s.critic.kind == "independent")]
 
@@ -169,14 +171,14 @@ class DenseLearner:
         if self.s.normalisation == "none" or action.choice is not None:
             return 1.0
         if self.s.normalisation == "tokens":
-            return float(action.decisions)
+            return float(action.num_decisions)
         return float(
-            max(1, len(action.own_text.split()) + sum(len(text.split()) for text in action.intermediate_texts))
+            max(1, len(action.agent_text.split()) + sum(len(text.split()) for text in action.intermediate_texts))
         )
 
     # ---- the policies
 
-    def _improve(
+    def _update_policies(
         self, episodes: Sequence[Episode], cases: Sequence[Case], judged: Sequence[Judged],
         known: tuple[dict[int, list[float]], ...], report: Report, step: int, environment_steps: int,
     ) -> None:  # fmt: skip
@@ -194,7 +196,7 @@ class DenseLearner:
         for who, scale in phases:
             rows = self._rows(episodes, judged, known)
             if schedule.name == "sequential":
-                rows = [replace(row, advantages=[self._moved(row.action, episodes, known[0], before) * a
+                rows = [replace(row, advantages=[self._move(row.action, episodes, known[0], before) * a
                                                  for a in row.advantages]) for row in rows]  # fmt: skip
             if schedule.name == "a2po":
                 rows = self._joined(episodes, cases, known, before, scale)
@@ -225,7 +227,7 @@ class DenseLearner:
             self.turn, self.turn_began = self.turn + 1, environment_steps
         return self.trained[self.turn % len(self.trained)]
 
-    def _moved(
+    def _move(
         self, action: Action, episodes: Sequence[Episode], old: Mapping[int, list[float]], before: Sequence[str]
     ) -> float:
         """M: the product over what the policies before did in the action's step of how much likelier it has become,
@@ -245,8 +247,8 @@ class DenseLearner:
     ) -> list[Row]:  # fmt: skip
         """A2PO (Wang et al. 2023): advantages traced through what has moved; ratios times clip(ρ, 1 ± ε_i / 2)."""
         for case in cases:
-            case.ratios = [self._moved(a, episodes, known[0], before) for a in case.actions]
-        rows = self._rows(episodes, self._judged(cases), known)
+            case.ratios = [self._move(a, episodes, known[0], before) for a in case.actions]
+        rows = self._rows(episodes, self._evaluate_proposals(cases), known)
         width = scale * self.s.objective.clip / 2
         ratio = {a.key: r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
         return [
@@ -263,19 +265,19 @@ class DenseLearner:
         limit = getattr(self.s.schedule, "kl_limit", 0.0)
         start = {name: {n: p.clone() for n, p in self.policies[name].parameters.items()} for name in who}
         moments = {name: self.adams[name].copy() for name in who}
-        self._epochs(rows, scale, tally, report, step)
+        self._run_epochs(rows, scale, tally, report, step)
         if limit:
             self._accept(rows, start, moments, limit, scale, tally)
         if budget:
             self._hold(rows, start, moments, budget, steps, tally)
         tally.reached += self._k3(rows)
 
-    def _epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
+    def _run_epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
         for epoch in range(self.s.epochs):
             for part in self._minibatches(rows, step, epoch):
                 if not part:
                     continue
-                goes_on = self._minibatch(part, scale, tally, report, step)
+                goes_on = self._process_minibatch(part, scale, tally, report, step)
                 if epoch == 0:
                     tally.seen[-1].off = [abs(o - e) for r in part for o, e in zip(r.old, r.engine, strict=True)]
                 if not goes_on:
@@ -293,7 +295,7 @@ class DenseLearner:
                 part += [mine[i] for i in indices]
         return parts
 
-    def _minibatch(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> bool:
+    def _process_minibatch(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> bool:
         """False where the KL of the whole minibatch stops the phase."""
         weights = {name: self.policies[name].weights() for name in {row.action.policy for row in rows}}
         scores = [
@@ -400,9 +402,11 @@ class DenseLearner:
 
     # ---- the critic
 
-    def _fit(self, cases: Sequence[Case], targets: Sequence[list[list[float]]], report: Report, step: int) -> None:
+    def _fit_model(
+        self, cases: Sequence[Case], targets: Sequence[list[list[float]]], report: Report, step: int
+    ) -> None:
         assert self.critic is not None
-        reads = [read for case in cases for action in case.actions for read in self._reads(action)]
+        reads = [read for case in cases for action in case.actions for read in self._load_network(action)]
         old = [v for case in cases for row in case.values for v in row]
         flat = [t for of_episode in targets for row in of_episode for t in row]
         c = self.s.critic

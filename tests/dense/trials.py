@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from marft.common.types import Episode
-from marft.config.algorithm import merge
+from marft.config.algorithm import merge_tables
 from marft.config.algorithms import PRESETS
-from marft.rollout.forking.counterfactual import Counterfactuals
-from marft.rollout.forking.crossed import Crossed
-from marft.rollout.forking.tree import Candidates
+from marft.rollout.fork_plans.counterfactual import CounterfactualForks
+from marft.rollout.fork_plans.cross_product import CrossProductForks
+from marft.rollout.fork_plans.tree import CandidateTree
 from tests.dense.report import Report
 from tests.dense.twins import Twins, assert_same, snapshot
 
@@ -32,14 +32,18 @@ STARTS: Mapping[str, Table] = {  # what options are added to
 def algorithm(name: str, **changes: Any) -> Table:
     """A preset that moves at once."""
     critic = READY if PRESETS[name].get("critic", {}).get("kind") != "none" else {}
-    return merge(merge({**FAST, **critic}, {"name": name}), changes)
+    return merge_tables(merge_tables({**FAST, **critic}, {"name": name}), changes)
 
 
 def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[Episode]:
     """What the credit is made for: attempts, or what was played anew from some point on."""
     writer = twins.writer(drift=drift, seed=seed)
-    written = {Candidates: writer.tree, Counterfactuals: writer.counterfactual, Crossed: writer.crossed}
-    return written.get(type(twins.run.algorithm.credit.forking), writer.batch)()
+    written = {
+        CandidateTree: writer.tree,
+        CounterfactualForks: writer.counterfactual,
+        CrossProductForks: writer.crossed,
+    }
+    return written.get(type(twins.run.algorithm.credit.fork_plan), writer.batch)()
 
 
 def numbered(episode: Episode, first: int) -> Episode:

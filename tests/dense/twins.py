@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.common.types import Action, Episode
 from marft.config import RunSettings
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from tests.dense.batch import Writer
@@ -77,7 +77,7 @@ class Twins:
     """A learner with weights that are not at their start, and the dense learner with the same."""
 
     def __init__(self, run: RunSettings, precise: bool = True) -> None:
-        self.run, self.models = run, Models(run)
+        self.run, self.models = run, PolicyRegistry(run)
         self.learner = Learner(run, self.models)
         torch.manual_seed(5)
         with torch.no_grad():  # B and the last layer of a value head start at 0, where half of all mistakes hide

@@ -12,12 +12,12 @@ from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from marft_envs.code.environment import Code
-from marft_envs.gyms.acts import Acts, acts_of
-from marft_envs.gyms.worded import worded
+from marft_envs.gyms.actions import ActionSpace, enumerate_actions
+from marft_envs.gyms.formatting import format_value
 from marft_envs.instructions.environment import Instructions
 from marft_envs.relay.environment import Relay
 from marft_envs.rooms.environment import Rooms
-from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.tables import EpisodeTables
 
 SECONDS = 20.0  # that any of these takes at most, on a busy machine; some had no end
 
@@ -33,14 +33,14 @@ def test_a_world_without_more_tasks_says_so_in_time() -> None:
 
 def test_a_hundred_tests_of_numbers_have_a_hundred_numbers() -> None:
     world = Code(kinds=("number",), tests=100, train_tasks=1, held_out_tasks=1)
-    cases = world.start(world.tasks("train")[0], 0).bench.problem.cases
-    assert len({case.given.arguments[0] for case in cases}) == len(cases) >= 100  # type: ignore[union-attr]
+    cases = world.start(world.tasks("train")[0], 0).judge.problem.cases
+    assert len({case.input.arguments[0] for case in cases}) == len(cases) >= 100  # type: ignore[union-attr]
 
 
 def test_instructions_that_contradict_each_other_are_named() -> None:
     kinds = ("change_case:english_lowercase", "detectable_format:multiple_sections")
     with pytest.raises(ValueError, match=r"nobody can follow 2 of the kinds .*lowercase.* or for longer texts"):
-        Instructions(kinds=kinds, least=2).draw(Random(0))
+        Instructions(kinds=kinds, least=2).generate_task(Random(0))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_channel_that_what_is_needed_never_comes_through_is_refused(keys: dict
 
 
 def test_an_amount_with_more_digits_than_are_written_is_another_value() -> None:
-    tables = Tables({"users": {"ann": {"paid": 0}}})
+    tables = EpisodeTables({"users": {"ann": {"paid": 0}}})
     for paid in (10**5000, -(10**5000), 1e300):
         tables.edit("users", "ann")["paid"] = paid
         assert tables.changes()["users/ann/paid"].startswith(('"0x', '"-0x', "1000000"))
@@ -73,23 +73,23 @@ class MultiBinary:
 
 def test_actions_beyond_counting_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match="it has countless actions, and at most 8,192 are enumerated"):
-        acts_of(MultiBinary())
+        enumerate_actions(MultiBinary())
 
 
 def test_of_many_actions_a_mask_leaves_few() -> None:
-    acts, mask = acts_of(Discrete(4672)), np.zeros(4672, np.int8)
+    acts, mask = enumerate_actions(Discrete(4672)), np.zeros(4672, np.int8)
     mask[[7, 4671]] = 1
-    assert acts.allowed(mask) == ("7", "4671")
-    assert len(acts.allowed(np.arange(4672) < 256)) == 256
+    assert acts.allowed_actions(mask) == ("7", "4671")
+    assert len(acts.allowed_actions(np.arange(4672) < 256)) == 256
     with pytest.raises(ValueError, match="257 actions are possible at once, and at most 256 are listed"):
-        acts.allowed(np.arange(4672) < 257)
+        acts.allowed_actions(np.arange(4672) < 257)
 
 
 @pytest.mark.parametrize("mask", [5, [[1, 1], [1]], "ab", {}])
 def test_a_mask_that_is_none_is_told(mask: object) -> None:
     with pytest.raises(ValueError, match="does not fit an action space of 2"):
-        Acts({"a": 0, "b": 1}, {"a": (0,), "b": (1,)}).allowed(mask)
+        ActionSpace({"a": 0, "b": 1}, {"a": (0,), "b": (1,)}).allowed_actions(mask)
 
 
 def test_nothing_is_told_with_a_sign() -> None:
-    assert worded(np.array([-0.0, 0.0, -1.0])) == "0, 0, -1"
+    assert format_value(np.array([-0.0, 0.0, -1.0])) == "0, 0, -1"

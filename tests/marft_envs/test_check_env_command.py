@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import marft_envs
-from marft.config.parts import EnvironmentPart
-from marft_envs.vetting.check import CHECKS
-from marft_envs.vetting.subject import of_object, subject_of
+from marft.config.plugin_types import EnvironmentPart
+from marft_envs.env_check.runner import CHECKS
+from marft_envs.env_check.target import find_target, target_from_object
 from tests import faulty
 from tests.marft.cli.test_cli import run
 from tests.nights import some
@@ -78,7 +78,7 @@ class TestFromPython:
             size: int = 1
 
         report = marft_envs.check_environment(Sized, limits={**QUICK, "processes": True}, size=3)
-        (verdict,) = [verdict for verdict in report.verdicts if verdict.check == "repeatable"]
+        (verdict,) = [verdict for verdict in report.results if verdict.check == "repeatable"]
         assert "its class lies in no module that another process can import" in verdict.findings[0].cause
 
     def test_what_is_no_environment_is_refused(self) -> None:
@@ -103,16 +103,16 @@ class TestFromPython:
 
 class TestWhatIsNamed:
     def test_a_recipe_brings_its_team_and_its_limit(self, tmp_path: Path) -> None:
-        subject = subject_of("relay", {"noise": 0.25})
+        subject = find_target("relay", {"noise": 0.25})
         assert [profile.role for profile in subject.profiles] == ["north", "south"]
-        assert subject.most_steps == 4
+        assert subject.max_steps == 4
         assert subject.terms == {}
         assert subject.environment.noise == 0.25  # type: ignore[attr-defined]
 
     def test_another_process_makes_the_same_of_it(self) -> None:
-        subject = subject_of("relay", {"values": 5})
-        assert subject.table is not None
-        assert subject.table["values"] == 5
+        subject = find_target("relay", {"values": 5})
+        assert subject.settings_table is not None
+        assert subject.settings_table["values"] == 5
 
     def test_one_that_holds_more_than_its_keys_say_is_not_made_elsewhere(self) -> None:
         class Held(EnvironmentPart):
@@ -120,7 +120,7 @@ class TestWhatIsNamed:
 
         holding = faulty.Sound()
         holding.__dict__["more"] = 3
-        assert of_object(Held()).table is None
-        assert of_object(holding).environment is holding
-        assert of_object(holding).table is None
-        assert of_object(faulty.Sound()).table == {"name": "tests.faulty:Sound"}
+        assert target_from_object(Held()).settings_table is None
+        assert target_from_object(holding).environment is holding
+        assert target_from_object(holding).settings_table is None
+        assert target_from_object(faulty.Sound()).settings_table == {"name": "tests.faulty:Sound"}

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.processes.helpers import DiedError, Helpers, NotStartedError, TooSlowError
-from marft_envs.code import asserting, comparing, judging, plain, problems
-from marft_envs.code.asserting import held
-from marft_envs.code.comparing import Reader
-from marft_envs.code.grading import Bench
-from marft_envs.code.judging import Call, Feed, JudgingError, Limits, Outcome
-from marft_envs.code.problems import Asserts, Case, Problem
+from marft.common.processes.process_pool import NotStartedError, ProcessExitedError, ProcessPool, RequestTimeoutError
+from marft_envs.code import assert_tests, comparison, execution, plain_values, problems
+from marft_envs.code.assert_tests import run_asserts
+from marft_envs.code.comparison import OutputReader
+from marft_envs.code.execution import FunctionCall, JudgeError, Limits, Outcome, StdinInput
+from marft_envs.code.grading import ProblemJudge
+from marft_envs.code.problems import AssertTests, Case, Problem
 from tests.marft.agents.test_processes import descendants
 from tests.marft_envs.test_code_judging import SHORT, isolated
 from tests.nights import BY_NIGHT
 
-DOUBLE = Problem("", "f", cases=tuple(Case(Call("f", (x,)), (2 * x,)) for x in range(3)))
-CASE = Case(Call("f", (1,)), (2,))
+DOUBLE = Problem("", "f", cases=tuple(Case(FunctionCall("f", (x,)), (2 * x,)) for x in range(3)))
+CASE = Case(FunctionCall("f", (1,)), (2,))
 SAID = Outcome("returned", "2")
 
 
@@ -36,9 +36,9 @@ def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **_: object) -> None:
         raise AssertionError(f"in the process that trains: {str(arguments)[:100]}")
 
-    for module in (plain, judging, asserting, comparing):
+    for module in (plain_values, execution, assert_tests, comparison):
         monkeypatch.setattr(module, "decode", refuse, raising=False)
-    for name in ("passes", "same", "unified", "printed_alike"):
+    for name in ("outcome_passes", "values_equal", "tuples_to_lists", "outputs_match"):
         monkeypatch.setattr(problems, name, refuse)
 
 
@@ -52,33 +52,35 @@ def nested(size: int) -> str:
 @pytest.mark.usefixtures("reads_nothing")
 class TestInTheProcessThatTrains:
     def test_nothing_that_a_function_returned_is_decoded(self) -> None:
-        verdict = Bench(DOUBLE, SHORT, 0.0).judge("def f(x): return 2 * x if x < 2 else [x]", [CASE])
+        verdict = ProblemJudge(DOUBLE, SHORT, 0.0).judge("def f(x): return 2 * x if x < 2 else [x]", [CASE])
         assert verdict.hidden == (True, True, False)
         assert verdict.shown == ((SAID, True),)
 
     def test_nothing_that_was_printed_is_compared(self) -> None:
-        cases = tuple(Case(Feed(f"{x}\n"), (f"{2 * x}.0",)) for x in range(3))
-        verdict = Bench(Problem("", cases=cases), SHORT, 0.0).judge("x = int(input())\nprint(min(x * 2, 3))", cases[:1])
+        cases = tuple(Case(StdinInput(f"{x}\n"), (f"{2 * x}.0",)) for x in range(3))
+        verdict = ProblemJudge(Problem("", cases=cases), SHORT, 0.0).judge(
+            "x = int(input())\nprint(min(x * 2, 3))", cases[:1]
+        )
         assert verdict.hidden == (True, True, False)
         assert verdict.shown == ((Outcome("returned", "'0'"), True),)
 
     def test_nothing_that_a_checker_is_told_is_read(self) -> None:
         checker = "import sys\nprint(int(len(open(sys.argv[3]).read()) < 100_000))"
-        cases = tuple(Case(Feed(f"{x}\n"), ("",)) for x in (9, 200_000, 8))
+        cases = tuple(Case(StdinInput(f"{x}\n"), ("",)) for x in (9, 200_000, 8))
         asked = Problem("", cases=cases, checker=checker)
         limits = Limits(seconds=1, all_seconds=5)
-        assert Bench(asked, limits, 0.0).judge("print('é' * int(input()))", []).hidden == (True, False, True)
+        assert ProblemJudge(asked, limits, 0.0).judge("print('é' * int(input()))", []).hidden == (True, False, True)
 
     def test_nothing_that_tests_are_told_is_decoded(self) -> None:
         tests = ("assert f(f(3)) == [[3]]", "assert sorted(f(0)) == [0]", "try:\n    f(-1)\nexcept ValueError: pass")
         before = "def f(x):\n    if x == -1: raise ValueError\n    return [x]"
-        bench = Bench(Problem("", "f", asserts=Asserts(before, ("f",), tests)), Limits(), 0.0)
+        bench = ProblemJudge(Problem("", "f", asserts=AssertTests(before, ("f",), tests)), Limits(), 0.0)
         assert bench.judge(before, []).hidden == (True, True, True)
         assert bench.judge("def f(x): return [x] if x != 3 else 7", []).hidden == (False, True, True)
 
     def test_what_agents_tests_are_worth_is_found_elsewhere(self) -> None:
-        asked = Problem("", "f", reference="def f(x): return x * 2", wrong=("def f(x): return 0",))
-        assert Bench(asked, SHORT, 0.0).worth([CASE]) == 1.0
+        asked = Problem("", "f", reference="def f(x): return x * 2", wrong_programs=("def f(x): return 0",))
+        assert ProblemJudge(asked, SHORT, 0.0).score_tests([CASE]) == 1.0
 
 
 MILLIONS = """
@@ -98,12 +100,12 @@ def f(x):
 @pytest.mark.slow
 @isolated
 def test_a_program_that_returns_millions_of_lists_is_wrong_in_time_and_the_next_is_judged_as_before() -> None:
-    bench = Bench(DOUBLE, Limits(seconds=5, all_seconds=3, output_kb=20_000), 0.0)
+    bench = ProblemJudge(DOUBLE, Limits(seconds=5, all_seconds=3, output_kb=20_000), 0.0)
     began = time.monotonic()
     with longest_hold() as holds:
-        compared = bench.right(MILLIONS, DOUBLE.cases)
+        compared = bench.run_cases(MILLIONS, DOUBLE.cases)
     assert [right for _, right in compared] == [True, True, False]
-    assert compared[2][0].said in ("it returned what takes too long to read", "")  # a fast machine reads it in time
+    assert compared[2][0].error in ("it returned what takes too long to read", "")  # a fast machine reads it in time
     assert time.monotonic() - began < 60
     assert max(holds) < 2
     assert bench.judge("def f(x): return 2 * x", []).hidden == (True, True, True)
@@ -131,38 +133,38 @@ def longest_hold() -> Iterator[list[float]]:
 @pytest.mark.slow
 class TestTextsThatAreTooMuch:
     def test_of_time_are_wrong_and_the_reason_is_told(self) -> None:
-        ((outcome, right),) = Reader(0.2).compared([CASE], [Outcome("returned", nested(2**22))], 0.0)
+        ((outcome, right),) = OutputReader(0.2).compare_outputs([CASE], [Outcome("returned", nested(2**22))], 0.0)
         assert (outcome, right) == (Outcome("raised", None, "it returned what takes too long to read"), False)
-        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        assert OutputReader(9).compare_outputs([CASE], [SAID], 0.0) == [(SAID, True)]
 
     @BY_NIGHT
     def test_of_memory_are_wrong_and_the_reason_is_told(self) -> None:
         text = f"[{'[[]],' * 2**22}[]]"
-        ((outcome, right),) = Reader(99).compared([CASE], [Outcome("returned", text)], 0.0)
+        ((outcome, right),) = OutputReader(99).compare_outputs([CASE], [Outcome("returned", text)], 0.0)
         assert not right
-        assert outcome.said.startswith("it returned what takes too ")
-        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        assert outcome.error.startswith("it returned what takes too ")
+        assert OutputReader(9).compare_outputs([CASE], [SAID], 0.0) == [(SAID, True)]
 
     def test_together_take_what_one_program_may(self) -> None:
         found = [SAID, *[Outcome("returned", nested(2**21))] * 40, SAID]
         began = time.monotonic()
-        compared = Reader(1.5).compared([CASE] * 42, found, 0.0)
+        compared = OutputReader(1.5).compare_outputs([CASE] * 42, found, 0.0)
         assert time.monotonic() - began < 30
         assert compared[0] == (SAID, True)
-        assert compared[-1][0].said == "it returned what takes too long to read, with what came before it"
+        assert compared[-1][0].error == "it returned what takes too long to read, with what came before it"
 
     def test_printed_are_wrong_too(self) -> None:
-        case = Case(Feed(""), ("1 " * 100,))
-        ((outcome, right),) = Reader(0.05).compared([case], [Outcome("returned", "1.0 " * 2**21)], 0.0)
-        assert (outcome.how, right) == ("raised", False)
-        assert outcome.said.startswith("it printed what takes too long")
+        case = Case(StdinInput(""), ("1 " * 100,))
+        ((outcome, right),) = OutputReader(0.05).compare_outputs([case], [Outcome("returned", "1.0 " * 2**21)], 0.0)
+        assert (outcome.status, right) == ("raised", False)
+        assert outcome.error.startswith("it printed what takes too long")
 
 
 @pytest.mark.slow
 def test_what_is_shown_of_a_long_value_is_short() -> None:
-    case = Case(Feed(""), ("1",))
+    case = Case(StdinInput(""), ("1",))
     for about, text in ((CASE, json.dumps("a" * 10**5)), (case, "a" * 10**5)):
-        ((outcome, right),) = Reader(9).compared([about], [Outcome("returned", text)], 0.0)
+        ((outcome, right),) = OutputReader(9).compare_outputs([about], [Outcome("returned", text)], 0.0)
         assert not right
         assert len(outcome.value) < 300
 
@@ -170,41 +172,42 @@ def test_what_is_shown_of_a_long_value_is_short() -> None:
 @pytest.mark.slow
 class TestProcesses:
     def test_one_that_others_kill_is_replaced_and_costs_nobody_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        helpers = Helpers("marft_envs.code.comparing_process", 1)
-        monkeypatch.setattr(comparing, "_helpers", lambda: helpers)
+        helpers = ProcessPool("marft_envs.code.comparison_process", 1)
+        monkeypatch.setattr(comparison, "_helpers", lambda: helpers)
         before = children()
-        Reader(9).compared([CASE], [SAID], 0.0)
+        OutputReader(9).compare_outputs([CASE], [SAID], 0.0)
         (process,) = children() - before
         os.kill(process, signal.SIGSTOP)
         threading.Timer(0.2, os.kill, (process, signal.SIGKILL)).start()  # in the middle of the next request
-        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        assert OutputReader(9).compare_outputs([CASE], [SAID], 0.0) == [(SAID, True)]
         (other,) = children() - before
         os.kill(other, signal.SIGKILL)
-        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        assert OutputReader(9).compare_outputs([CASE], [SAID], 0.0) == [(SAID, True)]
         helpers.close()
         assert children() == before
 
     def test_without_any_nothing_is_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(comparing, "_helpers", lambda: Helpers("marft.no_such_module", 1))
-        with pytest.raises(JudgingError, match=r"no process compares results: marft\.no_such_module did not start"):
-            Reader(9).compared([CASE], [SAID], 0.0)
+        monkeypatch.setattr(comparison, "_helpers", lambda: ProcessPool("marft.no_such_module", 1))
+        with pytest.raises(JudgeError, match=r"no process compares results: marft\.no_such_module did not start"):
+            OutputReader(9).compare_outputs([CASE], [SAID], 0.0)
 
     def test_errors_say_what_happened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = (
-            "import os, time\nfrom marft.common.processes.helpers import serve\nserve(lambda request: eval(request))"
+            "import os, time\nfrom marft.common.processes.process_pool import serve\n"
+            "serve(lambda request: eval(request))"
         )
         (tmp_path / "evaluates.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        helpers = Helpers("evaluates", 1)
-        assert helpers.ask("1 + 1", 9) == 2
-        with pytest.raises(TooSlowError, match=r"took over 0\.2 s"):
-            helpers.ask("time.sleep(9)", 0.2)
-        with pytest.raises(DiedError, match="exit status 3"):
-            helpers.ask("os._exit(3)", 9)
-        assert helpers.ask("2 + 2", 9) == 4
+        helpers = ProcessPool("evaluates", 1)
+        assert helpers.request("1 + 1", 9) == 2
+        with pytest.raises(RequestTimeoutError, match=r"took over 0\.2 s"):
+            helpers.request("time.sleep(9)", 0.2)
+        with pytest.raises(ProcessExitedError, match="exit status 3"):
+            helpers.request("os._exit(3)", 9)
+        assert helpers.request("2 + 2", 9) == 4
         helpers.close()
         with pytest.raises(NotStartedError):
-            Helpers("no_such_module_at_all", 1).ask(0, 9)
+            ProcessPool("no_such_module_at_all", 1).request(0, 9)
 
 
 def children() -> set[int]:
@@ -218,9 +221,9 @@ class TestTestsThatAreCode:
     TESTS = ("assert f(1) == 1", "try:\n    f(2)\n    assert False\nexcept ValueError: pass", "assert f(f(3)) == 3")
 
     def held(self, program: str) -> list[bool]:
-        asserts = Asserts("", ("f",), self.TESTS)
-        calls = tuple(plain.encode(["f", [x], {}]) for x in (1, 2, 3))
-        return held(asserts, program, calls, SHORT)
+        asserts = AssertTests("", ("f",), self.TESTS)
+        calls = tuple(plain_values.encode(["f", [x], {}]) for x in (1, 2, 3))
+        return run_asserts(asserts, program, calls, SHORT)
 
     def test_what_cannot_be_read_fails_its_own_test_and_is_no_expected_error(self) -> None:
         """As if the program had raised an error of another kind."""
@@ -241,9 +244,9 @@ def f(x):
         assert self.held("def f(x): return x if isinstance(x, int) else 3") == [True, False, True]
         long = "def f(x): return ['a' * 50_000] if x == 3 else 3 if isinstance(x, list) else x"
         assert self.held(long) == [True, False, True]
-        monkeypatch.setattr(asserting, "MOST_NEW_TEXT", 10_000)
+        monkeypatch.setattr(assert_tests, "MAX_NEW_TEXT", 10_000)
         assert self.held(long) == [True, False, False]
 
     def test_what_is_recorded_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(asserting, "MOST_RECORDED", 100)
+        monkeypatch.setattr(assert_tests, "MAX_RECORDED", 100)
         assert self.held("def f(x): return 'a' * 1000 if x == 1 else x") == [False, False, True]

@@ -13,32 +13,32 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft_envs.code import drawing, proposing
-from marft_envs.code.grading import Bench, _accepted
-from marft_envs.code.inside import record
-from marft_envs.code.judging import Call, Limits, Outcome, _read
-from marft_envs.code.phrases import Step, in_code, in_words, mistakes, value_of
+from marft_envs.code import extraction, generator
+from marft_envs.code.execution import FunctionCall, Limits, Outcome, _read_records
+from marft_envs.code.extraction import MAX_TESTS
+from marft_envs.code.grading import ProblemJudge, _is_accepted
+from marft_envs.code.phrases import Step, evaluate, to_code, to_words, wrong_expressions
 from marft_envs.code.problems import Case, Problem
-from marft_envs.code.proposing import MOST_TESTS
-from marft_envs.code.reports import MOST, report
+from marft_envs.code.reports import MAX_CASES, format_report
+from marft_envs.code.sandbox_program import format_record
 from tests.marft_envs.test_code_judging import SHORT, isolated
 
 
 def doubled(x: int) -> Case:
-    return Case(Call("f", (x,)), (2 * x,))
+    return Case(FunctionCall("f", (x,)), (2 * x,))
 
 
 @isolated
 def test_wrong_programs_are_those_mutants_that_fail_a_hidden_test() -> None:
-    bench = Bench(Problem("", "f", cases=(doubled(2),), reference="def f(x): return x * 2"), SHORT, 0.0)
+    bench = ProblemJudge(Problem("", "f", cases=(doubled(2),), reference="def f(x): return x * 2"), SHORT, 0.0)
     assert bench._wrong_programs() == ("def f(x):\n    return None", "def f(x):\n    return x * 3")  # and not x + 2
 
 
 def test_no_more_tests_of_an_agent_are_read_than_are_run() -> None:
     lines = "\n".join(f"f({n}) == {n}" for n in range(20))
-    assert [case.right for case in proposing.tests_in(lines, "f", ())] == [(n,) for n in range(MOST_TESTS)]
+    assert [case.expected for case in extraction.extract_tests(lines, "f", ())] == [(n,) for n in range(MAX_TESTS)]
     pairs = "\n".join(f"Input: {n}\nOutput: {n}" for n in range(20))
-    assert len(proposing.tests_in(pairs, "", ())) == MOST_TESTS
+    assert len(extraction.extract_tests(pairs, "", ())) == MAX_TESTS
 
 
 @pytest.mark.parametrize(("kind", "code", "is_one"), [
@@ -46,26 +46,26 @@ def test_no_more_tests_of_an_agent_are_read_than_are_run() -> None:
     ("number", "x % 4", True), ("text", "x", False), ("text", "x[::-1]", True), ("list", "sorted(x, key=lambda _: 0)", False),
 ])  # fmt: skip
 def test_a_function_that_gives_back_what_it_is_given_or_too_little_is_none(kind: Any, code: str, is_one: bool) -> None:
-    assert bool(drawing._values(kind, code)) is is_one
+    assert bool(generator._probe_values(kind, code)) is is_one
 
 
 @given(st.integers(0, 2**32))
 @examples(max_examples=40, deadline=None)
 def test_no_step_comes_twice_in_a_row_and_few_tests_tell_all_mistakes_that_can_be_told(seed: int) -> None:
-    data = drawing.drawn(Random(seed), ("number", "text", "list"), 4, 1, 1).data
+    data = generator.generate_problem(Random(seed), ("number", "text", "list"), 4, 1, 1).data
     steps, kind = [Step(*step) for step in data["steps"]], data["kind"]
     assert all(one.words != other.words for one, other in pairwise(steps))
-    code, shown = in_code(steps), drawing.EXAMPLE[kind][:1]
-    inputs = [x for x in drawing._inputs(kind, 1 + drawing.PROBES, in_words(steps)) if x not in shown]
-    can = {one for one in mistakes(steps) if any(value_of(one, x) != value_of(code, x) for x in inputs)}
-    assert set(drawing.problem_of(data).wrong) == {drawing.program_of(one) for one in can}
+    code, shown = to_code(steps), generator.EXAMPLE_INPUTS[kind][:1]
+    inputs = [x for x in generator._draw_inputs(kind, 1 + generator.PROBE_COUNT, to_words(steps)) if x not in shown]
+    can = {one for one in wrong_expressions(steps) if any(evaluate(one, x) != evaluate(code, x) for x in inputs)}
+    assert set(generator.build_problem(data).wrong_programs) == {generator.make_program(one) for one in can}
 
 
 def test_what_is_wrong_is_told_first_and_few_cases_are() -> None:
     cases = tuple((doubled(n), Outcome("returned", 2 * n if n < 9 else 0), n < 9) for n in range(10))
-    lines = report(cases).splitlines()
+    lines = format_report(cases).splitlines()
     assert lines[0] == "f(9) gives 0, not 18"
-    assert lines[1:] == [f"f({n}) gives {2 * n}: right" for n in range(MOST - 1)]
+    assert lines[1:] == [f"f({n}) gives {2 * n}: right" for n in range(MAX_CASES - 1)]
 
 
 @pytest.mark.parametrize(("how", "printed", "right"), [
@@ -73,17 +73,17 @@ def test_what_is_wrong_is_told_first_and_few_cases_are() -> None:
     ("returned", "0", False), ("returned", "", False), ("returned", "yes", False), ("raised", "1", False),
 ])  # fmt: skip
 def test_a_checker_accepts_by_a_score_of_one(how: Any, printed: str, right: bool) -> None:
-    assert _accepted(Outcome(how, printed)) is right
+    assert _is_accepted(Outcome(how, printed)) is right
 
 
 def test_hidden_tests_are_run_before_those_of_an_agent() -> None:
     """An agent's tests could take all the time that there is."""
     met: list[Case] = []
 
-    class Seen(Bench):
-        def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
+    class Seen(ProblemJudge):
+        def run_cases(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
             met.extend(cases)
-            return [(Outcome("returned", 0), case.given.arguments[0] > 5) for case in cases]  # type: ignore[union-attr]
+            return [(Outcome("returned", 0), case.input.arguments[0] > 5) for case in cases]  # type: ignore[union-attr]
 
     hidden, own = [doubled(1), doubled(7)], [doubled(8)]
     verdict = Seen(Problem("", "f", cases=tuple(hidden)), Limits(), 0.0).judge("", own)
@@ -96,20 +96,22 @@ def test_the_first_record_about_an_input_counts_and_only_ours() -> None:
     ours, theirs = "ours 0 0", "theirs 0 1"
     records = [
         b"noise\n",
-        record(theirs, "returned", "", b"c"),
-        record(ours, "returned", "", b"a\nours 0 1 returned 0 1\nb"),
-        record("ours 0 2", "guessed", "", b"d"),
-        record(ours, "returned", "", b"b"),
-        record("ours 1 0", "raised", "E: \ud800", b"")[:-1],
+        format_record(theirs, "returned", "", b"c"),
+        format_record(ours, "returned", "", b"a\nours 0 1 returned 0 1\nb"),
+        format_record("ours 0 2", "guessed", "", b"d"),
+        format_record(ours, "returned", "", b"b"),
+        format_record("ours 1 0", "raised", "E: \ud800", b"")[:-1],
     ]
-    found = _read(b"".join(records), "ours", 9, 99)
+    found = _read_records(b"".join(records), "ours", 9, 99)
     assert found == {(0, 0): Outcome("returned", "a\nours 0 1 returned 0 1\nb")}
-    assert _read(record(ours, "returned", "", b"a" * 100), "ours", 9, 99) == {}, "no program may say so much"
+    assert _read_records(format_record(ours, "returned", "", b"a" * 100), "ours", 9, 99) == {}, (
+        "no program may say so much"
+    )
 
 
 def test_what_a_jail_writes_is_cut_up_in_bounded_time() -> None:
     began = time.process_time()
-    assert not _read(b"\n" * 2**24, "ours", 9, 99)
-    assert not _read(b"\nours " * 2**21, "ours", 9, 99)
-    assert not _read(b"\nours 0 0 returned 0 9999999\n" * 2**19, "ours", 9, 99)
+    assert not _read_records(b"\n" * 2**24, "ours", 9, 99)
+    assert not _read_records(b"\nours " * 2**21, "ours", 9, 99)
+    assert not _read_records(b"\nours 0 0 returned 0 9999999\n" * 2**19, "ours", 9, 99)
     assert time.process_time() - began < 1

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from marft.agents.sandbox.runner import isolation_problem
-from marft.envs.rows import Row
+from marft.envs.table_rows import Row
+from marft_envs.code.execution import FunctionCall, Limits, Outcome, run_programs
 from marft_envs.code.formats import FORMATS
-from marft_envs.code.grading import Bench
-from marft_envs.code.judging import Call, Limits, Outcome, outcomes
+from marft_envs.code.grading import ProblemJudge
 from marft_envs.code.problems import Problem
-from marft_envs.code.problems import passes as was_right
+from marft_envs.code.problems import outcome_passes as was_right
 
 SHORT = Limits(seconds=2, all_seconds=8, output_kb=64)
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
@@ -38,7 +38,7 @@ def apps(entry: str, given: Any, right: Any) -> Problem:
 
 
 def passes(asked: Problem, program: str) -> bool:
-    return all(Bench(asked, SHORT, 0.0).judge(program, []).hidden)
+    return all(ProblemJudge(asked, SHORT, 0.0).judge(program, []).hidden)
 
 
 class TestNamesThatThereAre:
@@ -63,15 +63,17 @@ class TestNamesThatThereAre:
 
     @isolated
     def test_lines_are_those_of_the_program_and_so_are_imports_of_the_future(self) -> None:
-        bench = Bench(live("f", "1", "1"), SHORT, 0.0)
-        ((outcome, _),) = bench.right(
+        bench = ProblemJudge(live("f", "1", "1"), SHORT, 0.0)
+        ((outcome, _),) = bench.run_cases(
             "from __future__ import annotations\ndef f(x: Unknown):\n    return 1 / 0", bench.problem.cases
         )
-        assert outcome.said == "ZeroDivisionError: division by zero (line 3)"
+        assert outcome.error == "ZeroDivisionError: division by zero (line 3)"
         later = "from __future__ import annotations\nimport no_such_module_at_all if False else math\n"
-        broken = outcomes(["def f(x): return x"], [Call("f", (1,))], SHORT, later)[0][0]
-        assert (broken.how, broken.said[:11]) == ("raised", "SyntaxError")
-        kept = outcomes(["def f(x: Unknown): return x"], [Call("f", (1,))], SHORT, "from __future__ import annotations")
+        broken = run_programs(["def f(x): return x"], [FunctionCall("f", (1,))], SHORT, later)[0][0]
+        assert (broken.status, broken.error[:11]) == ("raised", "SyntaxError")
+        kept = run_programs(
+            ["def f(x: Unknown): return x"], [FunctionCall("f", (1,))], SHORT, "from __future__ import annotations"
+        )
         assert kept[0][0].value == "1"
 
 
@@ -113,12 +115,12 @@ def humaneval_plus(inputs: str, results: str, loop: str = LOOP % "candidate") ->
 class TestEvalPlus:
     def test_its_tests_are_the_ones_that_count_and_what_is_shown_is_not_among_them(self) -> None:
         asked = problem("mbpp", mbpp_plus("[[1], [3], [-inf]]", "[1, (3,), -inf]"))
-        assert [case.given for case in asked.examples] == [Call("f", (1,))]
-        assert [(case.given, case.right) for case in asked.cases] == [
-            (Call("f", (3,)), ((3,),)), (Call("f", (-inf,)), (-inf,))
+        assert [case.input for case in asked.examples] == [FunctionCall("f", (1,))]
+        assert [(case.input, case.expected) for case in asked.cases] == [
+            (FunctionCall("f", (3,)), ((3,),)), (FunctionCall("f", (-inf,)), (-inf,))
         ]  # fmt: skip
         asked = problem("humaneval", humaneval_plus("[[1], [3]]", "[1, 3]"))
-        assert [case.given for case in asked.cases] == [Call("f", (1,)), Call("f", (3,))]
+        assert [case.input for case in asked.cases] == [FunctionCall("f", (1,)), FunctionCall("f", (3,))]
         assert not asked.asserts
 
     @pytest.mark.parametrize(
@@ -158,4 +160,4 @@ class TestEvalPlus:
     def test_other_tests_beside_those_of_mbpp_are_refused(self) -> None:
         with pytest.raises(ValueError, match="has tests beside test_list"):
             problem("mbpp", {**mbpp_plus("[]", "[]"), "test": "assert f(3) == 3"})
-        assert problem("mbpp", {**mbpp_plus("[]", "[]"), "test": ""}).tests == 1
+        assert problem("mbpp", {**mbpp_plus("[]", "[]"), "test": ""}).test_count == 1

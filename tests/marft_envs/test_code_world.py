@@ -19,14 +19,14 @@ from pydantic import ValidationError
 
 from marft.agents.sandbox.runner import isolation_problem
 from marft.common.types import JointAction, Step, Task
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.code import session
-from marft_envs.code.drawing import drawn, problem_of
 from marft_envs.code.environment import Code
-from marft_envs.code.grading import Bench, Verdict
-from marft_envs.code.judging import Feed, JudgingError, Outcome
-from marft_envs.code.packed import unpacked
-from marft_envs.code.phrases import PHRASES, in_code, in_words, mistakes, steps_in, value_of
+from marft_envs.code.execution import JudgeError, Outcome, StdinInput
+from marft_envs.code.generator import build_problem, generate_problem
+from marft_envs.code.grading import Judgment, ProblemJudge
+from marft_envs.code.packed_tests import unpack_tests
+from marft_envs.code.phrases import PHRASES, evaluate, parse_steps, to_code, to_words, wrong_expressions
 from tests.episodes import make_action
 from tests.nights import some
 
@@ -52,9 +52,9 @@ async def played(world: Code, task: Task, skill: float, seed: int = 0) -> list[S
     while not steps or not steps[-1].terminated:
         acted = {}
         for role in shown.turn or ("solver",):
-            chat = [{"role": "user", "content": f"{shown.seen_by(role)}\n{said}"}]
+            chat = [{"role": "user", "content": f"{shown.for_role(role)}\n{said}"}]
             acted[role] = make_action(
-                role, step=len(steps), text=str(script(Cue(task, role, len(steps), chat, random)))
+                role, step=len(steps), text=str(script(PolicyInput(task, role, len(steps), chat, random)))
             )
         answer = acted.get("coder") or acted.get("solver")
         said = "\n".join(action.text for action in acted.values())
@@ -66,27 +66,27 @@ async def played(world: Code, task: Task, skill: float, seed: int = 0) -> list[S
 @given(st.integers(0, 2**32))
 @examples(max_examples=25, deadline=None)
 def test_drawn_problems_say_what_their_tests_ask_and_their_tests_tell_right_from_wrong(seed: int) -> None:
-    drawing = drawn(Random(seed), ("number", "text", "list"), 3, 6, 1)
-    problem = problem_of(drawing.data)
+    drawing = generate_problem(Random(seed), ("number", "text", "list"), 3, 6, 1)
+    problem = build_problem(drawing.data)
     assert json.loads(json.dumps(drawing.data)) == drawing.data
     assert drawing.prompt == problem.statement
     words = problem.statement.splitlines()[0].split(": ", 1)[1].rstrip(".")
-    steps = steps_in(words)
+    steps = parse_steps(words)
     assert steps is not None
-    assert in_words(steps) == words
-    code = in_code(steps)
+    assert to_words(steps) == words
+    code = to_code(steps)
     assert problem.reference == f"def f(x): return {code}"
-    inputs = [case.given.arguments[0] for case in problem.cases]  # type: ignore[union-attr]
-    assert [value_of(code, x) for x in inputs] == [case.right[0] for case in problem.cases]
+    inputs = [case.input.arguments[0] for case in problem.cases]  # type: ignore[union-attr]
+    assert [evaluate(code, x) for x in inputs] == [case.expected[0] for case in problem.cases]
     assert len(problem.cases) >= 6
-    assert not {repr(case.given) for case in problem.examples} & {repr(case.given) for case in problem.cases}
-    for wrong in problem.wrong:
+    assert not {repr(case.input) for case in problem.examples} & {repr(case.input) for case in problem.cases}
+    for wrong in problem.wrong_programs:
         body = wrong.removeprefix("def f(x): return ")
-        assert any(value_of(body, x) != value_of(code, x) for x in inputs)
+        assert any(evaluate(body, x) != evaluate(code, x) for x in inputs)
 
 
 def test_functions_that_do_the_same_are_one_task() -> None:
-    worlds = [drawn(Random(seed), ("number",), 2, 4, 1) for seed in range(400)]
+    worlds = [generate_problem(Random(seed), ("number",), 2, 4, 1) for seed in range(400)]
     found: dict[str, set[str]] = {}
     for drawing in worlds:
         found.setdefault(drawing.content, set()).add(drawing.prompt)
@@ -96,11 +96,11 @@ def test_functions_that_do_the_same_are_one_task() -> None:
 def test_every_phrase_is_read_back_and_has_mistakes() -> None:
     for phrase in PHRASES:
         words = phrase.words.format(n=phrase.low, c="a")
-        steps = steps_in(words)
+        steps = parse_steps(words)
         assert steps is not None
-        assert in_words(steps) == words
-        assert in_code(steps) not in mistakes(steps)
-    assert steps_in("plus 3, then fly") is None
+        assert to_words(steps) == words
+        assert to_code(steps) not in wrong_expressions(steps)
+    assert parse_steps("plus 3, then fly") is None
 
 
 @isolated
@@ -113,23 +113,23 @@ def test_the_script_solves_what_is_drawn_and_one_without_skill_does_not() -> Non
     lost = asyncio.run(played(world, world.tasks("train")[0], 0.0, seed=1))
     assert (lost[-1].success, lost[-1].reward) == (False, 0.0)
     assert len(lost) == 3 == world.episode_limit
-    assert len(world.start(world.tasks("train")[0], 0).bench.problem.cases) >= 4
+    assert len(world.start(world.tasks("train")[0], 0).judge.problem.cases) >= 4
 
 
-class Told(Bench):
+class Told(ProblemJudge):
     """A judge that has been told what to find: a program is right where its text is."""
 
-    def judge(self, program: str, shown: object) -> Verdict:
+    def judge(self, program: str, observation: object) -> Judgment:
         right = program == "right"
-        return Verdict(tuple((Outcome("returned", 0), right) for _ in shown), (right, True))  # type: ignore[attr-defined]
+        return Judgment(tuple((Outcome("returned", 0), right) for _ in observation), (right, True))  # type: ignore[attr-defined]
 
 
-def attempt(**rules: object) -> session.Attempt:
+def attempt(**rules: object) -> session.CodeSession:
     world = Code(train_tasks=1, held_out_tasks=1)
-    bench = world.start(world.tasks("train")[0], 0).bench
+    bench = world.start(world.tasks("train")[0], 0).judge
     told = Told(bench.problem, bench.limits, 0.0)
     defaults = {"rounds": 2, "tester": False, "reflector": False, "fraction": False, "tester_reward": 0.5}
-    return session.Attempt(told, session.Rules(**{**defaults, **rules}))  # type: ignore[arg-type]
+    return session.CodeSession(told, session.CodeRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
 def said(text: str, role: str = "coder") -> JointAction:
@@ -227,11 +227,11 @@ def test_published_rows_are_read_and_graded(
     world = rows(tmp_path, row)
     (task,) = everything(world)
     assert task.id == name
-    bench = world.start(task, 0).bench
-    assert bench.problem.tests
-    assert bench.judge(right, bench.problem.examples).share == 1.0
-    assert bench.judge(right, bench.problem.examples).looks_right
-    assert bench.judge(wrong, []).share < 1.0
+    bench = world.start(task, 0).judge
+    assert bench.problem.test_count
+    assert bench.judge(right, bench.problem.examples).pass_rate == 1.0
+    assert bench.judge(right, bench.problem.examples).passes_shown
+    assert bench.judge(wrong, []).pass_rate < 1.0
 
 
 def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_path: Path) -> None:
@@ -240,10 +240,10 @@ def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_p
     assert "add(1, 1)" not in task.prompt
     assert "ab" not in json.dumps(dict(task.data))
     world = rows(tmp_path, MBPP, examples=1)
-    assert world.start(everything(world)[0], 0).bench.problem.tests == 2
-    problem = rows(tmp_path, CODEFORCES).start(everything(rows(tmp_path, CODEFORCES))[0], 0).bench.problem
-    assert [case.given for case in problem.examples] == [Feed("1 2")]
-    assert [case.given for case in problem.cases] == [Feed("5 4"), Feed("7 8")]
+    assert world.start(everything(world)[0], 0).judge.problem.test_count == 2
+    problem = rows(tmp_path, CODEFORCES).start(everything(rows(tmp_path, CODEFORCES))[0], 0).judge.problem
+    assert [case.input for case in problem.examples] == [StdinInput("1 2")]
+    assert [case.input for case in problem.cases] == [StdinInput("5 4"), StdinInput("7 8")]
     assert (problem.seconds, problem.memory_mb) == (1.0, 256)
 
 
@@ -252,7 +252,7 @@ def test_held_out_problems_meet_all_their_tests_and_have_time_for_them(tmp_path:
     found = [{**ROW, "question": f"Add {n}.", "tests": many} for n in range(40)]
     world = rows(tmp_path, *found, most_tests=50, all_seconds=10.0)
     for split, tests, seconds in (("train", 50, 10), ("validation", 100, 20), ("test", 100, 20)):
-        benches = [world.start(task, 0).bench for task in world.tasks(split)]  # type: ignore[arg-type]
+        benches = [world.start(task, 0).judge for task in world.tasks(split)]  # type: ignore[arg-type]
         assert benches
         assert {(len(bench.problem.cases), bench.limits.all_seconds) for bench in benches} == {(tests, seconds)}
 
@@ -290,14 +290,14 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
 
     for harmful in (Bomb(), [json.dumps(TESTS), Bomb()], ["text"], {"a": 1}):
         with pytest.raises(ValueError, match=r"reading it would run it.*json\.dumps"):
-            unpacked(packed(harmful))
+            unpack_tests(packed(harmful))
     assert not (tmp_path / "boom").exists()
-    assert [unpacked(packed(json.dumps(TESTS))), unpacked(json.dumps(TESTS))] == [TESTS, TESTS]
+    assert [unpack_tests(packed(json.dumps(TESTS))), unpack_tests(json.dumps(TESTS))] == [TESTS, TESTS]
     for protocol in range(2, 6):
-        assert unpacked(base64.b64encode(zlib.compress(pickle.dumps("[1]", protocol))).decode()) == [1]
+        assert unpack_tests(base64.b64encode(zlib.compress(pickle.dumps("[1]", protocol))).decode()) == [1]
     for odd in ("", "nonsense", packed("no JSON"), base64.b64encode(zlib.compress(b"x")).decode()):
         with pytest.raises(ValueError):  # noqa: PT011  in whatever words
-            unpacked(odd)
+            unpack_tests(odd)
 
 
 def test_splits_of_tables_share_no_problem(tmp_path: Path) -> None:
@@ -322,16 +322,16 @@ def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_pa
     world = Code(train_tasks=20, held_out_tasks=5, test_path=str(file), examples=0)
     test = world.tasks("test")
     assert [task.id for task in test] == ["problems/0", "problems/1"]
-    assert len(world.start(test[0], 0).bench.problem.cases) == 4
+    assert len(world.start(test[0], 0).judge.problem.cases) == 4
     assert [len(world.tasks(split)) for split in ("train", "validation")] == [20, 5]  # type: ignore[arg-type]
     assert known not in {task.prompt for task in world.tasks("train")}
     assert world.tasks("train")[0].id == drawn_alone.tasks("train")[1].id
-    assert world.start(world.tasks("train")[0], 0).bench.problem.entry == "f"
+    assert world.start(world.tasks("train")[0], 0).judge.problem.entry == "f"
 
 
 @isolated
 def test_a_problem_whose_own_solution_fails_its_tests_is_not_graded(tmp_path: Path) -> None:
     near = {"test_list": ["assert add(1, 1) == 2", "assert abs(add(1, 1) - 2) < 1"], "challenge_test_list": []}
     world = rows(tmp_path, {**MBPP, **near, "code": "def add(a, b): return 0"})
-    with pytest.raises(JudgingError, match="own right program does not pass the test 'assert abs"):
-        world.start(everything(world)[0], 0).bench.judge("def add(a, b): return 0", [])
+    with pytest.raises(JudgeError, match="own right program does not pass the test 'assert abs"):
+        world.start(everything(world)[0], 0).judge.judge("def add(a, b): return 0", [])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marft.config.plugins import Plugin
-from marft.envs.tasks import digest_of
+from marft.envs.tasks import digest_tasks
 from tests.marft_envs.test_code_world import ROW
 from tests.marft_envs.test_code_world import rows as programs
 from tests.marft_envs.test_gaia import gaia, metadata, row
@@ -65,7 +65,9 @@ def hidden_tests(place: Path, said: str) -> Plugin:
 def test_other_contents_are_other_tasks(world: Callable[[Path, str], Any], tmp_path: Path) -> None:
     def of(said: str) -> dict[str, str]:
         made = world(tmp_path, said)
-        return {task.id: digest_of([task]) for split in ("train", "validation", "test") for task in made.tasks(split)}
+        return {
+            task.id: digest_tasks([task]) for split in ("train", "validation", "test") for task in made.tasks(split)
+        }
 
     first, again, other = of("tea"), of("tea"), of("salted")
     assert first == again

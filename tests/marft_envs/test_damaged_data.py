@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from marft.envs.arrow_tables import saved_rows
+from marft.envs.arrow_tables import read_saved_dataset
 from marft.envs.math import Math
-from marft.envs.splits import share_of
+from marft.envs.splits import assign_split_by_share
 from marft.envs.table import Table
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft_envs.code.environment import Code
-from marft_envs.code.grading import Bench
-from marft_envs.code.judging import Limits
+from marft_envs.code.execution import Limits
+from marft_envs.code.grading import ProblemJudge
 from marft_envs.code.problems import Problem
 from marft_envs.instructions.environment import Instructions
 from marft_envs.memory.files import read_conversations
 from marft_envs.tool_use.environment import ToolUse
-from marft_envs.tool_use.loading.files import lines_of
+from marft_envs.tool_use.loading.files import read_json_lines
 from marft_envs.tool_use.toolbox import Error
 
 TASK = {"instruction": "Cancel it.", "actions": [{"name": "cancel_pending_order", "kwargs": {}}], "outputs": ["5"]}
@@ -67,7 +67,7 @@ class TestToolUse:
         self, tmp_path: Path, tasks: object, name: str, says: str
     ) -> None:
         with pytest.raises(ValueError, match=says):
-            tasks_of(tau(tmp_path, tasks, name), "train")
+            read_tasks(tau(tmp_path, tasks, name), "train")
 
     @pytest.mark.parametrize(
         ("changed", "says"),
@@ -79,11 +79,11 @@ class TestToolUse:
     )
     def test_so_are_those_of_the_second_benchmark(self, tmp_path: Path, changed: dict[str, object], says: str) -> None:
         with pytest.raises(ValueError, match=says):
-            tasks_of(tau2(tmp_path, **changed), "train")
+            read_tasks(tau2(tmp_path, **changed), "train")
 
     def test_a_call_of_a_tool_that_is_not_there_is_no_call_of_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"task 't/0' calls 'fly', which is no tool of the world 'retail'"):
-            tasks_of(tau(tmp_path, [{**TASK, "actions": [{"name": "fly", "kwargs": {}}]}], "t.json"), "train")
+            read_tasks(tau(tmp_path, [{**TASK, "actions": [{"name": "fly", "kwargs": {}}]}], "t.json"), "train")
 
     def test_a_call_of_a_class_that_is_not_named_is_refused_too(self, tmp_path: Path) -> None:
         row = {"id": "a", "question": [[{"content": "Add."}]], "initial_config": {}, "involved_classes": ["Counter"]}
@@ -118,16 +118,16 @@ class TestToolUse:
 
     def test_records_that_are_none_are_refused_before_a_tool_reads_them(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="users, 'ann' is 5, and must be a JSON object"):
-            tasks_of(tau(tmp_path, [TASK], users={"ann": 5}), "train")
+            read_tasks(tau(tmp_path, [TASK], users={"ann": 5}), "train")
 
     def test_half_a_character_is_refused_as_such(self, tmp_path: Path) -> None:
         made = tau(tmp_path, [{**TASK, "instruction": "\ud800"}])
         with pytest.raises(ValueError, match="its prompt is no whole text"):
-            tasks_of(made, share_of("\ud800", 0.1, 0.1))
+            read_tasks(made, assign_split_by_share("\ud800", 0.1, 0.1))
 
     def test_a_mark_of_the_bytes_order_and_other_lines_ends_do_no_harm(self, tmp_path: Path) -> None:
         path = written(tmp_path, "t.jsonl", b"\xef\xbb\xbf" + '{"a": "b\u2028c"}\r\n\n{"a": "\x85"}'.encode())
-        assert [row for _, row in lines_of(path)] == [{"a": "b\u2028c"}, {"a": "\x85"}]
+        assert [row for _, row in read_json_lines(path)] == [{"a": "b\u2028c"}, {"a": "\x85"}]
 
 
 HUMANEVAL = {
@@ -161,8 +161,8 @@ class TestPrograms:
         assert Code(path=path, ungradable="leave_out").tasks("train") == []
 
     def test_a_right_program_of_another_python_makes_no_wrong_ones(self) -> None:
-        bench = Bench(Problem("Print.", reference="print 1"), Limits(), 0.0)
-        assert bench.worth([]) is None
+        bench = ProblemJudge(Problem("Print.", reference="print 1"), Limits(), 0.0)
+        assert bench.score_tests([]) is None
 
 
 class TestOthers:
@@ -207,4 +207,4 @@ class TestOthers:
         for state in (b"\xff\xfe", b"[" * 100_000):
             (tmp_path / "state.json").write_bytes(state)
             with pytest.raises(ValueError, match="is damaged, or save_to_disk has not written it"):
-                list(saved_rows(tmp_path, "train"))
+                list(read_saved_dataset(tmp_path, "train"))

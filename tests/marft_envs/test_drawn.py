@@ -8,20 +8,20 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config.plugins import find_plugin
-from marft.envs.splits import part_of, split_of
-from marft_envs.drawn import Drawing, Drawn
+from marft.envs.splits import assign_data_split, assign_split
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 
 
-class Sums(Drawn):
+class Sums(GeneratedEnvironment):
     """Sums of two numbers; their order does not matter."""
 
     highest: int = 200
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         a, b = random.randrange(self.highest), random.randrange(self.highest)
-        return Drawing(f"{min(a, b)} + {max(a, b)}", f"{a} + {b} =", {"sum": a + b, "content": sorted((a, b))})
+        return GeneratedTask(f"{min(a, b)} + {max(a, b)}", f"{a} + {b} =", {"sum": a + b, "content": sorted((a, b))})
 
     def start(self, task: object, seed: int) -> object:
         raise NotImplementedError
@@ -68,8 +68,8 @@ def test_a_seed_gives_the_same_tasks_and_fewer_are_the_first_of_more() -> None:
 
 def test_demonstrations_are_a_fifth_taken_from_training() -> None:
     texts = [f"maze {number}" for number in range(10_000)]
-    parts = [part_of(text) for text in texts]
-    assert all(part == split_of(text) for part, text in zip(parts, texts, strict=True) if part != "demonstrations")
+    parts = [assign_data_split(text) for text in texts]
+    assert all(part == assign_split(text) for part, text in zip(parts, texts, strict=True) if part != "demonstrations")
     assert 0.18 < parts.count("demonstrations") / len(parts) < 0.22
     assert 0.57 < parts.count("train") / len(parts) < 0.63
 
@@ -86,8 +86,8 @@ def test_the_name_of_a_stream_decides_what_is_drawn_and_the_name_of_the_class_on
 
 
 def test_built_in_worlds_draw_from_streams_whose_names_never_change() -> None:
-    classes = {name: find_plugin("environments", name) for name in bundled_parts("environments")}
-    found = {name: world.stream for name, world in classes.items() if issubclass(world, Drawn)}
+    classes = {name: find_plugin("environments", name) for name in bundled_plugins("environments")}
+    found = {name: world.stream for name, world in classes.items() if issubclass(world, GeneratedEnvironment)}
     assert found == {
         "code": "Code", "gaia": "Gaia", "instructions": "Instructions", "memory": "Memory", "mle": "Mle",
         "plan_path": "PlanPath", "relay": "Relay", "rooms": "Rooms", "shop": "Shop", "sokoban": "Sokoban",

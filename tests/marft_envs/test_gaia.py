@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from marft.common.types import Step, Task
-from marft.envs.scripts import Cue, Line
+from marft.envs.scripted_policy import PolicyInput, ScriptedReply
 from marft_envs.gaia.environment import Gaia
-from marft_envs.gaia.library import Library, Page, library_of, part_of_text
-from marft_envs.gaia.scoring import matches, stated
+from marft_envs.gaia.library import Page, PageLibrary, load_library, text_part
+from marft_envs.gaia.scoring import answers_match, extract_answer
 from marft_envs.gaia.session import GaiaSession
-from marft_envs.gaia.tables import READ, WRITTEN
+from marft_envs.gaia.tables import PARSERS, WRITERS
 from tests.visits import joint
 
 FEW: dict[str, Any] = {"train_tasks": 60, "held_out_tasks": 20}
@@ -46,7 +46,7 @@ def played(world: Gaia, task: Task, roles: tuple[str, ...], skill: float = 1.0) 
 
     def turn(session: GaiaSession, role: str, chat: list[Mapping[str, object]], random: Random) -> str:
         for _ in range(TURNS):
-            said = script(Cue(task, role, 0, chat, random))
+            said = script(PolicyInput(task, role, 0, chat, random))
             if isinstance(said, str) or not said.calls:
                 return said if isinstance(said, str) else said.text
             chat.append({"role": "assistant", "content": ""})
@@ -117,34 +117,34 @@ class TestScoring:
         ],
     )  # fmt: skip
     def test_known_answers_are_graded_as_published(self, answer: str, right: str, equal: bool) -> None:
-        assert matches(answer, right) is equal
+        assert answers_match(answer, right) is equal
 
     @given(st.text("aB1.2,;$% -é", max_size=8), st.text("aB1.2,;$% -é", max_size=8))
     def test_it_is_the_slow_reference(self, answer: str, right: str) -> None:
-        assert matches(answer, right) == slow_match(answer, right)
-        assert matches(right, right) == slow_match(right, right)
+        assert answers_match(answer, right) == slow_match(answer, right)
+        assert answers_match(right, right) == slow_match(right, right)
 
     def test_the_answer_is_what_is_stated_last_on_its_line(self) -> None:
-        assert stated("FINAL ANSWER: a\nno: final answer : b \nand so on") == "b"
-        assert stated("FINAL ANSWER:\n7") == "7"
-        assert stated("FINAL ANSWER:") == ""
-        assert stated("the answer is 7") is None
+        assert extract_answer("FINAL ANSWER: a\nno: final answer : b \nand so on") == "b"
+        assert extract_answer("FINAL ANSWER:\n7") == "7"
+        assert extract_answer("FINAL ANSWER:") == ""
+        assert extract_answer("the answer is 7") is None
 
     @pytest.mark.parametrize(
         "text", ["**FINAL ANSWER:** 17", "FINAL ANSWER: **17**", r"Final answer: $\boxed{17}$", "_final answer_: `17`"]
     )
     def test_marks_around_an_answer_are_not_part_of_it(self, text: str) -> None:
-        assert stated(text) == "17"
+        assert extract_answer(text) == "17"
 
     @pytest.mark.parametrize("answer", ["2 * 3 * 4", "a_b_c", "*", "f(x)**2", "**", r"\boxed{1} or \boxed{2}"])
     def test_marks_within_one_are(self, answer: str) -> None:
-        assert stated(f"FINAL ANSWER: {answer}") == answer
+        assert extract_answer(f"FINAL ANSWER: {answer}") == answer
 
 
 def reference_answer(task: Task) -> str:
     """The plan of a drawn question, worked out by plain loops over its pages and files."""
     pages = {t: dict(line.split(": ", 1) for line in text.splitlines()) for t, text in task.data["pages"].items()}
-    files = {name: READ[name[name.rindex(".") :]](text) for name, text in task.data["files"].items()}
+    files = {name: PARSERS[name[name.rindex(".") :]](text) for name, text in task.data["files"].items()}
     values: list[Any] = []
     for kind, *made_of in task.data["plan"]:
         first, *rest = (values[one] if isinstance(one, int) else one for one in made_of)
@@ -217,7 +217,9 @@ class TestDrawn:
 
     def test_tables_are_read_back_in_every_format(self) -> None:
         rows = [["name", "points"], ["Ada Kern", "12"], ["Bo Holm", "7"]]
-        assert {ending: READ[ending](write(rows)) for ending, write in WRITTEN.items()} == dict.fromkeys(WRITTEN, rows)
+        assert {ending: PARSERS[ending](write(rows)) for ending, write in WRITERS.items()} == dict.fromkeys(
+            WRITERS, rows
+        )
 
 
 class TestTools:
@@ -227,7 +229,7 @@ class TestTools:
 
     def test_what_cannot_be_had_is_said_in_words(self) -> None:
         session = self.session()
-        (name,) = session.attached.files
+        (name,) = session.attachments.files
         for call, says in (
             (lambda: session.open_page(0), "there is no page 0; search"),
             (lambda: session.open_page(1, 9), "there is no part 9: it has 1"),
@@ -250,7 +252,7 @@ class TestTools:
 
         async def attempt() -> list[Step]:
             await session.reset()
-            said = ("I look it up.", f"FINAL ANSWER: {session.asked.right}")
+            said = ("I look it up.", f"FINAL ANSWER: {session.gaia_task.expected}")
             return [await session.step(joint({"solver": text})) for text in said]
 
         first, second = asyncio.run(attempt())
@@ -261,7 +263,7 @@ class TestTools:
     def test_a_bare_answer_counts_where_that_is_allowed(self) -> None:
         for strict in (True, False):
             session = self.session(strict=strict)
-            step = asyncio.run(session.step(joint({"solver": session.asked.right})))
+            step = asyncio.run(session.step(joint({"solver": session.gaia_task.expected})))
             assert step.success is not strict
 
     @given(st.text("ab\n", max_size=60), st.integers(1, 20))
@@ -269,7 +271,7 @@ class TestTools:
         parts, number = list[str](), 1
         while True:
             try:
-                part = part_of_text(text, number, whole)
+                part = text_part(text, number, whole)
             except ValueError:
                 break
             parts.append(re.sub(r"\n\[part \d+ of \d+\]$", "", part))
@@ -278,9 +280,9 @@ class TestTools:
         assert max(map(len, parts)) <= whole
 
     def test_numbers_of_pages_are_places_in_the_corpus(self) -> None:
-        library = Library([Page("one", "red"), Page("two", "blue red red")])
-        assert [number for number, _ in library.found("red", 5)] == [2, 1]
-        assert library.page(1).title == "one"
+        library = PageLibrary([Page("one", "red"), Page("two", "blue red red")])
+        assert [number for number, _ in library.search("red", 5)] == [2, 1]
+        assert library.get_page(1).title == "one"
 
 
 def row(number: int, **keys: Any) -> dict[str, Any]:
@@ -325,7 +327,7 @@ class TestMetadata:
 
     def test_pages_of_a_folder_are_searched(self, tmp_path: Path) -> None:
         (tmp_path / "Ada Kern.txt").write_text("A potter, born in 1912.")
-        assert library_of(str(tmp_path)).found("potter", 1) == [(1, Page("Ada Kern", "A potter, born in 1912."))]
+        assert load_library(str(tmp_path)).search("potter", 1) == [(1, Page("Ada Kern", "A potter, born in 1912."))]
 
     def test_what_is_in_the_test_is_in_no_other_split(self, tmp_path: Path) -> None:
         tests = tmp_path / "test"
@@ -389,6 +391,6 @@ def test_an_oracle_knows_nothing_before_it_has_read() -> None:
     script = ANY.script()
     assert script
     task = ANY.tasks("train")[0]
-    said = script(Cue(task, "solver", 0, [{"role": "user", "content": task.prompt}], Random(0)))
-    assert isinstance(said, Line)
+    said = script(PolicyInput(task, "solver", 0, [{"role": "user", "content": task.prompt}], Random(0)))
+    assert isinstance(said, ScriptedReply)
     assert said.calls, "nothing is known before it was read"

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from marft.common.types import Step
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.gaia import library
-from marft_envs.gaia.library import Attached, Library, Page, text_of
-from marft_envs.gaia.session import UNSOLVED, Asked, GaiaSession
+from marft_envs.gaia.library import Attachments, Page, PageLibrary, read_text_file
+from marft_envs.gaia.session import MAX_UNSOLVED, GaiaSession, GaiaTask
 from tests.marft_envs.test_gaia import gaia, metadata, row
 from tests.visits import joint
 
@@ -23,8 +23,8 @@ PAGES = [Page(f"Tea {number}", f"Tea costs {number}.") for number in range(1, 9)
 def session(
     *, results: int = 5, snippets: bool = True, sources: tuple[str, ...] = (), strict: bool = True
 ) -> GaiaSession:
-    asked = Asked("What does tea cost?", "3", sources, 1, strict, results, snippets)
-    return GaiaSession(asked, Library(PAGES), Attached({"prices.csv": "tea,3", "notes.txt": "Ask Ada."}))
+    asked = GaiaTask("What does tea cost?", "3", sources, 1, strict, results, snippets)
+    return GaiaSession(asked, PageLibrary(PAGES), Attachments({"prices.csv": "tea,3", "notes.txt": "Ask Ada."}))
 
 
 def answered(asked: GaiaSession, text: str) -> Step:
@@ -56,13 +56,13 @@ def test_marks_without_end_are_an_answer_as_any_other(said: str) -> None:
 
 def test_progress_without_an_answer_is_what_was_read_of_what_it_takes_and_never_all() -> None:
     sources = ("Tea 3", "prices.csv")
-    for read, progress in ((0, 0.0), (1, UNSOLVED / 2), (2, UNSOLVED)):
+    for read, progress in ((0, 0.0), (1, MAX_UNSOLVED / 2), (2, MAX_UNSOLVED)):
         for said, whole in (("FINAL ANSWER: 4", progress), ("FINAL ANSWER: 3", 1.0)):
             asked = session(sources=sources)
             for look, source in ((asked.open_page, 3), (asked.read_file, "prices.csv"))[:read]:
                 look(source)  # type: ignore[arg-type]
             assert answered(asked, said).info["progress"] == pytest.approx(whole)
-    assert UNSOLVED < 1
+    assert MAX_UNSOLVED < 1
 
 
 def test_every_tool_that_is_called_is_counted() -> None:
@@ -73,12 +73,12 @@ def test_every_tool_that_is_called_is_counted() -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "LARGEST", 4)
+    monkeypatch.setattr(library, "MAX_FILE_BYTES", 4)
     (tmp_path / "some.txt").write_text("four")
-    assert text_of(tmp_path / "some.txt") == "four"
+    assert read_text_file(tmp_path / "some.txt") == "four"
     (tmp_path / "some.txt").write_text("fives")
     with pytest.raises(ValueError, match=r"some.txt is larger than"):
-        text_of(tmp_path / "some.txt")
+        read_text_file(tmp_path / "some.txt")
 
 
 def test_pages_and_files_are_those_of_the_folders_that_are_named(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_script_searches_for_a_page_that_the_question_names_by_the_whole_que
     script, searched = world.script(1.0), 0
     assert script
     for task in world.tasks("train"):
-        said = script(Cue(task, "searcher", 0, [{"role": "user", "content": task.prompt}], Random(0)))
+        said = script(PolicyInput(task, "searcher", 0, [{"role": "user", "content": task.prompt}], Random(0)))
         assert not isinstance(said, str)
         named = [call for call in said.calls if call.name == "search"]
         assert [json.loads(call.arguments) for call in named] in ([], [{"query": task.prompt}])

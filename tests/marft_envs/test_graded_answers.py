@@ -17,21 +17,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from marft.agents.agents import Agents
-from marft.agents.answers import stated_answer, text_said
+from marft.agents.answers import extract_answer, graded_text
 from marft.agents.channels.record import Record
 from marft.agents.game import Attempt
-from marft.agents.organizations.joining import majority
+from marft.agents.organizations.utils import majority_vote
 from marft.agents.play import play
-from marft.agents.rendering import Message
-from marft.common.thoughts import thought
+from marft.agents.renderer import Message
+from marft.common.reasoning import measure_reasoning
 from marft.common.types import JointAction, Observation, Task
 from marft.envs.table import Table
 from marft.rewards.math_answers import equal
-from marft_envs.vetting.checks import rewards
-from marft_envs.vetting.evidence import Evidence
-from marft_envs.vetting.limits import Limits
-from marft_envs.vetting.loading import load
-from marft_envs.vetting.subject import Subject
+from marft_envs.env_check.checks import rewards
+from marft_envs.env_check.collection import CheckData
+from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.loading import load_tasks
+from marft_envs.env_check.target import CheckTarget
 from tests.episodes import make_action
 from tests.fakes import FakeEngine
 from tests.marft.agents.test_memory import Plain, acting
@@ -210,15 +210,15 @@ def test_an_answer_in_a_thought_is_none(begins: str, ends: str, grading: str, tm
 @pytest.mark.parametrize("thinking", ["keep", "drop"])
 def test_an_unfinished_thought_that_the_prompt_began_is_no_answer(thinking: str) -> None:
     class Begun(Plain):
-        def thought(self, policy: str, text: str) -> int:
-            return thought(text, begun=True)
+        def reasoning_length(self, policy: str, text: str) -> int:
+            return measure_reasoning(text, in_reasoning=True)
 
     def said(text: str) -> str:
         g = acting(alone, "solver", engine=FakeEngine(lambda key, _: text), steps=1)
         agents = tuple(replace(agent, thinking=thinking) for agent in g.team.agents)
         g = replace(g, team=replace(g.team, agents=agents), renderer=Begun())
         (action,) = asyncio.run(play(g, Attempt(Task("t0", "begin"), "train/0"))).actions
-        return text_said(action)
+        return graded_text(action)
 
     assert said(r"So it is \boxed{7}") == ""
     assert said(r"So it is 5? </think> \boxed{7}") == r"\boxed{7}"
@@ -230,21 +230,21 @@ async def alone(observation: Observation, agents: Agents) -> JointAction:
 
 def test_an_answer_that_was_cut_by_its_length_is_none() -> None:
     for text in ("So 5 + 3 = 8. <answer>4", "<answer>3</answer> No: <answer>4", "5? The answer is 4", "Hm.\n#### 4"):
-        cut = text_said(replace(make_action(text=text), finish="length"))
-        assert stated_answer(cut) == "", text
-        assert stated_answer(text_said(replace(make_action(text=text), finish="stop"))) == "4", text
+        cut = graded_text(replace(make_action(text=text), finish="length"))
+        assert extract_answer(cut) == "", text
+        assert extract_answer(graded_text(replace(make_action(text=text), finish="stop"))) == "4", text
     for text in ("4", "The answer is 4. Let me", "The answer is 4\nas 2 + 2", r"\boxed{4} as"):
-        assert text_said(replace(make_action(text=text), finish="length")) == text
+        assert graded_text(replace(make_action(text=text), finish="length")) == text
     assert (
-        text_said(replace(make_action(text="Hm. <answer>4"), finish="stop")) == "Hm. <answer>4"
+        graded_text(replace(make_action(text="Hm. <answer>4"), finish="stop")) == "Hm. <answer>4"
     )  # "</answer>" ended it
-    assert stated_answer(r"\boxed{3}? No: \boxed{4") == ""
+    assert extract_answer(r"\boxed{3}? No: \boxed{4") == ""
 
 
 def test_an_answer_in_a_thought_has_no_vote_and_is_not_recorded() -> None:
     said = [r"<think>\boxed{4}", r"<think>\boxed{4}", r"\boxed{5}"]
     actions = [make_action(text=text, index=number) for number, text in enumerate(said)]
-    assert majority(actions).text == r"\boxed{5}"
+    assert majority_vote(actions).text == r"\boxed{5}"
     record = Record(fields={"answer": r"\\boxed\{(.+?)\}"}, otherwise="nothing")
     assert record.carry([Message("a", said[0]), Message("a", said[2])]) == [None, Message("a", "answer: 5")]
 
@@ -255,5 +255,5 @@ def test_check_env_warns_of_right_answers_that_nobody_says(right: str, tmp_path:
     rows = [{"question": f"Which city? ({number})", "answer": right} for number in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     environment = Table.model_validate({"path": str(path)})
-    evidence = Evidence(Subject(environment), Limits(), load(environment))
-    assert any("no plain answer is right" in found.cause for found in rewards.success(evidence))
+    evidence = CheckData(CheckTarget(environment), Limits(), load_tasks(environment))
+    assert any("no plain answer is right" in found.cause for found in rewards.check_success(evidence))

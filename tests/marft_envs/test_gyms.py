@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from marft.common.types import JointAction, Observation, Step
 from marft.config import parse_recipe
-from marft.envs.scripts import Cue
-from marft_envs.gyms.acts import acts_of, chosen
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.gyms.actions import enumerate_actions, parse_choice
+from marft_envs.gyms.formatting import format_value, strip_colors
 from marft_envs.gyms.gymnasium_game import Gymnasium
 from marft_envs.gyms.pettingzoo_game import PettingZoo
-from marft_envs.gyms.worded import plain, worded
-from marft_lab.scripted import ScriptedTeam
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 
 WALK, NIM, MEETING = "tests.gym_games:Walk", "tests.gym_games:Nim", "tests.gym_games:Meeting"
@@ -113,7 +113,7 @@ class TestGymnasium:
         shown = {}
         for split in ("train", "validation", "test"):
             tasks = environment.tasks(split)  # type: ignore[arg-type]
-            shown[split] = [environment.first_shown(t.data["seed"], t.data["kwargs"]) for t in tasks]
+            shown[split] = [environment.first_observation(t.data["seed"], t.data["kwargs"]) for t in tasks]
         texts = [text for split in shown.values() for text in split]
         assert [len(split) for split in shown.values()] == [20, 4, 4]
         assert len(set(texts)) == 28
@@ -152,7 +152,7 @@ class TestGymnasium:
 
 
 def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft_envs.gyms.making.find_spec", lambda _: None)
+    monkeypatch.setattr("marft_envs.gyms.creation.find_spec", lambda _: None)
     for environment in (Gymnasium(game="FrozenLake-v1"), PettingZoo(game=NIM)):
         with pytest.raises(ValueError, match=r"pip install .*marft.*\[(gymnasium|pettingzoo)\]"):
             environment.tasks("train")
@@ -190,7 +190,7 @@ class TestPettingZoo:
         session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, seats=seats, others=True), seed=1)
         step = acted(session, clerk="0")
         assert (step.terminated, step.truncated, step.reward) == (True, False, 0.0)
-        assert session.table.alive == ("ann", "bob")
+        assert session.game.active_agents == ("ann", "bob")
 
     def test_others_play_at_random_under_the_seed(self) -> None:
         environment = PettingZoo(
@@ -278,17 +278,17 @@ class TestWords:
     @given(st.integers(1, 6), st.integers(-3, 3))
     def test_every_action_of_a_space_has_a_text_of_its_own_and_lies_in_it(self, n: int, start: int) -> None:
         for space in (spaces.Discrete(n, start=start), spaces.MultiDiscrete([n, 2]), spaces.MultiBinary(min(n, 3))):
-            acts = acts_of(space)
-            assert len(acts.named) == len(set(acts.named))
-            assert all(space.contains(value) for value in acts.named.values())
+            acts = enumerate_actions(space)
+            assert len(acts.values) == len(set(acts.values))
+            assert all(space.contains(value) for value in acts.values.values())
 
     def test_a_mask_of_parts_is_one_for_each(self) -> None:
-        acts = acts_of(spaces.MultiDiscrete([2, 3]))
-        assert acts.allowed((np.array([1, 0]), np.array([0, 1, 1]))) == ("0 1", "0 2")
+        acts = enumerate_actions(spaces.MultiDiscrete([2, 3]))
+        assert acts.allowed_actions((np.array([1, 0]), np.array([0, 1, 1]))) == ("0 1", "0 2")
         with pytest.raises(ValueError, match="does not fit"):
-            acts.allowed((np.array([1, 0]),))
+            acts.allowed_actions((np.array([1, 0]),))
         with pytest.raises(ValueError, match="does not fit"):
-            acts_of(spaces.Discrete(3)).allowed(np.array([1, 0]))
+            enumerate_actions(spaces.Discrete(3)).allowed_actions(np.array([1, 0]))
 
     @pytest.mark.parametrize(
         ("text", "option"),
@@ -307,21 +307,21 @@ class TestWords:
         ],
     )
     def test_what_is_chosen_is_the_option_that_is_named_last(self, text: str, option: str) -> None:
-        assert chosen(text, ["left", "right", "up left"]) == option
+        assert parse_choice(text, ["left", "right", "up left"]) == option
 
     def test_values_of_any_space_are_told(self) -> None:
-        assert worded(np.array([1.23456, -2.0]), ("speed", "turn")) == "speed: 1.23\nturn: -2"
-        assert worded(np.zeros((2, 2), np.int64)) == "0, 0\n0, 0"
-        assert worded((3, np.array([True, False]))) == "3, yes, no"
-        assert worded({"board": np.zeros((2, 2), int), "name": "x"}) == "board:\n0, 0\n0, 0\nname: x"
+        assert format_value(np.array([1.23456, -2.0]), ("speed", "turn")) == "speed: 1.23\nturn: -2"
+        assert format_value(np.zeros((2, 2), np.int64)) == "0, 0\n0, 0"
+        assert format_value((3, np.array([True, False]))) == "3, yes, no"
+        assert format_value({"board": np.zeros((2, 2), int), "name": "x"}) == "board:\n0, 0\n0, 0\nname: x"
         with pytest.raises(ValueError, match="no text that anybody reads"):
-            worded(np.zeros((84, 84)))
+            format_value(np.zeros((84, 84)))
         with pytest.raises(ValueError, match="cannot be told in words"):
-            worded(object())
+            format_value(object())
 
     def test_colours_are_words(self) -> None:
-        assert plain("\x1b[91mx\x1b[0m") == "<red>x</>"
-        assert plain("\x1b[34;1mR\x1b[0m|\x1b[42m_\x1b[0m") == "<blue>R</>|<on green>_</>"
+        assert strip_colors("\x1b[91mx\x1b[0m") == "<red>x</>"
+        assert strip_colors("\x1b[34;1mR\x1b[0m|\x1b[42m_\x1b[0m") == "<blue>R</>|<on green>_</>"
 
 
 def test_sides_of_a_recipe_play_by_turns_and_choose() -> None:
@@ -332,7 +332,7 @@ def test_sides_of_a_recipe_play_by_turns_and_choose() -> None:
         "environment": {"name": "pettingzoo", "game": NIM, "seats": TWO, "train_tasks": 3},
     })  # fmt: skip
 
-    def script(cue: Cue) -> str:
+    def script(cue: PolicyInput) -> str:
         assert cue.options
         return cue.random.choice(cue.options)
 

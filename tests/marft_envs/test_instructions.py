@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from marft.common.types import JointAction
-from marft.envs.scripts import Cue
-from marft_envs.instructions.counting import sentences_of, words_of
-from marft_envs.instructions.environment import DRAWN, Instructions
-from marft_envs.instructions.kinds import counted
-from marft_envs.instructions.languages import SAMPLES, may_be
-from marft_envs.instructions.registry import KINDS, NEEDS_A_PACKAGE, Instruction, followed, of_plain
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.instructions.counting import split_sentences, split_words
+from marft_envs.instructions.environment import GENERATED_KINDS, Instructions
+from marft_envs.instructions.kinds import satisfies_relation
+from marft_envs.instructions.languages import SAMPLE_TEXTS, may_be_language
+from marft_envs.instructions.registry import JSON_SCHEMA_KIND, KINDS, Instruction, check_instructions, from_dicts
 from marft_envs.instructions.topics import TOPICS
 from tests.episodes import make_action
 
@@ -69,16 +69,16 @@ def test_what_follows_an_instruction_is_told_from_what_does_not(
     name: str, parameters: dict[str, object], good: str, bad: list[str]
 ) -> None:
     one = [Instruction(name, parameters)]
-    assert followed(one, good) == [True]
-    assert [text for text in bad if followed(one, text) != [False]] == []
-    assert followed(one, " \n ") == [False]
-    assert KINDS[name].problem(parameters) == ""
-    assert KINDS[name].says(parameters)
+    assert check_instructions(one, good) == [True]
+    assert [text for text in bad if check_instructions(one, text) != [False]] == []
+    assert check_instructions(one, " \n ") == [False]
+    assert KINDS[name].parameter_error(parameters) == ""
+    assert KINDS[name].format_text(parameters)
 
 
 def test_every_kind_has_a_case_and_ifevals_are_all_known() -> None:
     assert {name for name, *_ in CASES} == set(KINDS)
-    assert len(KINDS) - len({f"{F}numbered_list", NEEDS_A_PACKAGE}) == 25
+    assert len(KINDS) - len({f"{F}numbered_list", JSON_SCHEMA_KIND}) == 25
 
 
 @given(st.integers(0, 2**40), st.integers(1, 5))
@@ -90,9 +90,9 @@ def test_everything_that_is_drawn_is_followed_by_the_script_and_counts_as_solved
     for task in world.tasks("train"):
         assert json.loads(json.dumps(task.data)) == task.data
         chat = [{"role": "user", "content": task.prompt}]
-        draft = str(script(Cue(task, "drafter", 0, chat, Random(seed))))
+        draft = str(script(PolicyInput(task, "drafter", 0, chat, Random(seed))))
         told = [{"role": "user", "content": f"{task.prompt}\n\nMessage from drafter:\n{draft}"}]
-        text = str(script(Cue(task, "editor", 0, told, Random(seed))))
+        text = str(script(PolicyInput(task, "editor", 0, told, Random(seed))))
         assert text == draft.strip()
         step = asyncio.run(world.start(task, 0).step(JointAction(make_action("editor", text=text))))
         assert (step.reward, step.success, step.terminated, step.info["progress"]) == (1.0, True, True, 1.0)
@@ -104,8 +104,8 @@ def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -
         kinds = [KINDS[one["id"]] for one in task.data["instructions"]]
         groups = [kind.group or kind.id for kind in kinds]
         assert len(set(groups)) == len(groups)
-        assert len(kinds) == 1 or not any(kind.alone for kind in kinds)
-    assert {one["id"] for task in world.tasks("train") for one in task.data["instructions"]} == set(DRAWN)
+        assert len(kinds) == 1 or not any(kind.is_exclusive for kind in kinds)
+    assert {one["id"] for task in world.tasks("train") for one in task.data["instructions"]} == set(GENERATED_KINDS)
     pairs = Instructions(train_tasks=40, held_out_tasks=1, least=2, most=2, longest=9)
     assert {len(task.data["instructions"]) for task in pairs.tasks("train")} == {2}
     assert all(
@@ -115,10 +115,12 @@ def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -
 
 def test_a_team_is_told_every_instruction_and_their_order_makes_no_other_task() -> None:
     world = Instructions(kinds=("punctuation:no_comma", f"{F}title", "startend:quotation"), least=3)
-    drawn = [world.draw(Random(seed)) for seed in range(200)]
+    drawn = [world.generate_task(Random(seed)) for seed in range(200)]
     for drawing in drawn:
-        asked = of_plain(drawing.data["instructions"])
-        assert drawing.prompt == " ".join([f"Write about {drawing.data['topic']}.", *(one.says() for one in asked)])
+        asked = from_dicts(drawing.data["instructions"])
+        assert drawing.prompt == " ".join(
+            [f"Write about {drawing.data['topic']}.", *(one.format_text() for one in asked)]
+        )
     assert (
         len({drawing.content for drawing in drawn}) == len({drawing.data["topic"] for drawing in drawn}) == len(TOPICS)
     )
@@ -131,24 +133,24 @@ def test_without_skill_the_script_forgets_something_and_an_editor_repairs_it() -
     assert weak is not None and good is not None  # noqa: PT018  both are there
     lost = 0
     for task in world.tasks("train"):
-        asked = of_plain(task.data["instructions"])
-        draft = str(weak(Cue(task, "drafter", 0, [{"role": "user", "content": task.prompt}], Random(1))))
+        asked = from_dicts(task.data["instructions"])
+        draft = str(weak(PolicyInput(task, "drafter", 0, [{"role": "user", "content": task.prompt}], Random(1))))
         told = [{"role": "user", "content": f"{task.prompt}\n\nMessage from drafter:\n{draft}"}]
-        lost += not all(followed(asked, draft))
-        assert str(weak(Cue(task, "editor", 0, told, Random(1)))).strip() == draft.strip()
-        assert all(followed(asked, str(good(Cue(task, "editor", 0, told, Random(1))))))
+        lost += not all(check_instructions(asked, draft))
+        assert str(weak(PolicyInput(task, "editor", 0, told, Random(1)))).strip() == draft.strip()
+        assert all(check_instructions(asked, str(good(PolicyInput(task, "editor", 0, told, Random(1))))))
     assert lost > 30
 
 
 def test_loose_grading_reads_past_a_first_line_a_last_one_and_stars() -> None:
     one = [Instruction(f"{C}english_lowercase", {}), Instruction("startend:quotation", {})]
     text = 'Sure:\n"the sea"\nDone!'
-    assert followed(one, text) == [False, False]
-    assert followed(one, text, loose=True) == [True, True]
-    assert followed([Instruction("startend:quotation", {})], '*"a"*', loose=True) == [True]
+    assert check_instructions(one, text) == [False, False]
+    assert check_instructions(one, text, loose=True) == [True, True]
+    assert check_instructions([Instruction("startend:quotation", {})], '*"a"*', loose=True) == [True]
     for either in ('Sure:\n"the sea"', '"the sea"\nDone!'):
-        assert followed(one, either, loose=True) == [True, True]
-    assert followed(one, "\n\n", loose=True) == [False, False]
+        assert check_instructions(one, either, loose=True) == [True, True]
+    assert check_instructions(one, "\n\n", loose=True) == [False, False]
 
 
 def test_the_reward_is_the_share_or_all() -> None:
@@ -167,11 +169,11 @@ def test_the_reward_is_the_share_or_all() -> None:
 @given(st.text(max_size=300))
 @examples(max_examples=60, deadline=None)
 def test_any_text_can_be_checked_by_every_kind(text: str) -> None:
-    followed([Instruction(name, parameters) for name, parameters, *_ in CASES], text, loose=True)
+    check_instructions([Instruction(name, parameters) for name, parameters, *_ in CASES], text, loose=True)
 
 
 def test_words_and_sentences_are_counted_as_people_do() -> None:
-    assert len(words_of("It's 3.5 well-known_things")) == 6
+    assert len(split_words("It's 3.5 well-known_things")) == 6
     texts = {
         "Mr. J. Doe, e.g. he. Then (so) he left... Why?": 3,
         "no end": 1,
@@ -185,18 +187,22 @@ def test_words_and_sentences_are_counted_as_people_do() -> None:
         "No. 5 is J. A. Smith's, of Co. Smith, etc. and Mrs. It.": 1,
         "Ask Dr. He. P.S. I ask, too.": 2,
     }
-    assert {text: len(sentences_of(text)) for text in texts} == texts
-    assert [counted(2, relation, 2) for relation in ("at least", "less than", "exactly")] == [True, False, True]
+    assert {text: len(split_sentences(text)) for text in texts} == texts
+    assert [satisfies_relation(2, relation, 2) for relation in ("at least", "less than", "exactly")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_languages_are_told_apart() -> None:
-    for language, sample in SAMPLES.items():
-        assert [other for other in SAMPLES if may_be(sample, other)] == [language]
-    assert not may_be("zzz " * 12, "en")
-    assert may_be("sea salt", "en")
-    assert may_be("123", "th")
-    assert may_be("สวัสดีครับ", "th")
-    assert not may_be("สวัสดีครับ", "ko")
+    for language, sample in SAMPLE_TEXTS.items():
+        assert [other for other in SAMPLE_TEXTS if may_be_language(sample, other)] == [language]
+    assert not may_be_language("zzz " * 12, "en")
+    assert may_be_language("sea salt", "en")
+    assert may_be_language("123", "th")
+    assert may_be_language("สวัสดีครับ", "th")
+    assert not may_be_language("สวัสดีครับ", "ko")
 
 
 ROW = {"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma", f"{L}number_words"], "kwargs": [{}, {"num_words": 3, "relation": "at least", "num_bullets": None}]}  # fmt: skip

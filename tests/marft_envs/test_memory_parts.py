@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.agents.memories.condensing import Line, by_choice, whose
-from marft.agents.memories.deferred import Deferred
-from marft.agents.memories.embedding import Table, checked, hashed
+from marft.agents.memories.deferred import DeferredMemory
+from marft.agents.memories.embedding import VectorTable, hash_text, validate_embeddings
+from marft.agents.memories.entry_buffer import EntryBuffer, entry_size
 from marft.agents.memories.interface import Entry, Work
-from marft.agents.memories.keys import ANY, MOST_KEYS, made_of, merged
+from marft.agents.memories.keys import ANY_KEY, MAX_KEYS, has_source, merge_keys
 from marft.agents.memories.learned import LearnedMemory
-from marft.agents.memories.notebook import FULL, Notebook
-from marft.agents.memories.selection import Placed, cut, fitting, words_and_marks
-from marft.agents.memories.shelf import Shelf, size_of
-from marft.agents.memories.store import Store
-from marft.agents.tools.memory import Remembering
+from marft.agents.memories.note_list import FULL_MESSAGE, NoteList
+from marft.agents.memories.selection import NumberedText, count_words, select_fitting, truncate
+from marft.agents.memories.store import MemoryStore
+from marft.agents.memories.summarization import SummaryLine, assign_keys, select_lines
+from marft.agents.tools.memory import MemoryToolSettings
 from marft.common.types import Task
 from marft.config import parse_recipe, to_toml
 from marft.config.load import load_recipe
@@ -84,17 +84,17 @@ class TestFormulas:
                     code = zlib.crc32(piece.encode())
                     slow[(code // 2) % dimensions] += 1.0 if code % 2 else -1.0
         norm = sum(x * x for x in slow) ** 0.5
-        np.testing.assert_allclose(hashed(text, dimensions), [x / norm if norm else 0.0 for x in slow], atol=1e-6)
+        np.testing.assert_allclose(hash_text(text, dimensions), [x / norm if norm else 0.0 for x in slow], atol=1e-6)
 
     @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30))
     def test_a_table_scores_what_it_holds_by_cosine(self, changes: list[tuple[bool, int]]) -> None:
-        table, slow = Table(3), dict[int, list[float]]()
+        table, slow = VectorTable(3), dict[int, list[float]]()
         for add, number in changes:
             if add and number not in slow:
                 slow[number] = [number + 1.0, 1.0, -2.0 * number]
-                table.put(number, np.array(slow[number], np.float32))
+                table.add(number, np.array(slow[number], np.float32))
             elif not add and number in slow:
-                table.drop(number)
+                table.remove(number)
                 del slow[number]
         assert len(table) == len(slow)
         scores = {number: score for score, number in table.scores(np.array([0.5, 2.0, 1.0], np.float32))}
@@ -102,21 +102,21 @@ class TestFormulas:
 
     @given(st.lists(st.text("ab .", max_size=8), max_size=7), st.integers(0, 12), st.integers(0, 3))
     def test_texts_fit_one_after_the_other_from_the_best_on(self, texts: list[str], budget: int, most: int) -> None:
-        ranked = [Placed(len(texts) - place, text) for place, text in enumerate(texts)]
-        slow, used = list[Placed](), 0
+        ranked = [NumberedText(len(texts) - place, text) for place, text in enumerate(texts)]
+        slow, used = list[NumberedText](), 0
         for one in ranked:
             if used < budget and (not most or len(slow) < most) and used + tokens(one.text) <= budget:
                 slow.append(one)
                 used += tokens(one.text)
-        found = fitting(ranked, budget, words_and_marks, most)
+        found = select_fitting(ranked, budget, count_words, most)
         if slow:
             assert found == tuple(text for _, text in sorted(slow))
         else:
-            assert found in ((), (cut(ranked[0].text, budget, words_and_marks),) if ranked else ())
+            assert found in ((), (truncate(ranked[0].text, budget, count_words),) if ranked else ())
 
     @given(st.lists(st.tuples(st.sampled_from(["a b", "a c d", "e", "a"]), st.sampled_from(["", "k"])), max_size=7))
     def test_a_summary_drops_what_says_least(self, given: list[tuple[str, str]]) -> None:
-        lines = [Line(text, frozenset([key]), "factual") for text, key in given]
+        lines = [SummaryLine(text, frozenset([key]), "factual") for text, key in given]
         kept = list(range(len(lines)))
         worth = {}
         for place in kept:
@@ -125,24 +125,24 @@ class TestFormulas:
             worth[place] = (lines[place].keys == {"k"}, round(sum(shares) / len(words), 9), place)
         while sum(len(lines[place].text.split()) for place in kept) > 4:
             kept.remove(min(kept, key=worth.__getitem__))
-        assert run(by_choice(lines, 4, words_and_marks)) == [lines[place] for place in kept]
+        assert run(select_lines(lines, 4, count_words)) == [lines[place] for place in kept]
 
     def test_what_was_made_of_more_keys_than_are_remembered_goes_with_any(self) -> None:
-        few = merged(frozenset([str(n)]) for n in range(MOST_KEYS))
-        many = merged([few, frozenset(["one more"])])
-        assert (made_of(few, "0"), made_of(few, "x"), made_of(many, "x")) == (True, False, True)
-        assert merged([many, frozenset(["y"])]) == {ANY}
+        few = merge_keys(frozenset([str(n)]) for n in range(MAX_KEYS))
+        many = merge_keys([few, frozenset(["one more"])])
+        assert (has_source(few, "0"), has_source(few, "x"), has_source(many, "x")) == (True, False, True)
+        assert merge_keys([many, frozenset(["y"])]) == {ANY_KEY}
 
     def test_a_shelf_knows_its_size_and_lets_the_oldest_fall(self) -> None:
         some = facts(range(5))
-        shelf = Shelf(3 * size_of(some[0]), working=1, replaces=True)
-        assert [len(shelf.put(entry)[1].fallen) for entry in some] == [0, 0, 0, 1, 1]
-        assert shelf.size == sum(map(size_of, shelf.held.values()))
-        _, gone = shelf.put(Entry("Person4x lives elsewher.", "person4x"))
-        assert (gone.replaced, gone.fallen) == ((4,), ())
+        shelf = EntryBuffer(3 * entry_size(some[0]), working=1, replaces=True)
+        assert [len(shelf.add(entry)[1].dropped) for entry in some] == [0, 0, 0, 1, 1]
+        assert shelf.size == sum(map(entry_size, shelf.entries.values()))
+        _, gone = shelf.add(Entry("Person4x lives elsewher.", "person4x"))
+        assert (gone.replaced, gone.dropped) == ((4,), ())
 
     def test_a_note_goes_with_every_key_that_was_written_to_it(self) -> None:
-        notes = Notebook(100)
+        notes = NoteList(100)
         notes.write("Ann is a cook.", "ann")
         notes.write("1: Ann and Bea are cooks.\nCal left.", "bea")
         assert notes.forget("ann") == 1
@@ -150,7 +150,7 @@ class TestFormulas:
 
     @given(st.lists(st.text("ab ", max_size=9), max_size=6), st.integers(1, 12))
     def test_notes_are_cut_where_their_room_ends(self, lines: list[str], budget: int) -> None:
-        notes, slow = Notebook(budget), list[str]()
+        notes, slow = NoteList(budget), list[str]()
         for line in lines:
             notes.write(line)
             words = " ".join(line.split())
@@ -160,12 +160,12 @@ class TestFormulas:
         assert notes.size == len("\n".join(slow)) <= budget
 
     def test_a_line_of_two_things_is_made_old_by_neither(self) -> None:
-        one, both = (Line("x", frozenset(keys), "factual") for keys in ("a", "ab"))
-        assert (one.made_old_by(Entry("y", "a")), both.made_old_by(Entry("y", "a"))) == (True, False)
+        one, both = (SummaryLine("x", frozenset(keys), "factual") for keys in ("a", "ab"))
+        assert (one.is_replaced_by(Entry("y", "a")), both.is_replaced_by(Entry("y", "a"))) == (True, False)
 
     def test_texts_that_count_more_where_they_meet_fit_all_the_same(self) -> None:
         count = lambda text: len(text.split()) + 10 * ("x\ny" in text)  # noqa: E731
-        assert fitting([Placed(1, "y"), Placed(0, "x")], 3, count) == ("y",)
+        assert select_fitting([NumberedText(1, "y"), NumberedText(0, "x")], 3, count) == ("y",)
 
 
 class TestLevels:
@@ -182,7 +182,7 @@ class TestLevels:
         run(store.write([Entry("Look there.", "", "working"), *facts(range(4))]))
         texts = run(store.read("Where does person0x live?", 1000)).texts
         assert len(texts) == len(set(texts)) == 5
-        held = store.memory.recent.held.values()  # type: ignore[attr-defined]
+        held = store.memory.recent.entries.values()  # type: ignore[attr-defined]
         assert [entry.kind for entry in held].count("factual") == 2
 
     def test_what_has_no_room_among_the_recent_goes_down_and_is_not_lost(self) -> None:
@@ -202,8 +202,8 @@ class TestWrites:
                     raise ValueError("not now")
                 return await super().write(entries)
 
-        inner = Fails(Notebook(100), words_and_marks, 10_000)
-        memory = Deferred(inner, 0, 10_000)
+        inner = Fails(NoteList(100), count_words, 10_000)
+        memory = DeferredMemory(inner, 0, 10_000)
 
         async def reads() -> tuple[str, ...]:
             await memory.write([Entry("Ann left.")])
@@ -224,7 +224,7 @@ class TestWrites:
                 assert len(under_way) == 1
                 return Work(under_way.pop())
 
-        store = Store(Slow(Notebook(100), words_and_marks, 10_000), 100)
+        store = MemoryStore(Slow(NoteList(100), count_words, 10_000), 100)
 
         async def both() -> list[Work]:
             return await asyncio.gather(*(store.write([Entry("a")]) for _ in range(3)))
@@ -232,9 +232,9 @@ class TestWrites:
         assert [work.tokens for work in run(both())] == [1, 1, 1]
 
     def test_who_writes_more_than_there_are_bytes_for_is_told(self) -> None:
-        memory = LearnedMemory(Notebook(10_000), words_and_marks, 2000)
-        assert run(memory.write([Entry("short")])).said == ""
-        assert run(memory.write([Entry("long " * 1000)])).said == FULL
+        memory = LearnedMemory(NoteList(10_000), count_words, 2000)
+        assert run(memory.write([Entry("short")])).message == ""
+        assert run(memory.write([Entry("long " * 1000)])).message == FULL_MESSAGE
         assert memory.size <= 2000
 
     def test_half_of_a_keys_words_find_it_where_half_is_asked_for(self) -> None:
@@ -262,10 +262,13 @@ class TestTheirOwnFunctions:
     @pytest.mark.parametrize("given", [[[1, float("nan")]], [["x", "y"]], [[1, 2], [3]], None])
     def test_what_are_no_vectors_is_refused(self, given: object) -> None:
         with pytest.raises(ValueError, match="set dimensions"):
-            checked(given, 1, 2, "mine")
+            validate_embeddings(given, 1, 2, "mine")
 
     def test_vectors_of_any_length_are_compared_by_their_direction(self) -> None:
-        assert checked([[3.0, 4.0], [0.0, 0.0]], 2, 2, "mine").tolist() == [pytest.approx([0.6, 0.8]), [0.0, 0.0]]
+        assert validate_embeddings([[3.0, 4.0], [0.0, 0.0]], 2, 2, "mine").tolist() == [
+            pytest.approx([0.6, 0.8]),
+            [0.0, 0.0],
+        ]
 
     def test_a_summary_of_somebody_elses_goes_when_a_part_of_it_is_forgotten(self) -> None:
         async def read() -> list[str]:
@@ -287,8 +290,8 @@ class TestTheirOwnFunctions:
             run(store.write(facts([1])))
 
     def test_a_line_that_stays_keeps_its_keys(self) -> None:
-        before = [Line("a", frozenset(["x"]), "working"), Line("b", frozenset(["y"]), "factual")]
-        assert whose(before, ["a", "", "c"]) == [before[0], Line("c", frozenset(["x", "y"]), "factual")]
+        before = [SummaryLine("a", frozenset(["x"]), "working"), SummaryLine("b", frozenset(["y"]), "factual")]
+        assert assign_keys(before, ["a", "", "c"]) == [before[0], SummaryLine("c", frozenset(["x", "y"]), "factual")]
 
     @pytest.mark.parametrize(
         ("name", "keys", "told"),
@@ -306,7 +309,7 @@ class TestTheirOwnFunctions:
 
 class TestAsTools:
     def test_agents_remember_recall_and_forget(self) -> None:
-        source = Remembering(store=part("index", picks=3), budget=20).connect()
+        source = MemoryToolSettings(store=part("index", picks=3), budget=20).connect()
         assert [tool.name for tool in source.tools] == ["remember", "recall", "forget"]
         session, other = (source.open(Task("t", ""), 0) for _ in range(2))
 
@@ -328,7 +331,7 @@ class TestAsTools:
         ]  # fmt: skip
 
     def test_a_call_that_does_not_fit_is_said_to_the_agent(self) -> None:
-        session = Remembering().connect().open(Task("t", ""), 0)
+        session = MemoryToolSettings().connect().open(Task("t", ""), 0)
         for arguments, told in (({}, "text"), ({"text": "a", "kind": "odd"}, "factual"), ({"text": 3}, "string")):
             with pytest.raises(ValueError, match=told):
                 run(session.call("remember", arguments))

@@ -17,18 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.agents.sandbox.runner import Ran
+from marft.agents.sandbox.runner import RunResult
 from marft.agents.sandbox.settings import SandboxSettings
 from marft.common.types import Step
-from marft_envs.mle import running
-from marft_envs.mle.competition import Competition, InvalidError
-from marft_envs.mle.drawing import competition_of, text
+from marft_envs.mle import execution
+from marft_envs.mle.competition import Competition, InvalidSubmissionError
 from marft_envs.mle.environment import Mle
-from marft_envs.mle.fitting import predicted
+from marft_envs.mle.execution import ProgramResult, run_program
+from marft_envs.mle.fitting import predict
+from marft_envs.mle.generator import build_competition, format_csv
 from marft_envs.mle.medals import Leaderboard, medal_places
-from marft_envs.mle.metrics import accuracy, auc, log_loss, mae, rmse, rmsle
-from marft_envs.mle.running import Left, run
-from marft_envs.mle.session import MleSession, graded
+from marft_envs.mle.metrics import (
+    compute_accuracy,
+    compute_auc,
+    compute_log_loss,
+    compute_mae,
+    compute_rmse,
+    compute_rmsle,
+)
+from marft_envs.mle.session import MleSession, grade_submission
 from tests.visits import by_script, joint
 
 FEW: dict[str, Any] = {"train_tasks": 12, "held_out_tasks": 4}
@@ -58,9 +65,9 @@ class TestMetrics:
             squares += (y - p) ** 2
             absolute += abs(y - p)
             logs += (math.log(1 + y) - math.log(1 + p)) ** 2
-        assert rmse(right, given_) == pytest.approx(math.sqrt(squares / len(pairs)))
-        assert mae(right, given_) == pytest.approx(absolute / len(pairs))
-        assert rmsle(right, given_) == pytest.approx(math.sqrt(logs / len(pairs)), abs=1e-12)
+        assert compute_rmse(right, given_) == pytest.approx(math.sqrt(squares / len(pairs)))
+        assert compute_mae(right, given_) == pytest.approx(absolute / len(pairs))
+        assert compute_rmsle(right, given_) == pytest.approx(math.sqrt(logs / len(pairs)), abs=1e-12)
 
     @given(CLASSES)
     def test_those_of_classes_are_too(self, pairs: list[tuple[float, float]]) -> None:
@@ -73,15 +80,15 @@ class TestMetrics:
                 if y == 1 and other == 0:
                     fights += 1
                     won += 1.0 if p > q else 0.5 if p == q else 0.0
-        assert auc(right, given_) == pytest.approx(won / fights if fights else 0.5)
-        assert log_loss(right, given_) == pytest.approx(loss / len(pairs))
+        assert compute_auc(right, given_) == pytest.approx(won / fights if fights else 0.5)
+        assert compute_log_loss(right, given_) == pytest.approx(loss / len(pairs))
 
     def test_accuracy_compares_labels_as_they_are_written(self) -> None:
-        assert accuracy(["yes", "no", "no"], ["yes", "No", "no"]) == pytest.approx(2 / 3)
+        assert compute_accuracy(["yes", "no", "no"], ["yes", "No", "no"]) == pytest.approx(2 / 3)
 
     def test_labels_that_are_numbers_or_truths_are_compared_as_such(self) -> None:
-        assert accuracy(["1", "0", "2.5", "True"], ["1.0", "0e0", "2.5", "true"]) == 1.0
-        assert accuracy(["1", "True", "1", "False"], ["2", "false", "one", "0"]) == 0.0
+        assert compute_accuracy(["1", "0", "2.5", "True"], ["1.0", "0e0", "2.5", "true"]) == 1.0
+        assert compute_accuracy(["1", "True", "1", "False"], ["2", "false", "one", "0"]) == 0.0
 
 
 class TestMedals:
@@ -106,13 +113,13 @@ class TestMedals:
             last = scores[place - 1]
             if (own <= last) if lower else (own >= last):
                 earned = name
-        assert board.medal(own) == earned
+        assert board.medal_for(own) == earned
         better = sum((one > own) if lower else (one < own) for one in scores)
-        assert board.beaten(own) == pytest.approx((better + sum(one == own for one in scores) / 2) / len(scores))
+        assert board.share_beaten(own) == pytest.approx((better + sum(one == own for one in scores) / 2) / len(scores))
 
     def test_above_median_is_strictly_so(self) -> None:
         board = Leaderboard([1.0, 2.0, 3.0], lower_is_better=True)
-        assert [board.above_median(score) for score in (1.9, 2.0, 2.1)] == [True, False, False]
+        assert [board.is_above_median(score) for score in (1.9, 2.0, 2.1)] == [True, False, False]
 
 
 def small(metric: str = "rmse", **keys: Any) -> Competition:
@@ -144,40 +151,44 @@ class TestSubmissions:
         ],
     )  # fmt: skip
     def test_one_that_cannot_be_graded_is_told_why(self, submission: str, says: str) -> None:
-        with pytest.raises(InvalidError, match=says):
+        with pytest.raises(InvalidSubmissionError, match=says):
             small().score(submission)
-        found = graded(small(), submission)
-        assert (found.score, found.medal, found.beaten) == (None, "", 0.0)
+        found = grade_submission(small(), submission)
+        assert (found.score, found.medal, found.share_beaten) == (None, "", 0.0)
         assert found.problem
 
     @pytest.mark.parametrize("metric", ["log_loss", "auc"])
     def test_probabilities_are_between_zero_and_one(self, metric: str) -> None:
-        with pytest.raises(InvalidError):
+        with pytest.raises(InvalidSubmissionError):
             small(metric).score("id,y\na,1.5\nb,0")
 
 
 class TestDrawn:
     def test_what_was_planted_earns_gold_and_the_sample_beats_hardly_anybody(self) -> None:
         for task in ANY.tasks("train"):
-            made = competition_of(task.prompt, task.data)
+            made = build_competition(task.prompt, task.data)
             tables = [list(csv.reader(made.public[name].decode().splitlines())) for name in ("train.csv", "test.csv")]
             (_, *train), (_, *test) = tables
-            fitted = predicted(task.data["kind"], train, [[*cells, ""] for cells in test])
-            best = graded(made, text([["id", "y"], *zip((cells[0] for cells in test), fitted, strict=True)]))
-            sample = graded(made, made.public["sample_submission.csv"].decode())
-            assert (best.medal, best.beaten) == ("gold", 1.0)
+            fitted = predict(task.data["kind"], train, [[*cells, ""] for cells in test])
+            best = grade_submission(
+                made, format_csv([["id", "y"], *zip((cells[0] for cells in test), fitted, strict=True)])
+            )
+            sample = grade_submission(made, made.public["sample_submission.csv"].decode())
+            assert (best.medal, best.share_beaten) == ("gold", 1.0)
             assert (sample.medal, sample.problem) == ("", "")
-            assert sample.beaten < 0.2
+            assert sample.share_beaten < 0.2
 
     def test_right_answers_are_in_no_public_file(self) -> None:
         task = next(t for t in ANY.tasks("train") if t.data["kind"] == "linear")
-        made = competition_of(task.prompt, task.data)
+        made = build_competition(task.prompt, task.data)
         shown = b"\n".join(made.public.values()).decode()
         assert not [answer for answer in made.answers.values() if f",{answer}\n" in shown]
 
     def test_a_competition_is_the_same_again_and_in_one_part(self) -> None:
         task = ANY.tasks("test")[0]
-        assert competition_of(task.prompt, task.data) == competition_of(task.prompt, json.loads(json.dumps(task.data)))
+        assert build_competition(task.prompt, task.data) == build_competition(
+            task.prompt, json.loads(json.dumps(task.data))
+        )
         plants = [str(t.data["plant"]) for split in ("train", "validation", "test") for t in ANY.tasks(split)]  # type: ignore[arg-type]
         assert len(set(plants)) == len(plants)
 
@@ -226,8 +237,8 @@ class TestInTheJail:
         last = answered(session, COPY)
         assert last.terminated
         assert last.reward > 0
-        assert session.last.score is not None
-        assert str(session.last.score) not in session.told
+        assert session.last_grade.score is not None
+        assert str(session.last_grade.score) not in session.feedback
 
     def test_the_last_submission_that_can_be_graded_counts(self) -> None:
         world = mle(**FEW, rounds=2)
@@ -241,7 +252,7 @@ class TestInTheJail:
         ],
     )
     def test_a_program_that_ends_otherwise_leaves_nothing(self, program: str, seconds: float, printed: str) -> None:
-        left = run(program, {}, SandboxSettings(seconds=seconds))
+        left = run_program(program, {}, SandboxSettings(seconds=seconds))
         assert (left.submission, left.printed) == (None, printed)
 
 
@@ -269,7 +280,7 @@ class TestFolders:
         session = world.start(tasks["tea"], 0)
         assert session.competition.answers == {"a": "1", "b": "2"}
         assert set(session.competition.public) == {"train.csv", "test.csv", "sample_submission.csv"}
-        medals = [graded(session.competition, f"id,y\na,1\nb,{y}\n").medal for y in (2, 2.1, 2.2)]
+        medals = [grade_submission(session.competition, f"id,y\na,1\nb,{y}\n").medal for y in (2, 2.1, 2.2)]
         assert medals == ["gold", "gold", ""], "of three teams the first place alone earns one"
 
     @pytest.mark.parametrize(
@@ -327,7 +338,7 @@ class TestFolders:
             prepared__private__test=(".csv", rows), prepared__public__sample_submission=(".csv", rows),
         )  # fmt: skip
         (competition,) = mle(path=str(place))._competitions.values()
-        assert graded(competition, "\ufeff" + rows).score == 1.0
+        assert grade_submission(competition, "\ufeff" + rows).score == 1.0
 
     def test_a_recipe_may_say_how_one_is_graded(self, tmp_path: Path) -> None:
         place = folder(tmp_path, config=(".yaml", "grader: {name: custom}"))
@@ -346,22 +357,22 @@ class TestFolders:
 @pytest.mark.parametrize("cell", ["inf", "-inf", "nan"])
 def test_a_number_that_is_none_is_not_graded(cell: str) -> None:
     made = Competition("", {}, {"1": "2.0"}, ("id", "y"), "rmse", Leaderboard([1.0], True))
-    with pytest.raises(InvalidError, match="a number that is meant"):
+    with pytest.raises(InvalidSubmissionError, match="a number that is meant"):
         made.score(f"id,y\n1,{cell}\n")
 
 
 @pytest.mark.parametrize("line", ["[" + "[]," * 2**22 + "[]]", '["a", [["b"]]]', '["a"', '{"a": "b"}', r'["\x", null]'])
 def test_a_forged_line_is_not_built_from_its_parts(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program writes what it likes and ends the process: millions of lists would stop the run for seconds."""
-    ran = Ran("finished", f'["before", "it"]\n{line}\n'.encode(), b"", 0, 1.0)
-    monkeypatch.setattr(running, "run_python", lambda *_, **__: ran)
+    ran = RunResult("finished", f'["before", "it"]\n{line}\n'.encode(), b"", 0, 1.0)
+    monkeypatch.setattr(execution, "run_python", lambda *_, **__: ran)
     began = time.process_time()
-    assert run("", {}, SandboxSettings()) == Left(running.ENDED["finished"], None)
+    assert run_program("", {}, SandboxSettings()) == ProgramResult(execution.OUTCOME_TEXTS["finished"], None)
     assert time.process_time() - began < 1.5
 
 
 def test_what_a_program_leaves_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for printed, submission in (('a "b" \\ \n', "id,x\n1,é\n"), ("", None), ("[", "]")):
-        ran = Ran("finished", f"noise\n{json.dumps([printed, submission])}\n".encode(), b"", 0, 1.0)
-        monkeypatch.setattr(running, "run_python", lambda *_, ran=ran, **__: ran)
-        assert run("", {}, SandboxSettings()) == Left(printed.strip(), submission)
+        ran = RunResult("finished", f"noise\n{json.dumps([printed, submission])}\n".encode(), b"", 0, 1.0)
+        monkeypatch.setattr(execution, "run_python", lambda *_, ran=ran, **__: ran)
+        assert run_program("", {}, SandboxSettings()) == ProgramResult(printed.strip(), submission)

@@ -12,11 +12,11 @@ import pytest
 
 from marft.agents.sandbox.settings import SandboxSettings
 from marft_envs.mle import environment, loading, session
-from marft_envs.mle.environment import LIMITS
-from marft_envs.mle.loading import check_room
+from marft_envs.mle.environment import DEFAULT_LIMITS
+from marft_envs.mle.execution import MAX_PRINTED, PROGRAM_FILE, RUNNER_CODE, SUBMISSION_FILE, ProgramResult
+from marft_envs.mle.loading import check_limits
 from marft_envs.mle.medals import Leaderboard
-from marft_envs.mle.running import AROUND, PRINTED, PROGRAM, SUBMISSION, Left
-from marft_envs.mle.session import HEAD, MleSession, Rules
+from marft_envs.mle.session import HEAD_LINES, MleRules, MleSession
 from tests.marft_envs.test_mle import answered, folder, mle, small
 
 BOARD = Leaderboard([float(place) for place in range(10)], lower_is_better=True)  # gold to 0, silver to 1, bronze to 3
@@ -30,13 +30,13 @@ def leaves(monkeypatch: pytest.MonkeyPatch) -> Leaves:
 
     def set_to(*submissions: str | None) -> None:
         left = iter(submissions)
-        monkeypatch.setattr(session, "run", lambda *_: Left("done", next(left)))
+        monkeypatch.setattr(session, "run_program", lambda *_: ProgramResult("done", next(left)))
 
     return set_to
 
 
 def begun(rounds: int = 1, **keys: Any) -> MleSession:
-    return MleSession(replace(small(leaderboard=BOARD), **keys), Rules(rounds, 0.1, SandboxSettings()))
+    return MleSession(replace(small(leaderboard=BOARD), **keys), MleRules(rounds, 0.1, SandboxSettings()))
 
 
 def test_what_counts_is_paid_at_the_end_alone(leaves: Leaves) -> None:
@@ -74,9 +74,9 @@ def test_a_medal_is_all_of_the_progress_and_nothing_less_is(leaves: Leaves) -> N
 
 def test_of_tables_the_first_lines_are_shown() -> None:
     table = "\n".join(["id,x", *(f"row {number}" for number in range(1, 9))])
-    shown = begun(public={"train.csv": table.encode(), "more.bin": b"1234"})._shown().text
-    assert f"row {HEAD - 1}" in shown
-    assert f"row {HEAD}" not in shown
+    shown = begun(public={"train.csv": table.encode(), "more.bin": b"1234"})._build_observation().text
+    assert f"row {HEAD_LINES - 1}" in shown
+    assert f"row {HEAD_LINES}" not in shown
     assert "more.bin: 4 bytes" in shown
 
 
@@ -84,10 +84,12 @@ def test_of_what_a_program_prints_the_end_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path(PROGRAM).write_text(f"print('first', '.' * {PRINTED}, 'last')\nopen('{SUBMISSION}', 'w').write('id')\n")
-    exec(AROUND, {})
+    Path(PROGRAM_FILE).write_text(
+        f"print('first', '.' * {MAX_PRINTED}, 'last')\nopen('{SUBMISSION_FILE}', 'w').write('id')\n"
+    )
+    exec(RUNNER_CODE, {})
     printed, submission = json.loads(capsys.readouterr().out)
-    assert (len(printed), printed.startswith("first"), printed.endswith("last\n")) == (PRINTED, False, True)
+    assert (len(printed), printed.startswith("first"), printed.endswith("last\n")) == (MAX_PRINTED, False, True)
     assert submission == "id"
 
 
@@ -95,7 +97,7 @@ def test_public_files_that_are_too_large_for_each_run_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = folder(tmp_path)
-    monkeypatch.setattr(loading, "MOST_MB", 0)
+    monkeypatch.setattr(loading, "MAX_MB", 0)
     with pytest.raises(ValueError, match="take a competition of at most 0 MB, or a part of its rows"):
         mle(path=str(place)).tasks("train")
 
@@ -108,10 +110,10 @@ def test_a_competition_that_no_program_can_be_given_or_give_back_is_refused_by_i
     (made,) = mle(path=str(place))._competitions.values()
     if limit == "output_kb":
         made = replace(made, answers={f"{n:>04}": "long" * 100 for n in range(10)})
-    check_room("mine", made, LIMITS)
-    tight = LIMITS.model_copy(update={limit: len(made.public) if limit == "files" else 3})
+    check_limits("mine", made, DEFAULT_LIMITS)
+    tight = DEFAULT_LIMITS.model_copy(update={limit: len(made.public) if limit == "files" else 3})
     with pytest.raises(ValueError, match=rf"set environment\.limits\.{limit} = \d+"):
-        check_room("mine", made, tight)
+        check_limits("mine", made, tight)
 
 
 def test_where_programs_cannot_be_held_in_a_jail_there_are_no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

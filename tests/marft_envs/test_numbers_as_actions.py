@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from marft.envs.choices import choices_in
-from marft.envs.choices import chosen as labelled
-from marft_envs.gyms.acts import chosen
-from marft_envs.memory.session import numbered
-from marft_envs.sudoku.answers import answer_in
-from marft_envs.textarena.games import legal
+from marft.envs.choices import extract_choice as labelled
+from marft.envs.choices import parse_choices
+from marft_envs.gyms.actions import parse_choice
+from marft_envs.memory.session import select_by_number
+from marft_envs.sudoku.answers import parse_answer
+from marft_envs.textarena.games import match_option
 
 PARTS = [
     "I choose -1", "I choose \u22121", "2 - 1", "0.5", "1.0", ".1", "1,5", "1,000", "1 000", "1'000", "1/2", "2/1", "1%", "1 %",
@@ -25,12 +25,12 @@ ALONE = [
 
 @pytest.mark.parametrize("text", PARTS)
 def test_a_number_that_is_part_of_another_one_chooses_nothing(text: str) -> None:
-    assert chosen(text, ["0", "1", "2"]) == ""
+    assert parse_choice(text, ["0", "1", "2"]) == ""
 
 
 @pytest.mark.parametrize("text", ALONE)
 def test_a_number_that_stands_alone_is_chosen(text: str) -> None:
-    assert chosen(text, ["0", "1", "2"]) == "1"
+    assert parse_choice(text, ["0", "1", "2"]) == "1"
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_a_number_that_stands_alone_is_chosen(text: str) -> None:
     [("I choose -1", "-1"), ("from -1 to 1", "1"), ("do 0 1.", "0 1"), ("0 -1", "-1"), ("level 2", "level 2"), ("level 2.5", "")],
 )  # fmt: skip
 def test_options_may_be_negative_or_end_in_a_number(text: str, option: str) -> None:
-    assert chosen(text, ["-1", "1", "0 1", "level 2"]) == option
+    assert parse_choice(text, ["-1", "1", "0 1", "level 2"]) == option
 
 
 @pytest.mark.parametrize("text", ["0 -1", "0 1.5", "-0 1", "10 1", "0 1/2"])
 def test_a_row_of_numbers_is_no_part_of_others(text: str) -> None:
-    assert chosen(text, ["0 1", "1 1", "1 0"]) == ""
+    assert parse_choice(text, ["0 1", "1 1", "1 0"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_row_of_numbers_is_no_part_of_others(text: str) -> None:
     [("2, then 1", "ba"), ("1,2", "ab"), ("-1", ""), ("0.5 or 1.5", ""), ("1/2", ""), ("notes 1 and 2.", "ab"), ("1-2", ""), ("2,000", ""), ("1,001", ""), ("3,002, 1", "a")],
 )  # fmt: skip
 def test_notes_are_picked_by_whole_numbers(text: str, notes: str) -> None:
-    assert "".join(numbered(text, ["a", "b"])) == notes
+    assert "".join(select_by_number(text, ["a", "b"])) == notes
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_notes_are_picked_by_whole_numbers(text: str, notes: str) -> None:
     ["1,2 = -4", "1,2 = - 4", "-1,2 = 4", "1,2 = 4.5", "1,2 = 0.4", "1,2 = .4", "1.2 = 4", "1.2.4", "1-2=4", "1+2+4"],
 )
 def test_a_cell_is_filled_with_whole_numbers(text: str) -> None:
-    assert answer_in("1,2 = 4", 4) == [((0, 1), 4)]
-    assert answer_in(text, 4) is None
+    assert parse_answer("1,2 = 4", 4) == [((0, 1), 4)]
+    assert parse_answer(text, 4) is None
 
 
 @pytest.mark.parametrize("text", ["1.5", "The answer is -1", "0.5", "-1.", "(1.5)", "(-1)"])
 def test_a_label_is_no_part_of_a_number(text: str) -> None:
-    choices = choices_in({"label": ["0", "1", "5"], "text": ["red", "green", "blue"]})
+    choices = parse_choices({"label": ["0", "1", "5"], "text": ["red", "green", "blue"]})
     assert labelled("1. green", choices) == "1"
     assert labelled(text, choices) == ""
 
 
 def test_a_move_of_a_game_keeps_its_point() -> None:
-    assert [legal(text, ("5", "6")) for text in (" [5].", ".5", "-5")] == ["5", "", ""]
+    assert [match_option(text, ("5", "6")) for text in (" [5].", ".5", "-5")] == ["5", "", ""]

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from marft.agents.environment import Session
 from marft.common.types import Task
 from marft.config.load import load_recipe
-from marft.envs.tasks import tasks_of
-from marft_envs.grids.maps import canonical
-from marft_envs.grids.moves import WAYS
+from marft.envs.tasks import read_tasks
+from marft_envs.grids.maps import canonical_text
+from marft_envs.grids.moves import DIRECTIONS
 from marft_envs.plan_path.environment import PlanPath
 from marft_envs.plan_path.rules import Maze
 from tests.grids import FEW, STEPS, by_script, first_shown, play, relaxed, spoken, with_changes
 
-WAY = st.sampled_from(sorted(WAYS))
+WAY = st.sampled_from(sorted(DIRECTIONS))
 ROWS = ("S.#", ".#.", "..G")
 
 
@@ -30,7 +30,7 @@ def world(**keys: object) -> PlanPath:
 
 def of_map(environment: PlanPath, rows: tuple[str, ...] = ROWS) -> Session:
     """A session in a map of one's own."""
-    return environment.start(Task("t", "", {"map": list(rows), "fewest_moves": Maze(rows).fewest}), 0)
+    return environment.start(Task("t", "", {"map": list(rows), "fewest_moves": Maze(rows).min_moves}), 0)
 
 
 def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float:
@@ -112,7 +112,7 @@ def test_a_shortest_way_is_one_without_a_single_move_more_and_whoever_arrives_la
 def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, object], most: int) -> None:
     environment = world(**keys, farthest=4)
     steps = play(of_map(environment), ["up"] * 20)
-    assert len(steps) == environment.most_steps == most
+    assert len(steps) == environment.max_steps == most
     assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
 
 
@@ -147,8 +147,8 @@ def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> Non
 def test_who_is_shown_what() -> None:
     environment = world(moves="one", view="near", map_for=["tool"], distances_for=["tool"], size=3)
     shown = first_shown(of_map(environment))
-    assert shown.seen_by("plan") == "At 1,1. Open: down, right."
-    assert shown.seen_by("tool") == "At 1,1. Open: down, right.\n\nGoal 3,3.\nAway 4: 2,1 is nearer; 1,2 is farther."
+    assert shown.for_role("plan") == "At 1,1. Open: down, right."
+    assert shown.for_role("tool") == "At 1,1. Open: down, right.\n\nGoal 3,3.\nAway 4: 2,1 is nearer; 1,2 is farther."
     apart = first_shown(of_map(world(moves="one", view="near", map_for=["chart"], distances_for=["tool"], size=3)))
     assert apart.views == {"chart": "Goal 3,3.", "tool": "Away 4: 2,1 is nearer; 1,2 is farther."}
     both = first_shown(of_map(world(view="both", size=3)))
@@ -187,7 +187,7 @@ def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
     parts.append(list(islice(environment.demonstrations(), 40)))
     assert [len(part) for part in parts] == [80, 20, 20, 40]
-    sides = [{canonical(task.data["map"]) for task in part} for part in parts]
+    sides = [{canonical_text(task.data["map"]) for task in part} for part in parts]
     assert len(set.union(*sides)) == sum(map(len, parts))
     for task in parts[0]:
         goal = next((r, row.index("G")) for r, row in enumerate(task.data["map"]) if "G" in row)
@@ -195,7 +195,7 @@ def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
         assert task.data["fewest_moves"] == relaxed(task.data["map"], goal)[start]
         assert keys.get("nearest", 1) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
         assert task.prompt == first_shown(environment.start(task, 0)).text
-    assert tasks_of(environment, "train")
+    assert read_tasks(environment, "train")
 
 
 @pytest.mark.parametrize("walls", [0.0, 0.2, 0.4])

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from marft.common.types import JointAction, Step
 from marft.config.load import load_recipe
 from marft.evaluation.metrics import episode_metrics
-from marft_envs.relay.codes import decode, encode, width
+from marft_envs.env_check.episode_player import EpisodePlayer
+from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.players import ScriptPlayer, StepInput
+from marft_envs.env_check.records import AgentReply, EpisodeRecord
+from marft_envs.env_check.target import CheckTarget
+from marft_envs.relay.channel import transmit
+from marft_envs.relay.codes import code_length, decode_symbols, encode_values
 from marft_envs.relay.environment import Relay
-from marft_envs.relay.passing import passed
 from marft_envs.relay.puzzles import KEYS
-from marft_envs.vetting.limits import Limits
-from marft_envs.vetting.players import Moment, Performer
-from marft_envs.vetting.plays import Play, Said
-from marft_envs.vetting.stage import Stage
-from marft_envs.vetting.subject import Subject
-from marft_lab.scripted import ScriptedTeam
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import NIGHT, some
 
@@ -54,19 +54,19 @@ def made(**keys: Any) -> Relay:
     return Relay.model_validate({**FEW, **keys})
 
 
-def played(relay: Relay, skill: float, tasks: int = 20) -> list[Play]:
+def played(relay: Relay, skill: float, tasks: int = 20) -> list[EpisodeRecord]:
     """Training tasks, played by the script."""
 
-    async def all_of_them() -> list[Play]:
-        stage = Stage(Subject(relay), Limits())
+    async def all_of_them() -> list[EpisodeRecord]:
+        stage = EpisodePlayer(CheckTarget(relay), Limits())
         try:
             return [
-                await stage.play(
+                await stage.play_episode(
                     task,
                     "train",
                     n,
                     "the script",
-                    Performer(relay.script(skill), Subject(relay, unheard=True), (), task, n),
+                    ScriptPlayer(relay.script(skill), CheckTarget(relay, no_step_messages=True), (), task, n),
                 )
                 for n, task in enumerate(relay.tasks("train")[:tasks])
             ]
@@ -82,14 +82,14 @@ def step_by_step(relay: Relay, *said: dict[str, str], seed: int = 0) -> list[Ste
     steps = list[Step]()
 
     async def whole() -> None:
-        stage = Stage(Subject(relay), Limits())
+        stage = EpisodePlayer(CheckTarget(relay), Limits())
 
-        async def player(moment: Moment) -> dict[str, Said]:
-            return {role: Said(text) for role, text in said[moment.step].items()}
+        async def player(moment: StepInput) -> dict[str, AgentReply]:
+            return {role: AgentReply(text) for role, text in said[moment.step].items()}
 
         try:
-            play = await stage.play(task, "train", seed, "somebody", player)
-            assert play.whole, play.faults
+            play = await stage.play_episode(task, "train", seed, "somebody", player)
+            assert play.is_valid, play.faults
             steps.extend(play.steps)
         finally:
             stage.close()
@@ -108,13 +108,13 @@ class TestTheScript:
     @pytest.mark.parametrize("kind", some(KINDS))
     def test_solves_it_where_it_plays_well(self, kind: str) -> None:
         plays = played(made(**KINDS[kind]), 1.0)
-        assert all(play.whole for play in plays)
+        assert all(play.is_valid for play in plays)
         assert sum(bool(play.success) for play in plays) >= 0.85 * len(plays)
 
     def test_hears_nothing_and_guesses_where_it_plays_badly(self) -> None:
         relay = made(train_tasks=200)
         rate = sum(bool(play.success) for play in played(relay, 0.0, 200)) / 200
-        assert rate == pytest.approx(relay.guessing, abs=0.08)
+        assert rate == pytest.approx(relay.guess_rate, abs=0.08)
 
     @pytest.mark.slow
     def test_a_team_of_the_recipe_tells_more_the_better_it_plays(self) -> None:
@@ -136,7 +136,7 @@ class TestNobodyCanAnswerAlone:
     @pytest.mark.parametrize("kind", [{}, {"answer": "sum"}])
     def test_the_part_of_one_says_nothing_of_the_answer(self, kind: dict[str, Any]) -> None:
         relay = made(**kind)
-        drawn = [relay.draw(Random(n)).data for n in range(3000)]
+        drawn = [relay.generate_task(Random(n)).data for n in range(3000)]
         answers: dict[str, Counter[str]] = {}
         for data in drawn:
             own = data["own"].split(", ")
@@ -147,29 +147,29 @@ class TestNobodyCanAnswerAlone:
             )
             answers.setdefault(data["parts"]["north"][0] if len(own) == 1 else "", Counter())[place] += 1
         for counts in answers.values():
-            assert max(counts.values()) / counts.total() < relay.guessing + 0.06
+            assert max(counts.values()) / counts.total() < relay.guess_rate + 0.06
 
     @pytest.mark.parametrize("keys", [{"answer": "lookup", "values": 2}, {"answer": "sum", "values": 3}])
     def test_a_task_is_its_parts_in_whatever_order_a_table_is_shown(self, keys: dict[str, Any]) -> None:
-        drawn = [made(**keys).draw(Random(n)) for n in range(3000)]
+        drawn = [made(**keys).generate_task(Random(n)) for n in range(3000)]
         truths = [(str(one.data["parts"]), str(sorted(one.data["own"].split(", ")))) for one in drawn]
         both = {(one.content, truth) for one, truth in zip(drawn, truths, strict=True)}
         assert len(both) == len(set(truths)) == len({one.content for one in drawn})
 
     def test_each_value_is_as_likely_and_the_rate_of_guessing_follows(self) -> None:
-        drawn = [made(answer="sum", values=4).draw(Random(n)).data for n in range(4000)]
+        drawn = [made(answer="sum", values=4).generate_task(Random(n)).data for n in range(4000)]
         for part in ([data["own"] for data in drawn], [data["parts"]["north"][0] for data in drawn]):
             assert {value: count / 4000 for value, count in Counter(part).items()} == {
                 str(value): pytest.approx(0.25, abs=0.03) for value in range(4)
             }
-        assert made(answer="sum", values=4, size=2).guessing == 1 / 16
-        assert made(speakers=["a", "b"], values=3, size=2).guessing == pytest.approx(1 / 81)
+        assert made(answer="sum", values=4, size=2).guess_rate == 1 / 16
+        assert made(speakers=["a", "b"], values=3, size=2).guess_rate == pytest.approx(1 / 81)
 
     def test_one_that_is_alone_hears_nothing_and_answers_at_once(self) -> None:
         relay = made(alone=True, answerer="solver")
         plays = played(relay, 1.0)
         assert {len(play.steps) for play in plays} == {1}
-        assert "From" not in plays[0].shown[0].whole
+        assert "From" not in plays[0].observations[0].full_text
 
 
 class TestWhatComesThrough:
@@ -181,16 +181,16 @@ class TestWhatComesThrough:
         st.sampled_from(["erase", "drop", "replace"]),
     )
     def test_is_never_more_than_may(self, text: str, words: int, characters: int, noise: float, kind: Any) -> None:
-        came = passed(text, Random(0), words, characters, (), noise, kind, ("x",)).split()
+        came = transmit(text, Random(0), words, characters, (), noise, kind, ("x",)).split()
         assert len(came) <= (words or len(text.split()))
         assert sum(map(len, came)) <= max(characters, len(came))
 
     def test_noise_is_as_likely_as_it_says(self) -> None:
-        came = passed("word " * 5000, Random(1), 0, 10**6, (), 0.3, "erase", ()).split()
+        came = transmit("word " * 5000, Random(1), 0, 10**6, (), 0.3, "erase", ()).split()
         assert came.count("?") / len(came) == pytest.approx(0.3, abs=0.03)
 
     def test_words_of_no_alphabet_are_lost(self) -> None:
-        assert passed("it is LO and hi", Random(0), 3, 80, ("lo", "hi"), 0.0, "erase", ()) == "lo hi"
+        assert transmit("it is LO and hi", Random(0), 3, 80, ("lo", "hi"), 0.0, "erase", ()) == "lo hi"
 
     def test_the_same_seed_hits_the_same_words(self) -> None:
         relay = made(noise=0.5, words=0)
@@ -207,12 +207,12 @@ class TestWhatComesThrough:
         alphabet = [] if symbols < 2 else [f"s{n}" for n in range(symbols)]
         known = [KEYS[0][:values]] * len(told)
         said = [KEYS[0][place % values] for place in told]
-        coded = encode(said, known, alphabet)
-        assert len(coded) == len(told) * width(values, len(alphabet))
-        assert decode(coded * copies, known, alphabet) == said
+        coded = encode_values(said, known, alphabet)
+        assert len(coded) == len(told) * code_length(values, len(alphabet))
+        assert decode_symbols(coded * copies, known, alphabet) == said
 
     def test_words_that_just_fit_come_through_whole(self) -> None:
-        assert passed("ab cd e", Random(0), 0, 4, (), 0.0, "erase", ()) == "ab cd"
+        assert transmit("ab cd e", Random(0), 0, 4, (), 0.0, "erase", ()) == "ab cd"
 
     @pytest.mark.parametrize(("alphabet", "others"), [([], KEYS[0][:6]), (["lo", "hi"], ("lo", "hi"))])
     def test_a_word_that_is_replaced_becomes_any_that_may_be_said(
@@ -328,9 +328,9 @@ class TestWhatIsRefused:
             made(**keys)
 
     def test_and_nothing_that_can_be_played(self) -> None:
-        assert made(speakers=["a", "b", "c"], values=4).guessing == 1 / 64
-        assert made(speakers=["a", "b"], values=3, path="line", words=2).needed == 2
-        assert made(speakers=["a", "b"], answer="sum", path="line", words=1).needed == 1
+        assert made(speakers=["a", "b", "c"], values=4).guess_rate == 1 / 64
+        assert made(speakers=["a", "b"], values=3, path="line", words=2).min_words == 2
+        assert made(speakers=["a", "b"], answer="sum", path="line", words=1).min_words == 1
         assert not list(made(alone=True).problems(["south"]))
 
     def test_a_team_that_lacks_a_role_or_has_one_too_many(self) -> None:
@@ -341,7 +341,7 @@ class TestWhatIsRefused:
 
 def test_who_has_no_part_in_a_step_is_not_heard() -> None:
     steps = step_by_step(made(), {"south": "K", "west": "K"}, {"north": "K"})
-    assert "From north: (nothing)" in steps[0].observation.whole
+    assert "From north: (nothing)" in steps[0].observation.full_text
     assert not steps[-1].success
 
 

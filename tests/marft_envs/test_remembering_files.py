@@ -10,7 +10,7 @@ import pytest
 
 from marft_envs.memory.conversations import Question
 from marft_envs.memory.environment import Memory
-from marft_envs.memory.grading import NOT_MENTIONED, graded
+from marft_envs.memory.grading import NOT_MENTIONED, grade_answer
 from tests.visits import visit
 
 
@@ -96,15 +96,15 @@ class TestFiles:
         world = self.world(tmp_path, [*rows, *rubrics], layout="longmemeval")
         asked = [task.data["questions"][0] for split in ("train", "validation", "test") for task in world.tasks(split)]  # type: ignore[arg-type]
         assert sorted(question["kind"] for question in asked) == ["abstention", "multi", "multi"]
-        amount = Question.of(next(question for question in asked if question["kind"] == "multi"))
+        amount = Question.from_dict(next(question for question in asked if question["kind"] == "multi"))
         assert amount.needs == (("$1,200",),)
-        assert [graded(amount, said, "f1") for said in ("$1,200", "1", "200")] == [1.0, 0.0, 0.0]
+        assert [grade_answer(amount, said, "f1") for said in ("$1,200", "1", "200")] == [1.0, 0.0, 0.0]
 
     def test_parts_and_words_are_counted_as_locomo_does(self) -> None:
         listed = Question("multi", "What?", "tea, red wine", (), listed=True)
-        assert Question.of(listed.data()) == listed
-        assert graded(listed, "wine, tea", "f1") == pytest.approx((1 + 2 / 3) / 2)
-        assert graded(Question("single", "Who?", "Ann and Bea", ()), "Ann, Bea", "f1") == 1.0
+        assert Question.from_dict(listed.to_dict()) == listed
+        assert grade_answer(listed, "wine, tea", "f1") == pytest.approx((1 + 2 / 3) / 2)
+        assert grade_answer(Question("single", "Who?", "Ann and Bea", ()), "Ann, Bea", "f1") == 1.0
 
     def test_the_order_of_a_file_does_not_move_a_conversation(self, tmp_path: Path) -> None:
         rows = [locomo(n) for n in range(12)]

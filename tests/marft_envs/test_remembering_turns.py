@@ -12,8 +12,8 @@ import pytest
 
 from marft.common.types import Observation, Step
 from marft_envs.memory.conversations import Chunk, Question
-from marft_envs.memory.facts import MONTHS, dates, day_before
-from marft_envs.memory.session import MOST_OPTIONS, MemorySession, Rules
+from marft_envs.memory.facts import MONTHS, day_before, draw_dates
+from marft_envs.memory.session import MAX_OPTIONS, MemoryRules, MemorySession
 from tests.visits import joint
 
 KEYS: dict[str, Any] = {
@@ -29,7 +29,7 @@ ASKED = (
 
 def shown_after(notes: str, *texts: str, **rules: Any) -> tuple[Observation, list[Step]]:
     """What the retriever is shown first once these notes are taken, and the steps of what is said then by turns."""
-    session = MemorySession([Chunk("Day 1", ("Hello.",))], ASKED, Rules(**{**KEYS, **rules}))
+    session = MemorySession([Chunk("Day 1", ("Hello.",))], ASKED, MemoryRules(**{**KEYS, **rules}))
     asyncio.run(session.reset())
     steps = [asyncio.run(session.step(joint({"writer": notes})))]
     first = steps[0].observation
@@ -60,7 +60,7 @@ def test_progress_is_what_was_answered_right() -> None:
 
 def test_a_writer_is_told_what_could_not_be_done() -> None:
     chunks = [Chunk("Day 1", ("Hello.",)), Chunk("Day 2", ("Bye.",))]
-    session = MemorySession(chunks, ASKED, Rules(**{**KEYS, "budget": 10}))
+    session = MemorySession(chunks, ASKED, MemoryRules(**{**KEYS, "budget": 10}))
     assert asyncio.run(session.reset()).views["writer"].startswith("Day 1.\nHello.\n\nNotes (0 of 10):\n(nothing)")
     step = asyncio.run(session.step(joint({"writer": "Ann lives in Rome.\n7: No."})))
     told, rest = step.observation.views["writer"].split("\n\n", 1)
@@ -68,7 +68,7 @@ def test_a_writer_is_told_what_could_not_be_done() -> None:
     assert rest == "Day 2.\nBye.\n\nNotes (9 of 10):\n1: Ann lives"
 
 
-@pytest.mark.parametrize(("notes", "picks", "count"), [(3, 2, 1 + 3 + 3), (20, 3, MOST_OPTIONS), (150, 1, 151)])
+@pytest.mark.parametrize(("notes", "picks", "count"), [(3, 2, 1 + 3 + 3), (20, 3, MAX_OPTIONS), (150, 1, 151)])
 def test_a_retriever_that_chooses_can_pick_every_note_alone(notes: int, picks: int, count: int) -> None:
     first, _ = shown_after("\n".join(f"Note {n}." for n in range(notes)), picks=picks, retrieval="choices")
     options = first.options["retriever"]
@@ -78,7 +78,7 @@ def test_a_retriever_that_chooses_can_pick_every_note_alone(notes: int, picks: i
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_day_before_one_is_no_others(seed: int) -> None:
-    days = dates("full", 40, Random(seed))
+    days = draw_dates("full", 40, Random(seed))
     assert not {day_before(day) for day in days} & set(days)
     read = [date(int(year), MONTHS.index(month) + 1, int(day)) for day, month, year in map(str.split, days)]
     assert all(one + timedelta(days=1) < other for one, other in pairwise(read))

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.memories.notebook import Notebook
+from marft.agents.memories.note_list import NoteList
 from marft.common.types import Observation
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
-from marft.models.formats import load_format
+from marft.models.tokenizer_format import load_format
 from marft.rewards.shaping import local_rewards
 from marft.trainer.credit.comam import CoMAM
 from marft.trainer.interfaces import CreditInputs
 from marft_envs.memory.conversations import KINDS, Chunk, Question
 from marft_envs.memory.environment import Memory
-from marft_envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, Fact, day_before
-from marft_envs.memory.grading import NOT_MENTIONED, graded
-from marft_lab.scripted import ScriptedTeam
+from marft_envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, OBJECTS, PEOPLE, Fact, day_before
+from marft_envs.memory.grading import NOT_MENTIONED, grade_answer
+from marft_lab.scripted_team import ScriptedTeam
 from tests.nights import NIGHT
 from tests.visits import by_script, visit
 
@@ -59,7 +59,7 @@ def read_slowly(chunks: list[Chunk]) -> dict[tuple[str, ...], str]:
             for word in rest:
                 if word in ANIMALS:
                     known[who, word] = next(color for color in rest if color in COLORS)
-                if word in THINGS:
+                if word in OBJECTS:
                     known[who, word] = day_before(chunk.date) if "esterday" in line else chunk.date
     return known
 
@@ -71,7 +71,7 @@ def answered_slowly(question: str, known: dict[tuple[str, ...], str]) -> str:
     topic = next((name for word, name in topics.items() if re.search(rf"\b({word})\b", question)), "cousin")
     if topic != "cousin" and "cousin" in question:
         who = known.get((who, "cousin"), "")
-    thing = next((word for word in re.findall(r"\w+", question) if word in (*ANIMALS, *THINGS)), topic)
+    thing = next((word for word in re.findall(r"\w+", question) if word in (*ANIMALS, *OBJECTS)), topic)
     return known.get((who, thing), NOT_MENTIONED)
 
 
@@ -80,8 +80,8 @@ class TestTruth:
     @settings(max_examples=1000 if NIGHT else 25)
     def test_a_slow_reader_answers_the_same(self, seed: int, style: Any) -> None:
         world = WORLDS[style]
-        data = world.draw(Random(seed)).data
-        known = read_slowly([Chunk.of(chunk) for chunk in data["chunks"]])
+        data = world.generate_task(Random(seed)).data
+        known = read_slowly([Chunk.from_dict(chunk) for chunk in data["chunks"]])
         for question in data["questions"]:
             assert answered_slowly(question["text"], known) == question["answer"], question["text"]
             assert (
@@ -121,7 +121,7 @@ class TestSplits:
             return {json.dumps([facts(t), sorted(q["text"] for q in t.data["questions"])]) for t in tasks}
 
         def facts(task: Any) -> list[str]:
-            said = read_slowly([Chunk.of(chunk) for chunk in task.data["chunks"]])
+            said = read_slowly([Chunk.from_dict(chunk) for chunk in task.data["chunks"]])
             return sorted(f"{about}: {value}" for about, value in said.items())
 
         parts = [told(t for w in worlds for t in w.tasks(split)) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ class TestLocalRewards:
         form = load_format(ModelSettings(path="tiny-tools"))
         with ScriptedTeam(run, world.script(0.6), dict.fromkeys(run.models, form)) as team:
             episodes = tuple(team.play(world.tasks("train")[:4], samples=4))
-        assert all(episode.scored for episode in episodes), [episode.error for episode in episodes]
+        assert all(episode.is_scored for episode in episodes), [episode.error for episode in episodes]
         assert {role for episode in episodes for role in local_rewards(episode)} == {"writer", "retriever"}
         credits = CoMAM().assign(CreditInputs(episodes=episodes, level="action"))
         assert 0.0 < credits.metrics["global_weight"] <= 1.0
@@ -302,27 +302,27 @@ class TestLocalRewards:
 class TestNotes:
     @given(st.integers(1, 60), st.lists(st.text(alphabet="ab 12:\n-", max_size=30), max_size=8))
     def test_a_budget_is_never_exceeded_and_only_what_exceeds_it_is_cut(self, budget: int, texts: list[str]) -> None:
-        small, large = Notebook(budget), Notebook(10_000)
+        small, large = NoteList(budget), NoteList(10_000)
         for text in texts:
             told, _ = small.write(text), large.write(text)
             assert small.size == len("\n".join(small.notes)) <= budget
             if large.size <= budget and "cut" not in told and not small_was_cut(texts, budget):
                 assert small.notes == large.notes
-        assert small.written == sum(map(len, texts))
+        assert small.written_characters == sum(map(len, texts))
 
     def test_lines_are_notes_and_numbers_change_them(self) -> None:
-        book = Notebook(100)
+        book = NoteList(100)
         book.write("Ann lives in Rome.\n\n- Bea  is a cook.\nnothing")
         assert book.notes == ["Ann lives in Rome.", "Bea is a cook."]
         assert book.write("1: Ann lives in Oslo.\ndrop 2\nDan is here.") == ""
         assert book.notes == ["Ann lives in Oslo.", "Dan is here."]
-        assert book.shown() == "1: Ann lives in Oslo.\n2: Dan is here."
+        assert book.format_numbered() == "1: Ann lives in Oslo.\n2: Dan is here."
         book.write("Cal is here.\ndrop 3")
         assert book.notes[2:] == ["Cal is here."]  # numbers are those that were shown
         assert book.write("7: No.\ndrop 0") == "There is no note 7. There is no note 0."
 
     def test_what_does_not_fit_is_cut_where_it_does_not(self) -> None:
-        book = Notebook(12)
+        book = NoteList(12)
         assert book.write("12345\nabcdefghij\nmore") == "The notes are full: the rest was cut."
         assert book.notes == ["12345", "abcdef"]
         book.write("1: x")
@@ -339,9 +339,9 @@ class TestGrades:
     ])  # fmt: skip
     def test_answers_are_graded(self, kind: Any, right: str, text: str, exact: float, holds: float, f1: float) -> None:
         question = Question(kind, "?", right, ())
-        assert graded(question, text, "exact") == exact
-        assert graded(question, text, "contains") == holds
-        assert graded(question, text, "f1") == pytest.approx(f1)
+        assert grade_answer(question, text, "exact") == exact
+        assert grade_answer(question, text, "contains") == holds
+        assert grade_answer(question, text, "f1") == pytest.approx(f1)
 
     def test_a_threshold_says_what_counts_as_right(self) -> None:
         def success(threshold: float) -> bool:
@@ -386,7 +386,7 @@ class TestSettings:
 
 def small_was_cut(texts: list[str], budget: int) -> bool:
     """Whether anything was ever cut from notes of that budget."""
-    book = Notebook(budget)
+    book = NoteList(budget)
     return any("cut" in book.write(text) for text in texts)
 
 

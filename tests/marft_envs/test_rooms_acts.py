@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from marft.common.types import Step
-from marft_envs.rooms.drawing import Level, content_of, draw_kitchen
 from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.layout import KEY, Layout
-from marft_envs.rooms.session import Rules, Shift
-from marft_envs.rooms.state import Kitchen, signs
+from marft_envs.rooms.generator import KitchenLevel, canonical_content, draw_kitchen
+from marft_envs.rooms.layout import KEY, KitchenLayout
+from marft_envs.rooms.session import RoomsRules, RoomsSession
+from marft_envs.rooms.state import Kitchen, items_by_door
 from tests.marft_envs.test_rooms_world import PLAIN, TWO, acted, changed, opened, played
 
 ROW = {
@@ -20,9 +20,9 @@ ROW = {
 }  # fmt: skip
 
 
-def kitchen(layout: Layout, **holding: str) -> Kitchen:
+def kitchen(layout: KitchenLayout, **holding: str) -> Kitchen:
     """A kitchen whose players hold this, the first in the room of the pot."""
-    made = Kitchen.opened(layout, ("cook", "waiter"))
+    made = Kitchen.from_layout(layout, ("cook", "waiter"))
     made.players[0].room = layout.pot
     for player in made.players:
         player.holds = holding.get(player.name, "")
@@ -31,7 +31,7 @@ def kitchen(layout: Layout, **holding: str) -> Kitchen:
 
 def possible(made: Kitchen) -> set[str]:
     """What the first player can do, but for ways and waiting."""
-    return {act for act in made.possible(made.players[0]) if not act.startswith(("go", "wait"))}
+    return {act for act in made.possible_actions(made.players[0]) if not act.startswith(("go", "wait"))}
 
 
 class TestWhatIsPossible:
@@ -55,7 +55,7 @@ class TestWhatIsPossible:
         for pot, fits in (([], True), (["leek"], True), (["leek", "pea"], False)):
             made.pot = list(pot)
             assert ("put pot" in possible(made)) is fits
-            assert made.cooked is not fits
+            assert made.has_soup is not fits
 
     def test_a_shelf_holds_one_thing(self) -> None:
         shift = opened(changed(narrow=[], starts=["pantry", "pantry"]))
@@ -63,7 +63,7 @@ class TestWhatIsPossible:
         shown = acted(shift, cook="put shelf", waiter="put shelf").observation
         assert shift.kitchen.shelves == {"pantry": "leek"}
         assert sum("Too late to put shelf." in view for view in shown.views.values()) == 1
-        assert "put shelf" not in shift._seen["cook"]
+        assert "put shelf" not in shift._possible_actions["cook"]
 
     def test_what_an_act_came_to_is_told_once(self) -> None:
         shift = opened()
@@ -91,20 +91,26 @@ class TestProgress:
 class TestSigns:
     def test_they_say_where_the_nearest_one_is(self) -> None:
         sources = {"attic": ["plate"], "yard": ["plate", "leek"]}
-        assert signs(kitchen(changed(**ROW, sources=sources)), "hall") == {
+        assert items_by_door(kitchen(changed(**ROW, sources=sources)), "hall") == {
             "attic": ["pot", "plate"], "pantry": ["hatch", "leek"]
         }  # fmt: skip
-        assert signs(kitchen(changed(**ROW, sources=sources)), "pantry")["yard"] == ["hatch", "plate", "leek"]
+        assert items_by_door(kitchen(changed(**ROW, sources=sources)), "pantry")["yard"] == ["hatch", "plate", "leek"]
 
     def test_keys_and_crates_are_on_them_while_they_are_there(self) -> None:
         layout = changed(**ROW, locked=[["pantry", "yard"]], keys=["pantry"], crates={"attic": "hall"})
         made = kitchen(layout)
-        assert [KEY in signs(made, "hall")["pantry"], "crate" in signs(made, "hall")["attic"]] == [True, True]
+        assert [KEY in items_by_door(made, "hall")["pantry"], "crate" in items_by_door(made, "hall")["attic"]] == [
+            True,
+            True,
+        ]
         made.shelves.clear()
         made.crates.clear()
-        assert [KEY in signs(made, "hall")["pantry"], "crate" in signs(made, "hall")["attic"]] == [False, False]
+        assert [KEY in items_by_door(made, "hall")["pantry"], "crate" in items_by_door(made, "hall")["attic"]] == [
+            False,
+            False,
+        ]
         made.shelves["attic"] = KEY
-        assert KEY in signs(made, "hall")["attic"]
+        assert KEY in items_by_door(made, "hall")["attic"]
 
 
 class TestDrawing:
@@ -115,10 +121,10 @@ class TestDrawing:
     ])  # fmt: skip
     def test_whatever_else_is_otherwise_makes_another_kitchen(self, changes: dict[str, object]) -> None:
         others = [PLAIN, changed(crates={"kitchen": "hall"}), changed(keys=["pantry"], locked=[["kitchen", "pantry"]])]
-        assert content_of(changed(**changes)) not in {content_of(other) for other in others}
+        assert canonical_content(changed(**changes)) not in {canonical_content(other) for other in others}
 
     def test_a_kitchen_has_what_its_level_says(self) -> None:
-        level = Level(rooms=4, orders=3, size=1, others=2, narrow=0.3, loops=1, locked=1, crates=1, slack=0.5)
+        level = KitchenLevel(rooms=4, orders=3, size=1, others=2, narrow=0.3, loops=1, locked=1, crates=1, slack=0.5)
         for seed in range(5):
             layout, deadline, _ = draw_kitchen(Random(seed), level, TWO)
             wanted = {thing for order in layout.orders for thing in order}
@@ -127,23 +133,23 @@ class TestDrawing:
             assert len(there) == len(set(there)) == 3 + 2 + 1
             assert wanted | {"plate"} <= set(there)
             assert (len(layout.doors), len(layout.locked), len(layout.keys), len(layout.crates)) == (4, 1, 1, 1)
-            _, tight, _ = draw_kitchen(Random(seed), Level(**{**_fields(level), "slack": 0.0}), TWO)
+            _, tight, _ = draw_kitchen(Random(seed), KitchenLevel(**{**_fields(level), "slack": 0.0}), TWO)
             assert tight < deadline <= tight * 1.5 + 1
 
 
-def _fields(level: Level) -> dict[str, float]:
+def _fields(level: KitchenLevel) -> dict[str, float]:
     return {name: getattr(level, name) for name in level.__dataclass_fields__}
 
 
 def test_a_full_pot_is_soup_after_its_time_and_at_once_where_it_takes_none() -> None:
     for boil in (0, 2):
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, rules=Rules(("cook",), boil=boil))
+        shift = opened(layout, rules=RoomsRules(("cook",), boil=boil))
         for text in ("take leek", "put pot"):
             acted(shift, cook=text)
         cooked = []
         for _ in range(4):
-            cooked.append(shift.kitchen.cooked)
+            cooked.append(shift.kitchen.has_soup)
             acted(shift, cook="wait")
         assert cooked == [False] * boil + [True] * (4 - boil)
 
@@ -153,8 +159,10 @@ def test_the_steps_that_a_task_says_are_those_of_players_who_see_one_room(
     table: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment, steps = Rooms(train_tasks=3, held_out_tasks=1, **table), list[Step]()  # type: ignore[arg-type]
-    whole = Shift.take
-    monkeypatch.setattr(Shift, "take", lambda shift, lines: steps.append(step := whole(shift, lines)) or step)
+    whole = RoomsSession.step_sync
+    monkeypatch.setattr(
+        RoomsSession, "step_sync", lambda shift, lines: steps.append(step := whole(shift, lines)) or step
+    )
     for task in environment.tasks("train"):
         steps.clear()
         played(environment, task, skill=1.0)

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from marft.common.types import Observation
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.script import Script
-from marft_envs.rooms.sight import sight
+from marft_envs.rooms.script import RoomsScript
+from marft_envs.rooms.view_parser import parse_view
 from tests.marft_envs.test_rooms_world import HARD, acted
 from tests.nights import some
 
@@ -21,11 +21,11 @@ def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
     """What a role can read off its view, in whatever order things are listed; but for who is with it."""
     views = []
     names = environment.players if environment.steered_by else ()
-    for name in [one for one in names if f"\n{one}: " in "\n" + shown.seen_by(role)] or [""]:
-        read = sight(shown.seen_by(role), name, names if name else ())
-        here = sorted(thing for thing in read.here if thing not in environment.players)
-        ways = [(way.room, way.narrow, way.shut, sorted(way.things)) for way in read.ways]
-        views.append((read.room, read.narrow, read.holds, here, ways, read.dishes, read.said))
+    for name in [one for one in names if f"\n{one}: " in "\n" + shown.for_role(role)] or [""]:
+        read = parse_view(shown.for_role(role), name, names if name else ())
+        here = sorted(thing for thing in read.room_items if thing not in environment.players)
+        ways = [(way.room, way.narrow, way.obstacle, sorted(way.items)) for way in read.doors]
+        views.append((read.room, read.narrow, read.holds, here, ways, read.dishes, read.messages))
     return views
 
 
@@ -34,15 +34,17 @@ def test_signs_by_thing_say_what_signs_by_door_say(table: dict[str, object]) -> 
     by_door, by_thing = (Rooms.model_validate({**FEW, **table, "signs": f"by {what}"}) for what in ("door", "thing"))
     for task in by_door.tasks("validation")[:5]:
         shifts = [environment.start(task, 0) for environment in (by_door, by_thing)]
-        shown, over = [shift.begin() for shift in shifts], False
+        shown, over = [shift.reset_sync() for shift in shifts], False
         while not over:
             one, other = ([_seen(view, role, by_door) for role in view.turn] for view in shown)
             assert one == other
             said = {}
             for role in shown[0].turn:
-                chat = [{"role": "user", "content": shown[0].seen_by(role)}]
+                chat = [{"role": "user", "content": shown[0].for_role(role)}]
                 random = Random(f"{task.id} {shifts[0].kitchen.time}")
-                said[role] = by_door.script(0.8)(Cue(task, role, 0, chat, random, shown[0].options.get(role, ())))
+                said[role] = by_door.script(0.8)(
+                    PolicyInput(task, role, 0, chat, random, shown[0].options.get(role, ()))
+                )
             steps = [acted(shift, **said) for shift in shifts]
             shown, over = [step.observation for step in steps], steps[0].terminated
             assert steps[0].reward == steps[1].reward
@@ -53,15 +55,15 @@ def test_who_names_a_thing_does_what_is_to_be_done_for_it() -> None:
     done = set()
     for task in environment.tasks("validation")[:5]:
         named, told = (environment.start(task, 0) for _ in range(2))
-        shown, over = named.begin(), False
-        assert told.begin() == shown
+        shown, over = named.reset_sync(), False
+        assert told.reset_sync() == shown
         while not over:
             cues = {
-                role: Cue(task, role, 0, [{"role": "user", "content": shown.seen_by(role)}], Random(0))
+                role: PolicyInput(task, role, 0, [{"role": "user", "content": shown.for_role(role)}], Random(0))
                 for role in shown.turn
             }
             by_thing = {role: environment.script()(cue) for role, cue in cues.items()}
-            in_words = {role: Script(environment.players)(cue) for role, cue in cues.items()}
+            in_words = {role: RoomsScript(environment.players)(cue) for role, cue in cues.items()}
             done |= {in_words[role].partition(";")[0] for role in cues if by_thing[role] != in_words[role]}
             step = acted(named, **by_thing)
             assert acted(told, **in_words) == step
@@ -73,7 +75,7 @@ def test_who_names_a_thing_does_what_is_to_be_done_for_it() -> None:
 
 def test_by_door_a_thing_is_no_action() -> None:
     shift = Rooms().start(Rooms.model_validate(FEW).tasks("validation")[0], 0)
-    shown = shift.begin()
-    told = acted(shift, cook="plate", waiter="wait").observation.seen_by("cook")
+    shown = shift.reset_sync()
+    told = acted(shift, cook="plate", waiter="wait").observation.for_role("cook")
     assert "You cannot plate." in told
     assert shown.turn == ("cook", "waiter")

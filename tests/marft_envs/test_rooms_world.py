@@ -14,19 +14,19 @@ from pydantic import ValidationError
 
 from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
-from marft.envs.scripts import Cue
-from marft_envs.rooms.drawing import Level, content_of, draw_kitchen, taken
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.layout import Layout, layout_of
-from marft_envs.rooms.session import Rules, Shift
-from marft_envs.rooms.sight import sight
-from marft_envs.rooms.words import answer_of, answers_of
-from marft_lab.scripted import ScriptedTeam
+from marft_envs.rooms.generator import KitchenLevel, canonical_content, draw_kitchen, simulate_run
+from marft_envs.rooms.layout import KitchenLayout, layout_from_dict
+from marft_envs.rooms.session import RoomsRules, RoomsSession
+from marft_envs.rooms.view_parser import parse_view
+from marft_envs.rooms.views import parse_action, parse_actions
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import some
 
-TWO = Rules(("cook", "waiter"))
-PLAIN = Layout(
+TWO = RoomsRules(("cook", "waiter"))
+PLAIN = KitchenLayout(
     rooms=("hall", "kitchen", "pantry"), doors=(("hall", "kitchen"), ("kitchen", "pantry")), narrow=("kitchen",),
     sources={"pantry": ("leek",), "hall": ("plate",)}, pot="kitchen", hatch="hall", starts=("pantry", "hall"),
     orders=(("leek",),),
@@ -43,28 +43,30 @@ HARD = [
 ]
 
 
-def acted(shift: Shift, **texts: str) -> Step:
+def acted(shift: RoomsSession, **texts: str) -> Step:
     actions = tuple(make_action(agent=role, text=text) for role, text in texts.items())
     return asyncio.run(shift.step(JointAction(None, actions)))
 
 
-def opened(layout: Layout = PLAIN, deadline: int = 30, rules: Rules = TWO) -> Shift:
-    shift = Shift(layout, deadline, rules)
+def opened(layout: KitchenLayout = PLAIN, deadline: int = 30, rules: RoomsRules = TWO) -> RoomsSession:
+    shift = RoomsSession(layout, deadline, rules)
     asyncio.run(shift.reset())
     return shift
 
 
-def changed(**changes: object) -> Layout:
-    return layout_of({**PLAIN.plain(), **changes})
+def changed(**changes: object) -> KitchenLayout:
+    return layout_from_dict({**PLAIN.to_dict(), **changes})
 
 
 def played(environment: Rooms, task: Task, skill: float, seed: int = 0) -> tuple[Step, float]:
     shift, script, random, earned = environment.start(task, 0), environment.script(skill), Random(seed), 0.0
-    shown = shift.begin()
+    shown = shift.reset_sync()
     for number in range(1000):
         texts = {
             role: script(
-                Cue(task, role, number, [{"content": shown.seen_by(role)}], random, shown.options.get(role, ()))
+                PolicyInput(
+                    task, role, number, [{"content": shown.for_role(role)}], random, shown.options.get(role, ())
+                )
             )
             for role in shown.turn
         }
@@ -105,17 +107,19 @@ def test_no_skill_at_all_ends_at_the_deadline_and_earns_between_nothing_and_ever
 def test_tasks_are_plain_and_deterministic_and_split_by_content() -> None:
     one, two = Rooms(train_tasks=30, held_out_tasks=10), Rooms(train_tasks=30, held_out_tasks=10)
     assert one.tasks("train") == two.tasks("train")
-    contents = [{content_of(layout_of(t.data)) for t in one.tasks(s)} for s in ("train", "validation", "test")]  # type: ignore[arg-type]
+    contents = [
+        {canonical_content(layout_from_dict(t.data)) for t in one.tasks(s)} for s in ("train", "validation", "test")
+    ]  # type: ignore[arg-type]
     assert [len(part) for part in contents] == [30, 10, 10]
     assert len(set.union(*contents)) == 50
     task = one.tasks("train")[0]
     assert json.loads(json.dumps(task.data)) == task.data
     told = {"deadline", "fewest_steps"}
-    assert layout_of(task.data).plain() == {key: value for key, value in task.data.items() if key not in told}
+    assert layout_from_dict(task.data).to_dict() == {key: value for key, value in task.data.items() if key not in told}
 
 
 def test_there_are_as_many_kitchens_as_tasks_are_asked_for() -> None:
-    drawn = [Rooms().draw(Random(seed)).content for seed in range(200)]
+    drawn = [Rooms().generate_task(Random(seed)).content for seed in range(200)]
     assert len(set(drawn)) > 190  # of about twenty thousand
 
 
@@ -129,18 +133,20 @@ def test_a_kitchen_is_the_same_whatever_its_rooms_and_ingredients_are_called() -
             return [renamed(each) for each in value]
         return names.get(value, value)  # type: ignore[call-overload]
 
-    plain = {key: renamed(value) for key, value in PLAIN.plain().items()}
+    plain = {key: renamed(value) for key, value in PLAIN.to_dict().items()}
     plain["doors"] = [sorted(each) for each in plain["doors"]]  # type: ignore[attr-defined]
-    other = layout_of(plain)
-    assert content_of(other) == content_of(PLAIN)
+    other = layout_from_dict(plain)
+    assert canonical_content(other) == canonical_content(PLAIN)
     for changes in (
         {"narrow": []},
         {"hatch": "pantry"},
         {"starts": ["hall", "hall"]},
         {"locked": [["hall", "kitchen"]]},
     ):
-        assert content_of(changed(**changes)) != content_of(PLAIN)
-    assert content_of(changed(starts=["hall", "pantry"])) == content_of(PLAIN)  # who is where does not count
+        assert canonical_content(changed(**changes)) != canonical_content(PLAIN)
+    assert canonical_content(changed(starts=["hall", "pantry"])) == canonical_content(
+        PLAIN
+    )  # who is where does not count
 
 
 class TestRules:
@@ -204,7 +210,7 @@ class TestRules:
 
     def test_a_pot_takes_its_time(self) -> None:
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, rules=Rules(("cook",), boil=2))
+        shift = opened(layout, rules=RoomsRules(("cook",), boil=2))
         for text in ("take leek", "put pot"):
             shown = acted(shift, cook=text).observation
         assert "pot (cooking)" in shown.views["cook"]
@@ -223,7 +229,7 @@ class TestRules:
         assert acted(shift, cook="go pantry", waiter="wait").info["measures"]["conflicts"] == 0
 
     def test_who_is_in_the_way_costs_a_moment_and_not_the_walk(self) -> None:
-        shift = opened(changed(starts=["pantry", "kitchen"]), rules=Rules(("cook", "waiter"), walk=3))
+        shift = opened(changed(starts=["pantry", "kitchen"]), rules=RoomsRules(("cook", "waiter"), walk=3))
         assert acted(shift, cook="go kitchen", waiter="wait").observation.turn == ("cook", "waiter")
 
     def test_a_key_is_never_lost(self) -> None:
@@ -242,9 +248,11 @@ class TestRules:
         assert done == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 1])
 
     def test_who_chooses_calls_out_what_is_cooked_and_taken(self) -> None:
-        shift = opened(changed(narrow=[], starts=["kitchen", "kitchen"]), rules=Rules(("cook", "waiter"), offered=True))
+        shift = opened(
+            changed(narrow=[], starts=["kitchen", "kitchen"]), rules=RoomsRules(("cook", "waiter"), offers_options=True)
+        )
         shift.kitchen.players[0].holds, shift.kitchen.players[1].holds = "leek", "plate"
-        shift.begin()
+        shift.reset_sync()
         shown = acted(shift, cook="put pot", waiter="wait").observation
         assert "cook said: leek soup is ready" in shown.views["waiter"]
         assert "take soup" in shown.options["waiter"]
@@ -252,7 +260,7 @@ class TestRules:
         assert "waiter said: leek soup is taken" in shown.views["cook"]
 
     def test_what_fails_is_not_called_out(self) -> None:
-        shift = opened(rules=Rules(("cook", "waiter"), offered=True))
+        shift = opened(rules=RoomsRules(("cook", "waiter"), offers_options=True))
         shown = acted(shift, cook="put pot", waiter="wait").observation
         assert "said" not in shown.views["waiter"]
 
@@ -263,12 +271,13 @@ class TestRules:
         assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
     def test_the_way_through_a_door_may_take_longer_and_then_others_act_alone(self) -> None:
-        shift = opened(rules=Rules(("cook", "waiter"), walk=2))
+        shift = opened(rules=RoomsRules(("cook", "waiter"), walk=2))
         assert acted(shift, cook="go kitchen", waiter="take plate").observation.turn == ("waiter",)
 
     def test_one_after_another_sees_what_came_of_the_one_before(self) -> None:
         shift = opened(
-            changed(starts=["pantry", "pantry"], narrow=[]), rules=Rules(("cook", "waiter"), order="one after another")
+            changed(starts=["pantry", "pantry"], narrow=[]),
+            rules=RoomsRules(("cook", "waiter"), order="one after another"),
         )
         shown = acted(shift, cook="go kitchen").observation
         assert shown.turn == ("waiter",)
@@ -276,7 +285,7 @@ class TestRules:
 
     def test_time_that_is_left_may_pay(self) -> None:
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, 10, Rules(("cook",), time_bonus=0.5))
+        shift = opened(layout, 10, RoomsRules(("cook",), time_bonus=0.5))
         for text in ("take leek", "put pot", "take plate", "take soup"):
             acted(shift, cook=text)
         step = acted(shift, cook="serve")
@@ -289,7 +298,7 @@ class TestRules:
             (("put pot", "take plate", "take soup", "drop"), 0),
             (("put pot", "take plate", "take soup", "serve"), 1),
         ):  # fmt: skip
-            shift = opened(layout, 10, Rules(("cook",), by_progress=True))
+            shift = opened(layout, 10, RoomsRules(("cook",), by_progress=True))
             acted(shift, cook="take leek")
             assert sum(acted(shift, cook=text).reward for text in said) == pytest.approx(reward)
 
@@ -327,16 +336,16 @@ class TestWords:
         shift = opened()
         step = acted(shift, cook=one, waiter=two)
         assert step.observation.turn == ("cook", "waiter")
-        assert sight(step.observation.seen_by("cook")).room == shift.kitchen.players[0].room
+        assert parse_view(step.observation.for_role("cook")).room == shift.kitchen.players[0].room
 
     def test_one_agent_speaks_for_all_by_name(self) -> None:
-        assert answers_of("Cook: take leek; say hello\nwaiter: wait", ["cook", "waiter"]) == {
-            "cook": answer_of("take leek; say hello"), "waiter": answer_of("wait")
+        assert parse_actions("Cook: take leek; say hello\nwaiter: wait", ["cook", "waiter"]) == {
+            "cook": parse_action("take leek; say hello"), "waiter": parse_action("wait")
         }  # fmt: skip
-        shift = opened(rules=Rules(("cook", "waiter"), steered_by="solver"))
+        shift = opened(rules=RoomsRules(("cook", "waiter"), steered_by="solver"))
         shown = acted(shift, solver="cook: take leek\nwaiter: take plate").observation
         assert shown.turn == ("solver",)
-        views = [sight(shown.seen_by("solver"), name, ("cook", "waiter")) for name in ("cook", "waiter")]
+        views = [parse_view(shown.for_role("solver"), name, ("cook", "waiter")) for name in ("cook", "waiter")]
         assert [view.holds for view in views] == ["leek", "plate"]
 
 
@@ -348,11 +357,11 @@ class TestDrawing:
             sources={"hall": ["plate", "leek"]},
             hatch="pantry",
         )
-        assert taken(stuck, TWO) == (0, 0)
-        assert min(taken(PLAIN, TWO)) > 0
+        assert simulate_run(stuck, TWO) == (0, 0)
+        assert min(simulate_run(PLAIN, TWO)) > 0
 
     def test_what_can_never_be_run_is_refused_in_words(self) -> None:
-        level = Level(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
+        level = KitchenLevel(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
         with pytest.raises(ValueError, match="make fewer rooms narrow, or shut fewer doors"):
             draw_kitchen(Random(0), level, TWO)
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from marft.common.types import Observation, Task
 from marft.config.load import load_recipe
-from marft_envs.shop.catalogue import Product, catalogue_of
+from marft_envs.shop.catalog import Product, generate_catalog
 from marft_envs.shop.environment import Shop
-from marft_envs.shop.goals import Goal, draw_goal, worth
-from marft_envs.shop.search import LENGTH, SATURATION, Index, words_in
-from marft_envs.shop.session import ShopSession, read
+from marft_envs.shop.goals import Goal, draw_goal, purchase_reward
+from marft_envs.shop.search import BM25_B, BM25_K1, SearchIndex, tokenize
+from marft_envs.shop.session import ShopSession, parse_action
 from tests.nights import MANY, NIGHT, some
 from tests.visits import by_script, by_texts, joint
 
@@ -71,26 +71,28 @@ def reference_worth(goal: Goal, target: Product, bought: Product, chosen: Mappin
 class TestWorth:
     @given(seed=st.integers(0, 10**9), style=st.sampled_from(("plain", "full")))
     def test_it_is_webshops_reward(self, seed: int, style: Any) -> None:
-        random, catalogue = Random(seed), catalogue_of(200, 1, style)
+        random, catalogue = Random(seed), generate_catalog(200, 1, style)
         goal = draw_goal(catalogue, random.randint(1, 4), random.randint(0, 2), random)
         bought, target = random.choice(catalogue.products), catalogue[goal.target]
         for product in (bought, target):
             chosen = {kind: random.choice(values) for kind, values in product.options.items() if random.random() < 0.7}
-            value = worth(goal, target, product, chosen)
+            value = purchase_reward(goal, target, product, chosen)
             assert value == pytest.approx(reference_worth(goal, target, product, chosen))
             assert 0.0 <= value <= 1.0
-        assert worth(goal, target, target, goal.options) == 1.0
+        assert purchase_reward(goal, target, target, goal.options) == 1.0
 
     def test_each_part_counts_alike(self) -> None:
-        catalogue = catalogue_of(200, 1, "full")
+        catalogue = generate_catalog(200, 1, "full")
         goal = draw_goal(catalogue, 2, 2, Random(0))
         target = catalogue[goal.target]
-        assert worth(goal, target, target, {}) == pytest.approx(3 / 5)  # two attributes and the price, of five
+        assert purchase_reward(goal, target, target, {}) == pytest.approx(
+            3 / 5
+        )  # two attributes and the price, of five
         first = dict(islice(goal.options.items(), 1))
-        assert worth(goal, target, target, first) == pytest.approx(4 / 5)
+        assert purchase_reward(goal, target, target, first) == pytest.approx(4 / 5)
 
     def test_a_bound_is_above_the_price_by_at_most_forty_dollars(self) -> None:
-        catalogue = catalogue_of(200, 1, "full")
+        catalogue = generate_catalog(200, 1, "full")
         for seed in range(100):
             goal = draw_goal(catalogue, 1, 1, Random(seed))
             assert 0 < goal.price_upper - catalogue[goal.target].price <= 40.0
@@ -99,45 +101,45 @@ class TestWorth:
 class TestSearch:
     @given(st.lists(st.text("ab c", max_size=12), min_size=1, max_size=12), st.text("ab cd", max_size=8))
     def test_scores_are_bm25(self, texts: list[str], query: str) -> None:
-        mean = sum(len(words_in(text)) for text in texts) / len(texts)
+        mean = sum(len(tokenize(text)) for text in texts) / len(texts)
         scores = []
         for place, text in enumerate(texts):
             score = 0.0
-            for word in words_in(query):
-                holding = sum(word in words_in(other) for other in texts)
-                often = words_in(text).count(word)
+            for word in tokenize(query):
+                holding = sum(word in tokenize(other) for other in texts)
+                often = tokenize(text).count(word)
                 idf = math.log(1 + (len(texts) - holding + 0.5) / (holding + 0.5))
-                length = len(words_in(text)) / mean if mean else 0.0
-                score += idf * often / (often + SATURATION * (1 - LENGTH + LENGTH * length)) if often else 0.0
+                length = len(tokenize(text)) / mean if mean else 0.0
+                score += idf * often / (often + BM25_K1 * (1 - BM25_B + BM25_B * length)) if often else 0.0
             scores.append((-round(score, 9), place))
         right = [place for score, place in sorted(scores) if score < 0]
-        assert Index(texts).best(query, 5) == right[:5]
+        assert SearchIndex(texts).search(query, 5) == right[:5]
 
     def test_a_product_is_found_first_by_its_title(self) -> None:
         for style in ("plain", "full"):
-            catalogue = catalogue_of(800, 0, style)  # type: ignore[arg-type]
-            assert all(catalogue.find(product.title, 1) == [product] for product in catalogue.products[::7])
+            catalogue = generate_catalog(800, 0, style)  # type: ignore[arg-type]
+            assert all(catalogue.search(product.title, 1) == [product] for product in catalogue.products[::7])
 
     def test_a_query_takes_less_than_ten_milliseconds(self) -> None:
-        catalogue = catalogue_of(5000, 0, "full")
+        catalogue = generate_catalog(5000, 0, "full")
         took = []
         for product in catalogue.products[:9]:
             began = time.perf_counter()
-            catalogue.find(product.text, 50)
+            catalogue.search(product.text, 50)
             took.append(time.perf_counter() - began)
         assert sorted(took)[4] < 0.01
 
     def test_a_catalogue_is_the_same_again_and_made_once(self) -> None:
-        assert catalogue_of(50, 3, "full") is catalogue_of(50, 3, "full")
-        again = catalogue_of.__wrapped__(50, 3, "full")
-        assert again.products == catalogue_of(50, 3, "full").products
-        assert again.products != catalogue_of(50, 4, "full").products
+        assert generate_catalog(50, 3, "full") is generate_catalog(50, 3, "full")
+        again = generate_catalog.__wrapped__(50, 3, "full")
+        assert again.products == generate_catalog(50, 3, "full").products
+        assert again.products != generate_catalog(50, 4, "full").products
 
 
 class TestSplits:
     def key(self, world: Shop, task: Task) -> tuple[str, str]:
-        goal = Goal.of(task.data["goal"])
-        return world.catalogue[goal.target].name, str((sorted(goal.options.items()), goal.price_upper))
+        goal = Goal.from_dict(task.data["goal"])
+        return world.catalog[goal.target].name, str((sorted(goal.options.items()), goal.price_upper))
 
     def test_no_goal_is_in_two_parts_whatever_the_seed(self) -> None:
         worlds = [shop(**{**FULL, "seed": seed}) for seed in (0, 1)]
@@ -188,8 +190,8 @@ class TestVisits:
             **{**PLAIN, "products": 10, "train_tasks": 1, "held_out_tasks": 1, "actions": "choices", "actor": "solver"}
         )
         for task in world.tasks("train"):
-            goal = Goal.of(task.data["goal"])
-            title = world.catalogue[goal.target].title
+            goal = Goal.from_dict(task.data["goal"])
+            title = world.catalog[goal.target].title
             clicks = ["1", *goal.options.values(), "buy now"]
             straight = by_texts(world, task, [f"search[{title}]", *(f"click[{one}]" for one in clicks)], "solver")
             assert straight.last.success
@@ -203,7 +205,9 @@ class TestVisits:
 
             def anything(session: ShopSession, shown: Observation, random: Random = random) -> str:
                 options = [option for option in shown.options["solver"] if option != "click[buy now]"]
-                clicks = {read(option).words for option in shown.options["solver"] if option.startswith("click")}
+                clicks = {
+                    parse_action(option).words for option in shown.options["solver"] if option.startswith("click")
+                }
                 assert clicks == set(re.findall(r"\[(.+?)\]", shown.text))
                 return random.choice(options)
 
@@ -276,22 +280,22 @@ class TestWhoSeesWhat:
     def test_readers_alone_are_told_what_is_wanted(self) -> None:
         world = shop(**PLAIN, actor="buyer", readers=("searcher",))
         for shown in by_script(world, world.tasks("test")[0], ["searcher", "buyer"]).observations:
-            assert "Wanted" in shown.seen_by("searcher")
-            assert "Wanted" not in shown.seen_by("buyer")
+            assert "Wanted" in shown.for_role("searcher")
+            assert "Wanted" not in shown.for_role("buyer")
 
     def test_without_repeats_it_is_said_once(self) -> None:
         for readers in ((), ("solver",)):
             world = shop(**PLAIN, repeats=False, readers=readers)
             shown = by_texts(world, world.tasks("test")[0], [], "solver").observations
-            assert ["Wanted" in one.seen_by("solver") for one in shown] == [True] + [False] * 9
+            assert ["Wanted" in one.for_role("solver") for one in shown] == [True] + [False] * 9
 
     def test_queries_to_choose_from_do_not_tell_the_goal(self) -> None:
         world = shop(**PLAIN, actor="buyer", readers=("searcher",), actions="choices")
         task = world.tasks("test")[0]
-        goal = Goal.of(task.data["goal"])
+        goal = Goal.from_dict(task.data["goal"])
         options = by_script(world, task, ["searcher", "buyer"]).observations[0].options["buyer"]
         assert f"search[{' '.join((*goal.attributes, goal.noun))}]" in options
-        assert len({read(option).words.split()[-1] for option in options}) > 1
+        assert len({parse_action(option).words.split()[-1] for option in options}) > 1
         assert list(options) == sorted(options)
 
     def test_roles_that_the_team_lacks_are_named(self) -> None:
@@ -334,7 +338,7 @@ def outcomes(world: Shop, task: Task, depth: int) -> list[bool]:
             shown = step.observation
         return shown
 
-    paths: list[tuple[str, ...]] = [(f"search[{product.title}]",) for product in world.catalogue.products]
+    paths: list[tuple[str, ...]] = [(f"search[{product.title}]",) for product in world.catalog.products]
     for _ in range(depth - 1):
         longer = []
         for path in paths:

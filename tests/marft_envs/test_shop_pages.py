@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from marft_envs.shop.catalogue import Product, catalogue_of
+from marft_envs.shop.catalog import Product, generate_catalog
 from marft_envs.shop.environment import Shop
-from marft_envs.shop.goals import BOUNDS, Goal, draw_goal, instruction, type_score
-from marft_envs.shop.session import read
-from marft_envs.shop.words import Kind
+from marft_envs.shop.goals import PRICE_LIMITS, Goal, draw_goal, format_instruction, type_score
+from marft_envs.shop.session import parse_action
+from marft_envs.shop.vocabulary import ProductKind
 from tests.marft_envs.test_shop import PLAIN, shop
 from tests.visits import by_texts
 
@@ -59,17 +59,17 @@ class TestPages:
         world = shop(**PLAIN, actions="choices", actor="solver")
         for task in world.tasks("train")[:20]:
             options = by_texts(world, task, [], "solver").observations[0].options["solver"]
-            queries = [read(one).words.split() for one in options]
+            queries = [parse_action(one).words.split() for one in options]
             nouns = {query[-1] for query in queries}
-            assert Goal.of(task.data["goal"]).noun in nouns
+            assert Goal.from_dict(task.data["goal"]).noun in nouns
             assert {(noun,) for noun in nouns} == {tuple(query) for query in queries if len(query) == 1}
             assert {len(query) for query in queries} == {1, 3}
 
     def test_a_purchase_that_is_almost_right_solves_nothing(self) -> None:
         world = shop(products=200, attributes=6, options=2, train_tasks=5, held_out_tasks=1)
         task = world.tasks("train")[0]
-        goal = Goal.of(task.data["goal"])
-        title, one = world.catalogue[goal.target].title, next(iter(goal.options.values()))
+        goal = Goal.from_dict(task.data["goal"])
+        title, one = world.catalog[goal.target].title, next(iter(goal.options.values()))
         done = by_texts(
             world, task, [f"search[{title}]", f"click[{goal.target}]", f"click[{one}]", "click[buy now]"], "solver"
         )
@@ -83,23 +83,23 @@ class TestWhatIsWanted:
     ])  # fmt: skip
     def test_the_team_is_told_all_that_a_purchase_is_graded_by(self, style: Any, words: str) -> None:
         options = {"size": "small", "color": "red"} if style == "plain" else {"color": "red", "size": "small"}
-        assert instruction(Goal(1, "scarf", ("soft", "wool"), options, 40.0), style) == words
+        assert format_instruction(Goal(1, "scarf", ("soft", "wool"), options, 40.0), style) == words
 
     def test_a_bound_is_the_larger_one_of_two_among_the_four_above_the_price(self) -> None:
-        catalogue, above = catalogue_of(50, 1, "full"), []
+        catalogue, above = generate_catalog(50, 1, "full"), []
         for seed in range(400):
             goal = draw_goal(catalogue, 1, 1, Random(seed))
-            above.append([one for one in BOUNDS if one > catalogue[goal.target].price].index(goal.price_upper))
+            above.append([one for one in PRICE_LIMITS if one > catalogue[goal.target].price].index(goal.price_upper))
         # of the six pairs of four, none has the lowest as its larger one, one the second, two the third, three the last
         assert [above.count(place) / 400 for place in range(4)] == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6], abs=0.08)
 
     def test_there_is_something_to_choose_of_every_kind(self) -> None:
         assert all(
-            len(set(v)) == len(v) >= 2 for p in catalogue_of(300, 0, "full").products for v in p.options.values()
+            len(set(v)) == len(v) >= 2 for p in generate_catalog(300, 0, "full").products for v in p.options.values()
         )
 
     def test_products_of_one_maker_have_that_much_in_common(self) -> None:
-        products = catalogue_of(800, 0, "full").products
+        products = generate_catalog(800, 0, "full").products
         for one in products[:20]:
             for other in products:
                 apart = not {*one.kind} & {*other.kind} and one.attributes[0] != other.attributes[0]
@@ -108,7 +108,7 @@ class TestWhatIsWanted:
 
     def test_of_a_department_alone_and_no_words_there_is_nothing_in_common(self) -> None:
         def product(noun: str, group: str, *nouns: str) -> Product:
-            return Product(1, Kind(noun, group, "home"), "", frozenset(nouns), (), (), "", 1.0, {})
+            return Product(1, ProductKind(noun, group, "home"), "", frozenset(nouns), (), (), "", 1.0, {})
 
         target = product("pan", "kitchen", "norda", "steel", "pan", "a", "b")
         assert type_score(target, product("lamp", "furniture", "velio", "oak", "lamp")) == 0.0

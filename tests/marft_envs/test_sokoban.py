@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from marft.agents.environment import Session
 from marft.common.types import Task
-from marft_envs.grids.maps import variants
+from marft_envs.grids.maps import symmetries
 from marft_envs.sokoban import rules
-from marft_envs.sokoban.drawing import content, room, start
 from marft_envs.sokoban.environment import Sokoban
-from marft_envs.sokoban.rules import Yard, drawn
-from marft_envs.sokoban.solving import best_ways, known_of, pushes
+from marft_envs.sokoban.generator import canonical_content, draw_start, generate_room
+from marft_envs.sokoban.rules import SokobanState, render_rows
+from marft_envs.sokoban.solver import best_directions, list_pushes, solvable_states
 from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, spoken, with_changes
 from tests.nights import NIGHT
 
@@ -29,12 +29,12 @@ SEEDS = st.integers(0, 2**32)
 LEVEL = ("######", "#    #", "# $. #", "# @  #", "#   .#", "######")
 
 
-def yard_of(seed: int, boxes: int, size: int = 6) -> Yard:
+def yard_of(seed: int, boxes: int, size: int = 6) -> SokobanState:
     """A state that a game could start in."""
     random = Random(seed)
     while True:
-        empty = room(size, boxes, random)
-        found = start(empty, 1, 0, random) if empty else None
+        empty = generate_room(size, boxes, random)
+        found = draw_start(empty, 1, 0, random) if empty else None
         if found:
             return found[0]
 
@@ -56,13 +56,13 @@ def test_examples_are_true() -> None:
 @given(SEEDS, st.integers(1, 3), WAYS)
 def test_moves_are_those_of_gym_sokoban(seed: int, boxes: int, ways: list[str]) -> None:
     yard = yard_of(seed, boxes)
-    rows = list(drawn(yard))
+    rows = list(render_rows(yard))
     for way in ways:
-        after, problem = yard.moved(way)
+        after, problem = yard.apply_move(way)
         rows = pushed(rows, way)
-        assert list(drawn(after)) == rows
-        assert bool(problem) == (after == yard) == (way not in yard.legal)
-        assert Yard.of(rows) == after
+        assert list(render_rows(after)) == rows
+        assert bool(problem) == (after == yard) == (way not in yard.legal_moves)
+        assert SokobanState.from_map(rows) == after
         yard = after
 
 
@@ -70,11 +70,11 @@ def test_moves_are_those_of_gym_sokoban(seed: int, boxes: int, ways: list[str]) 
 def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
     for seed in range(40 if NIGHT else 3):
         yard = yard_of(seed, boxes, size=5)
-        known = known_of(yard.room)
-        assert known.moves(yard.player, yard.boxes) == solved_in(list(drawn(yard)))
+        known = solvable_states(yard.room)
+        assert known.moves_to_solution(yard.player, yard.boxes) == solved_in(list(render_rows(yard)))
         for _ in range(3):
-            yard, _ = yard.moved(Random(seed).choice(yard.legal)) if yard.legal else (yard, "")
-            assert known.moves(yard.player, yard.boxes) == solved_in(list(drawn(yard)))
+            yard, _ = yard.apply_move(Random(seed).choice(yard.legal_moves)) if yard.legal_moves else (yard, "")
+            assert known.moves_to_solution(yard.player, yard.boxes) == solved_in(list(render_rows(yard)))
 
 
 @settings(FEW, suppress_health_check=[HealthCheck.filter_too_much])
@@ -82,27 +82,27 @@ def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
 def test_what_is_called_lost_can_not_be_solved(seed: int, boxes: int, ways: list[str]) -> None:
     yard = yard_of(seed, boxes, size=5)
     for way in ways:
-        yard, _ = yard.moved(way)
-        if yard.lost:
+        yard, _ = yard.apply_move(way)
+        if yard.dead_end_reason:
             break
-    assume(yard.lost)
-    assert solved_in(list(drawn(yard))) is None
+    assume(yard.dead_end_reason)
+    assert solved_in(list(render_rows(yard))) is None
 
 
 @FEW
 @given(SEEDS, st.integers(1, 2))
 def test_a_push_leaves_what_it_says_and_the_best_ways_lead_to_the_end(seed: int, boxes: int) -> None:
     yard = yard_of(seed, boxes)
-    known = known_of(yard.room)
-    here = known.moves(yard.player, yard.boxes)
+    known = solvable_states(yard.room)
+    here = known.moves_to_solution(yard.player, yard.boxes)
     assert here
-    assert min(push.moves for push in pushes(yard)) == here
+    assert min(push.moves for push in list_pushes(yard)) == here
     for count in range(here, 0, -1):
-        assert known.moves(yard.player, yard.boxes) == count
-        yard, problem = yard.moved(best_ways(yard)[0])
+        assert known.moves_to_solution(yard.player, yard.boxes) == count
+        yard, problem = yard.apply_move(best_directions(yard)[0])
         assert not problem
     assert yard.solved
-    assert best_ways(yard) == []
+    assert best_directions(yard) == []
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_a_push_leaves_what_it_says_and_the_best_ways_lead_to_the_end(seed: int,
     ],
 )  # fmt: skip
 def test_dead_ends_are_told(rows: tuple[str, ...], lost: str) -> None:
-    assert Yard.of(rows).lost == lost
+    assert SokobanState.from_map(rows).dead_end_reason == lost
 
 
 def test_a_player_who_cannot_move_has_lost() -> None:
-    assert Yard.of(("#####", "#@$$.", "#$ ..", "#####")).lost
-    assert Yard.of(("######", "#@$$ #", "#$ . #", "#$ ..#", "#  . #", "######")).legal == ()
+    assert SokobanState.from_map(("#####", "#@$$.", "#$ ..", "#####")).dead_end_reason
+    assert SokobanState.from_map(("######", "#@$$ #", "#$ . #", "#$ ..#", "#  . #", "######")).legal_moves == ()
 
 
 def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float:
@@ -143,7 +143,7 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
         state = after
         if "$" not in "".join(state):
             return total + 10.0
-        if Yard.of(state).lost:
+        if SokobanState.from_map(state).dead_end_reason:
             return total
     return total
 
@@ -151,7 +151,7 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
 @FEW
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_the_published_reward_is_that_of_the_published_worker(seed: int, boxes: int, ways: list[str]) -> None:
-    rows = tuple(drawn(yard_of(seed, boxes)))
+    rows = tuple(render_rows(yard_of(seed, boxes)))
     steps = play(of(world(moves="one", reward="published", steps=9, boxes=boxes), rows), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(published_return(rows, ways, 9))
 
@@ -168,7 +168,7 @@ def test_what_is_published_takes_five_off_after_two_hundred_moves() -> None:
 @FEW
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_boxes_pay_the_share_that_is_on_goals_and_success_the_last(seed: int, boxes: int, ways: list[str]) -> None:
-    rows = tuple(drawn(yard_of(seed, boxes)))
+    rows = tuple(render_rows(yard_of(seed, boxes)))
     steps = play(of(world(moves="one", steps=20, boxes=boxes), rows), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(steps[-1].info["progress"])
     costly = play(of(world(moves="one", steps=20, boxes=boxes, move_cost=0.1), rows), list(ways))
@@ -194,7 +194,7 @@ def test_what_goes_wrong_is_told_and_a_dead_end_is_the_end() -> None:
 def test_who_is_shown_what() -> None:
     environment = world(moves="one", view="near", map_for=("tool",), pushes_for=("tool",))
     shown = first_shown(of(environment, ("######", "#  ###", "#@$ .#", "#  ###", "######")))
-    assert shown.seen_by("plan") == "At 3,2. Box 3,3. Open: up, down, right."
+    assert shown.for_role("plan") == "At 3,2. Box 3,3. Open: up, down, right."
     assert shown.views == {"tool": "Goal 3,5.\nPushes: here, then right is 2."}
     grid = first_shown(of(world(boxes=2), LEVEL)).text
     near, rows = "At 4,3. Boxes 3,3. Open: up, down, left, right.", "\n".join(LEVEL)
@@ -210,7 +210,7 @@ def test_who_is_shown_what() -> None:
 def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, Any], most: int) -> None:
     environment = world(**keys, farthest=6)
     steps = play(of(environment), ["left" if number % 2 else "right" for number in range(20)])
-    assert len(steps) == environment.most_steps == most
+    assert len(steps) == environment.max_steps == most
 
 
 def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> None:
@@ -231,7 +231,7 @@ def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> Non
 def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Sokoban.model_validate(keys)
-    assert Sokoban(pushes_for=("tool",), size=8).told == ("tool",)
+    assert Sokoban(pushes_for=("tool",), size=8).instrument_roles == ("tool",)
 
 
 def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_remedy() -> None:
@@ -247,9 +247,13 @@ def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_reme
 @given(SEEDS, st.integers(0, 7))
 def test_a_room_is_the_same_from_every_side_and_anywhere_in_its_frame(seed: int, side: int) -> None:
     yard = yard_of(seed, 1)
-    rows = list(variants(tuple(drawn(yard))))[side]
+    rows = list(symmetries(tuple(render_rows(yard))))[side]
     framed = ["#" * (len(rows[0]) + 1), *("#" + row for row in rows)]
-    assert content(Yard.of(rows)) == content(Yard.of(framed)) == content(yard)
+    assert (
+        canonical_content(SokobanState.from_map(rows))
+        == canonical_content(SokobanState.from_map(framed))
+        == canonical_content(yard)
+    )
 
 
 @pytest.mark.parametrize("keys", [{}, {"nearest": 5, "farthest": 9}, {"size": 7, "boxes": 2}])
@@ -257,13 +261,13 @@ def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
     environment = world(**keys, train_tasks=30, held_out_tasks=5)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
     parts.append(list(islice(environment.demonstrations(), 15)))
-    sides = [{content(Yard.of(task.data["map"])) for task in part} for part in parts]
+    sides = [{canonical_content(SokobanState.from_map(task.data["map"])) for task in part} for part in parts]
     assert sum(map(len, sides)) == len(set.union(*sides)) == 55
     for task in parts[0]:
-        yard = Yard.of(task.data["map"])
+        yard = SokobanState.from_map(task.data["map"])
         assert len(yard.boxes) == len(yard.room.goals) == keys.get("boxes", 1)
         assert not yard.boxes & yard.room.goals
-        assert not yard.lost
+        assert not yard.dead_end_reason
         assert task.prompt == first_shown(environment.start(task, 0)).text
         assert keys.get("nearest", 3) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from marft.envs.splits import dealt
-from marft_envs.toolsandbox.related import related
+from marft.envs.splits import split_small_set
+from marft_envs.toolsandbox.grouping import group_related
 
 
 def test_a_few_groups_are_dealt_in_an_order_of_their_own() -> None:
     groups = [f"group {n:02}" for n in range(11)]
-    splits = dealt(groups)
+    splits = split_small_set(groups)
     sizes = [list(splits.values()).count(split) for split in ("train", "validation", "test")]
     assert sizes == [5, 3, 3]
-    assert dealt(reversed(groups)) == splits
+    assert split_small_set(reversed(groups)) == splits
     assert [group for group in groups if splits[group] == "test"] != groups[:3]
 
 
 def test_groups_are_joined_through_others() -> None:
-    assert related([["a"], ["b"], ["a", "b"], ["c"]]) == ["a", "a", "a", "c"]
+    assert group_related([["a"], ["b"], ["a", "b"], ["c"]]) == ["a", "a", "a", "c"]
     chain = [[f"{n:03}", f"{n + 1:03}"] for n in range(200)]
-    assert set(related(chain[::-1])) == set(related(chain)) == {"000"}
+    assert set(group_related(chain[::-1])) == set(group_related(chain)) == {"000"}

@@ -16,13 +16,19 @@ from pydantic import ValidationError
 
 from marft.agents.environment import Session
 from marft.common.types import Task
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.sudoku import answers, rules
-from marft_envs.sudoku.answers import answer_in
+from marft_envs.sudoku.answers import parse_answer
 from marft_envs.sudoku.environment import Sudoku
-from marft_envs.sudoku.rules import Board, peers, to_grid, wrong_with
+from marft_envs.sudoku.rules import SudokuBoard, find_error, peers, to_grid
 from marft_envs.sudoku.script import SudokuScript
-from marft_envs.sudoku.solving import by_singles, canonical, puzzle, solutions, unique
+from marft_envs.sudoku.solver import (
+    canonical_text,
+    generate_puzzle,
+    has_unique_solution,
+    iterate_solutions,
+    solvable_by_singles,
+)
 from tests.grids import FEW, by_script, every_solution, first_shown, play, with_changes
 
 SOLUTION = ((1, 2, 3, 4), (3, 4, 1, 2), (2, 1, 4, 3), (4, 3, 2, 1))
@@ -52,50 +58,54 @@ def test_examples_are_true(module: Any) -> None:
 @given(SEEDS, st.integers(1, 11))
 def test_solutions_are_those_that_trying_everything_finds(seed: int, blanks: int) -> None:
     random = Random(seed)
-    board = next(solutions(Board(((0,) * 4,) * 4), random))
+    board = next(iterate_solutions(SudokuBoard(((0,) * 4,) * 4), random))
     for cell in random.sample(sorted(peers(4)), blanks):
-        board = board.filled(cell, 0)
+        board = board.with_value(cell, 0)
     every = every_solution([list(row) for row in board.grid], 2, 2)
-    assert sorted(found.grid for found in solutions(board)) == sorted(map(to_grid, every))
-    assert unique(board) == (len(every) == 1)
-    if by_singles(board):
+    assert sorted(found.grid for found in iterate_solutions(board)) == sorted(map(to_grid, every))
+    assert has_unique_solution(board) == (len(every) == 1)
+    if solvable_by_singles(board):
         assert len(every) == 1
 
 
 @pytest.mark.parametrize(("size", "rows", "columns"), [(4, 2, 2), (6, 2, 3), (9, 3, 3)])
 def test_solutions_keep_the_rules_and_what_is_left_out_has_them_back(size: int, rows: int, columns: int) -> None:
     for seed in range(3):
-        found = puzzle(size, size, singles=True, random=Random(seed))
+        found = generate_puzzle(size, size, singles=True, random=Random(seed))
         assert found
         board, solution = found
-        assert by_singles(board)
-        assert len(board.blanks) == size
+        assert solvable_by_singles(board)
+        assert len(board.blank_cells) == size
         for line in [*solution.grid, *zip(*solution.grid, strict=True)]:
             assert sorted(line) == list(range(1, size + 1))
         boxes: dict[tuple[int, int], list[int]] = {}
         for r, c in peers(size):
-            boxes.setdefault((r // rows, c // columns), []).append(solution.at((r, c)))
+            boxes.setdefault((r // rows, c // columns), []).append(solution.value_at((r, c)))
         assert all(sorted(box) == list(range(1, size + 1)) for box in boxes.values())
-        assert next(solutions(board)) == solution
-        assert not wrong_with(solution.grid, board)
+        assert next(iterate_solutions(board)) == solution
+        assert not find_error(solution.grid, board)
 
 
 @FEW
 @given(SEEDS)
 def test_where_singles_get_stuck_a_value_has_to_be_guessed(seed: int) -> None:
-    found = puzzle(4, 10, singles=False, random=Random(seed))
+    found = generate_puzzle(4, 10, singles=False, random=Random(seed))
     if found:
         assert len(every_solution([list(row) for row in found[0].grid], 2, 2)) == 1
         board = found[0]
-        while any(len(board.fits(cell)) == 1 for cell in board.blanks):
-            cell = next(cell for cell in board.blanks if len(board.fits(cell)) == 1)
-            board = board.filled(cell, board.fits(cell)[0])
-        assert by_singles(found[0]) == (not board.blanks)
+        while any(len(board.candidates(cell)) == 1 for cell in board.blank_cells):
+            cell = next(cell for cell in board.blank_cells if len(board.candidates(cell)) == 1)
+            board = board.with_value(cell, board.candidates(cell)[0])
+        assert solvable_by_singles(found[0]) == (not board.blank_cells)
 
 
 def test_a_puzzle_takes_a_guess_only_where_it_may() -> None:
     guessed = {
-        singles: [not by_singles(found[0]) for seed in range(12) if (found := puzzle(6, 26, singles, Random(seed)))]
+        singles: [
+            not solvable_by_singles(found[0])
+            for seed in range(12)
+            if (found := generate_puzzle(6, 26, singles, Random(seed)))
+        ]
         for singles in (True, False)
     }
     assert guessed[True]
@@ -108,23 +118,23 @@ def test_a_puzzle_takes_a_guess_only_where_it_may() -> None:
 def test_a_puzzle_is_the_same_turned_mirrored_and_in_other_digits(
     seed: int, digits: list[int], quarters: int, mirrored: bool
 ) -> None:
-    found = puzzle(4, 6, singles=False, random=Random(seed))
+    found = generate_puzzle(4, 6, singles=False, random=Random(seed))
     assert found
     grid = [[digits[value - 1] if value else 0 for value in row] for row in found[0].grid]
     for _ in range(quarters):
         grid = [list(row) for row in zip(*grid[::-1], strict=True)]
     grid = [row[::-1] for row in grid] if mirrored else grid
-    assert canonical(Board(to_grid(grid))) == canonical(found[0])
+    assert canonical_text(SudokuBoard(to_grid(grid))) == canonical_text(found[0])
 
 
 def test_what_is_no_symmetry_makes_another_puzzle() -> None:
-    board = Board(GIVENS)
-    swapped = Board((GIVENS[0], GIVENS[2], GIVENS[1], GIVENS[3]))  # rows of two bands: no sudoku any more
-    assert canonical(board) != canonical(swapped)
-    six = next(solutions(Board(((0,) * 6,) * 6), Random(0))).filled((0, 1), 0)
-    aside = Board(to_grid(list(zip(*six.grid, strict=True))))  # its boxes would be 3 x 2
-    assert canonical(six) != canonical(aside)
-    assert canonical(six) == canonical(Board(tuple(row[::-1] for row in six.grid[::-1])))
+    board = SudokuBoard(GIVENS)
+    swapped = SudokuBoard((GIVENS[0], GIVENS[2], GIVENS[1], GIVENS[3]))  # rows of two bands: no sudoku any more
+    assert canonical_text(board) != canonical_text(swapped)
+    six = next(iterate_solutions(SudokuBoard(((0,) * 6,) * 6), Random(0))).with_value((0, 1), 0)
+    aside = SudokuBoard(to_grid(list(zip(*six.grid, strict=True))))  # its boxes would be 3 x 2
+    assert canonical_text(six) != canonical_text(aside)
+    assert canonical_text(six) == canonical_text(SudokuBoard(tuple(row[::-1] for row in six.grid[::-1])))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +202,7 @@ def test_an_episode_has_so_many_steps_and_each_refused_answer_counts(
 ) -> None:
     environment = world(blanks=3, least_blanks=2, **keys)
     steps = play(of(environment, (SOLUTION[0], *GIVENS[1:])), ["2,3 = 3"] * 20)
-    assert len(steps) == environment.most_steps == most
+    assert len(steps) == environment.max_steps == most
     assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
     assert [step.info["measures"]["refused"] for step in steps] == list(range(1, most + 1))
     assert len(play(of(environment, (*SOLUTION[:2], *GIVENS[2:])), ["3,4 = 1"] * 20)) == of_two
@@ -210,9 +220,9 @@ def test_a_puzzle_that_cannot_be_finished_ends_where_a_blank_shows_it() -> None:
 
 def test_who_is_shown_what() -> None:
     shown = first_shown(of(world(fills="one", view="list", seen_for=("tool",))))
-    assert shown.seen_by("plan") == "Blank: 1,1; 2,3; 3,4; 4,2."
+    assert shown.for_role("plan") == "Blank: 1,1; 2,3; 3,4; 4,2."
     around = "1,1 sees 2 3 4; 2,3 sees 2 3 4; 3,4 sees 1 2 4; 4,2 sees 1 2 4."
-    assert shown.seen_by("tool") == f"Blank: 1,1; 2,3; 3,4; 4,2.\n\n{around}"
+    assert shown.for_role("tool") == f"Blank: 1,1; 2,3; 3,4; 4,2.\n\n{around}"
     grid = ". 2 3 4\n3 4 . 2\n2 1 4 .\n4 . 2 1"
     assert first_shown(of(world())).text == grid
     assert first_shown(of(world(view="both"))).text == f"{grid}\nBlank: 1,1; 2,3; 3,4; 4,2."
@@ -238,10 +248,10 @@ def test_puzzles_are_as_wished_and_no_form_of_a_held_out_one_is_trained_on() -> 
     environment = world(blanks=7, least_blanks=5, singles=True, train_tasks=120, held_out_tasks=30)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
     parts.append(list(islice(environment.demonstrations(), 40)))
-    forms = [{canonical(Board(to_grid(task.data["puzzle"]))) for task in part} for part in parts]
+    forms = [{canonical_text(SudokuBoard(to_grid(task.data["puzzle"]))) for task in part} for part in parts]
     assert sum(map(len, forms)) == len(set.union(*forms)) == 220
     assert {task.data["blanks"] for task in parts[0]} == {5, 6, 7}
-    assert all(by_singles(Board(to_grid(task.data["puzzle"]))) for task in parts[0])
+    assert all(solvable_by_singles(SudokuBoard(to_grid(task.data["puzzle"]))) for task in parts[0])
     assert all(task.prompt == first_shown(environment.start(task, 0)).text for task in parts[0])
     assert {task.data["blanks"] for task in world(blanks=6).tasks("train")} == {6}
 
@@ -278,7 +288,7 @@ def test_a_weak_script_solves_some() -> None:
 )
 def test_a_weak_script_slips_most_where_it_is_tempted(role: str, shown: str, share: float) -> None:
     task = Task("t", "", {"solution": [list(row) for row in SOLUTION]})
-    cues = [Cue(task, role, 0, [{"content": shown}], Random(seed)) for seed in range(2000)]
+    cues = [PolicyInput(task, role, 0, [{"content": shown}], Random(seed)) for seed in range(2000)]
     best = SudokuScript(1.0, "one")(replace(cues[0], random=Random(0)))
     chance = [SudokuScript(0.0, "one")(replace(cue, random=Random(seed))) for seed, cue in enumerate(cues)].count(best)
     said = [SudokuScript(0.5, "one")(cue) for cue in cues].count(best)
@@ -286,11 +296,11 @@ def test_a_weak_script_slips_most_where_it_is_tempted(role: str, shown: str, sha
 
 
 def test_a_text_without_end_is_read_in_part() -> None:
-    assert answer_in("1,1 = 1;" * 10**5, 4) == [((0, 0), 1)] * (answers.MOST // 8)
+    assert parse_answer("1,1 = 1;" * 10**5, 4) == [((0, 0), 1)] * (answers.MAX_ANSWER // 8)
 
 
 @FEW
 @given(st.text("0123456789,;=[]() \n.#|abc", max_size=40), st.sampled_from([4, 6, 9]))
 def test_any_text_is_read(text: str, size: int) -> None:
-    found = answer_in(text, size)
+    found = parse_answer(text, size)
     assert found is None or len(found) > 0

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.common.types import Observation
-from marft_envs.textarena.environment import OWN, played
-from marft_envs.textarena.games import legal
+from marft_envs.textarena.environment import BUILT_IN_GAMES, scripted_move
+from marft_envs.textarena.games import match_option
 from marft_envs.textarena.hints import Hints
-from marft_envs.textarena.kuhn import EQUILIBRIUM, VALUE, Kuhn, known, won
-from marft_envs.textarena.kuhn_value import DEALS, exploitability, strategy_of, value
+from marft_envs.textarena.kuhn import EQUILIBRIUM, GAME_VALUE, Kuhn, chips_won, information_set
+from marft_envs.textarena.kuhn_value import DEALS, compute_exploitability, estimate_strategy, expected_payoff
 from marft_envs.textarena.nim import Nim
 from tests.playing_games import environment, match
 
@@ -30,14 +30,14 @@ class TestNim:
         self, heaps: list[int], seed: int
     ) -> None:
         rules, random = Nim(), Random(seed)
-        game = rules.begin({"heaps": heaps})
+        game = rules.start_match({"heaps": heaps})
         perfect = 0 if reduce(xor, heaps) else 1
         while not game.over:
-            shown, options = game.shown(game.mover), game.options()
-            random_reply = game.mover != perfect and perfect == 0
-            game.play(random.choice(options) if random_reply else rules.perfect(shown, options, random))
-        assert game.paid()[perfect] == 1.0
-        assert sum(game.paid()) == 0.0
+            shown, options = game.player_text(game.current_player), game.options()
+            random_reply = game.current_player != perfect and perfect == 0
+            game.play_move(random.choice(options) if random_reply else rules.perfect_move(shown, options, random))
+        assert game.payoffs()[perfect] == 1.0
+        assert sum(game.payoffs()) == 0.0
 
     def test_orders_of_the_same_heaps_stand_in_one_split(self) -> None:
         env = environment(game="nim", params={"heaps": 3, "largest": 9}, train_tasks=60, held_out_tasks=9)
@@ -47,12 +47,12 @@ class TestNim:
 
 class TestKuhn:
     def test_the_equilibrium_cannot_be_exploited_and_is_worth_what_is_known(self) -> None:
-        assert exploitability(EQUILIBRIUM) == pytest.approx(0.0, abs=1e-12)
-        assert value(EQUILIBRIUM, EQUILIBRIUM) == pytest.approx(VALUE)
+        assert compute_exploitability(EQUILIBRIUM) == pytest.approx(0.0, abs=1e-12)
+        assert expected_payoff(EQUILIBRIUM, EQUILIBRIUM) == pytest.approx(GAME_VALUE)
 
     def test_whoever_always_bets_and_calls_loses_a_sixth(self) -> None:
         """Worked out by hand: against it a king earns 2 chips, a queen nothing and a jack loses 1, from both seats."""
-        assert exploitability(dict.fromkeys(EQUILIBRIUM, 1.0)) == pytest.approx(1 / 6)
+        assert compute_exploitability(dict.fromkeys(EQUILIBRIUM, 1.0)) == pytest.approx(1 / 6)
 
     @given(strategy=SMALL, unknown=st.sets(st.sampled_from(sorted(EQUILIBRIUM)), max_size=4))
     @settings(max_examples=10)
@@ -61,18 +61,18 @@ class TestKuhn:
     ) -> None:
         known = {key: chance for key, chance in strategy.items() if key not in unknown}
         fillings = [dict(zip(unknown, chances, strict=True)) for chances in product((0.0, 1.0), repeat=len(unknown))]
-        worst = max(exploitability({**known, **filling}) for filling in fillings)
-        assert exploitability(known) == pytest.approx(worst)
-        assert worst >= exploitability(strategy) - 1e-9
+        worst = max(compute_exploitability({**known, **filling}) for filling in fillings)
+        assert compute_exploitability(known) == pytest.approx(worst)
+        assert worst >= compute_exploitability(strategy) - 1e-9
 
     def test_what_its_own_choices_never_lead_to_does_not_matter(self) -> None:
         """Who always bets a king is never bet at after checking it."""
         assert EQUILIBRIUM["K", ""] == 1
         known = {key: chance for key, chance in EQUILIBRIUM.items() if key != ("K", "cb")}
-        assert exploitability(known) == pytest.approx(0.0, abs=1e-12)
+        assert compute_exploitability(known) == pytest.approx(0.0, abs=1e-12)
 
     def test_how_somebody_plays_is_the_mean_of_how_it_was_seen_to(self) -> None:
-        seen = strategy_of([("You hold K.", 0.5), ("You hold K.", 1.0), ("You hold J. They bet.", 0.25)])
+        seen = estimate_strategy([("You hold K.", 0.5), ("You hold K.", 1.0), ("You hold J. They bet.", 0.25)])
         assert seen == {("K", ""): 0.75, ("J", "b"): 0.25}
 
     @given(strategy=SMALL, answer=SMALL)
@@ -80,19 +80,19 @@ class TestKuhn:
     def test_nobody_earns_more_against_a_strategy_than_its_exploitability(
         self, strategy: dict[tuple[str, str], float], answer: dict[tuple[str, str], float]
     ) -> None:
-        both = (value(answer, strategy) - value(strategy, answer)) / 2
-        assert both <= exploitability(strategy) + 1e-9
-        assert value(strategy, answer) == pytest.approx(_by_loops(strategy, answer))
+        both = (expected_payoff(answer, strategy) - expected_payoff(strategy, answer)) / 2
+        assert both <= compute_exploitability(strategy) + 1e-9
+        assert expected_payoff(strategy, answer) == pytest.approx(_by_loops(strategy, answer))
 
     @given(seed=st.integers(0, 2**32), deal=st.sampled_from(DEALS))
     def test_a_player_is_shown_its_own_card_alone(self, seed: int, deal: str) -> None:
-        random, hand = Random(seed), Kuhn().begin({"cards": deal})
+        random, hand = Random(seed), Kuhn().start_match({"cards": deal})
         while not hand.over:
-            shown = hand.shown(hand.mover)
-            assert known(shown)[0] == deal[hand.mover]
-            assert deal[1 - hand.mover] not in shown.replace("You", "").replace("They", "")
-            hand.play(random.choice(hand.options()))
-        assert sum(hand.paid()) == 0.0
+            shown = hand.player_text(hand.current_player)
+            assert information_set(shown)[0] == deal[hand.current_player]
+            assert deal[1 - hand.current_player] not in shown.replace("You", "").replace("They", "")
+            hand.play_move(random.choice(hand.options()))
+        assert sum(hand.payoffs()) == 0.0
 
 
 def _by_loops(first: dict[tuple[str, str], float], second: dict[tuple[str, str], float]) -> float:
@@ -109,7 +109,7 @@ def _by_loops(first: dict[tuple[str, str], float], second: dict[tuple[str, str],
             (bets * (1 - calls), "bf"),
             (bets * calls, "bc"),
         ):
-            chips = won(deal, done)
+            chips = chips_won(deal, done)
             assert chips is not None
             total += chance * chips / 2
     return total / len(DEALS)
@@ -119,33 +119,33 @@ class TestHints:
     @given(seed=st.integers(0, 2**32), objects=st.integers(2, 9))
     def test_a_perfect_pair_finds_the_object_in_three_rounds_and_earns_the_same(self, seed: int, objects: int) -> None:
         random, rules = Random(seed), Hints(objects=objects)
-        _, start = rules.draw(random)
-        game = rules.begin(start)
+        _, start = rules.draw_start(random)
+        game = rules.start_match(start)
         while not game.over:
-            game.play(rules.perfect(game.shown(game.mover), game.options(), random))
-        assert game.paid()[0] == game.paid()[1] > 0
+            game.play_move(rules.perfect_move(game.player_text(game.current_player), game.options(), random))
+        assert game.payoffs()[0] == game.payoffs()[1] > 0
 
     def test_who_guesses_is_not_told(self) -> None:
-        game = Hints().begin({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
-        assert "It is 2." in game.shown(0)
-        assert "It is" not in game.shown(1)
+        game = Hints().start_match({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
+        assert "It is 2." in game.player_text(0)
+        assert "It is" not in game.player_text(1)
         assert game.options() == ("blue", "hat")
 
     def test_a_wrong_guess_costs_a_round(self) -> None:
-        game = Hints(rounds=2).begin({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
+        game = Hints(rounds=2).start_match({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
         for move in ("hat", "3", "blue", "2"):
-            game.play(move)
-        assert game.paid() == (0.5, 0.5)
+            game.play_move(move)
+        assert game.payoffs() == (0.5, 0.5)
         assert game.over
 
 
-@pytest.mark.parametrize("game", sorted(OWN))
+@pytest.mark.parametrize("game", sorted(BUILT_IN_GAMES))
 def test_one_illegal_move_is_forgiven_and_two_in_a_row_are_not(game: str) -> None:
     env = environment(game=game)
     shown, last = match(env, env.tasks("train")[0], lambda *_: "take nothing")
     assert len(shown) == 2
-    assert "not allowed" not in shown[0].whole
-    assert "not allowed" in shown[1].whole
+    assert "not allowed" not in shown[0].full_text
+    assert "not allowed" in shown[1].full_text
     assert shown[0].turn == shown[1].turn
     loser = shown[0].turn[0]
     if game == "hints":
@@ -157,10 +157,10 @@ def test_one_illegal_move_is_forgiven_and_two_in_a_row_are_not(game: str) -> Non
 
 
 def test_an_illegal_move_is_told_to_whoever_made_it_alone() -> None:
-    game = Nim().begin({"heaps": [2, 2]})
-    game.play("nothing")
-    assert "not allowed" in game.shown(0)
-    assert "not allowed" not in game.shown(1)
+    game = Nim().start_match({"heaps": [2, 2]})
+    game.play_move("nothing")
+    assert "not allowed" in game.player_text(0)
+    assert "not allowed" not in game.player_text(1)
 
 
 def test_a_legal_move_between_two_illegal_ones_forgives_the_first() -> None:
@@ -178,11 +178,11 @@ def test_a_legal_move_between_two_illegal_ones_forgives_the_first() -> None:
 
 @pytest.mark.parametrize("text", ["take 2 from B", " Take 2  from b. ", "[take 2 from B]", "take 2 from B\n"])
 def test_spelling_that_changes_nothing_is_the_same_move(text: str) -> None:
-    assert legal(text, ("take 1 from B", "take 2 from B")) == "take 2 from B"
-    assert legal(text + "2", ("take 1 from B", "take 2 from B")) == ""
+    assert match_option(text, ("take 1 from B", "take 2 from B")) == "take 2 from B"
+    assert match_option(text + "2", ("take 1 from B", "take 2 from B")) == ""
 
 
-@pytest.mark.parametrize("game", sorted(OWN))
+@pytest.mark.parametrize("game", sorted(BUILT_IN_GAMES))
 def test_a_script_without_skill_moves_at_random_and_with_skill_soundly(game: str) -> None:
     env = environment(game=game)
     assert env.rules
@@ -191,7 +191,7 @@ def test_a_script_without_skill_moves_at_random_and_with_skill_soundly(game: str
         random, sound = Random(0), []
         for task in env.tasks("train"):
             _, last = match(
-                env, task, lambda role, o: played(env.rules, o.seen_by(role), o.options[role], random, skill)
+                env, task, lambda role, o: scripted_move(env.rules, o.for_role(role), o.options[role], random, skill)
             )
             sound.append(last.info["measures"]["sound_moves"])
         return sum(sound) / len(sound)

@@ -110,7 +110,7 @@ def dice(**table: Any) -> TextArena:
 
 
 def guess(role: str, shown: Observation) -> str:
-    return str(Random(shown.whole).randint(1, 6))
+    return str(Random(shown.full_text).randint(1, 6))
 
 
 class TestStandIn:
@@ -119,8 +119,8 @@ class TestStandIn:
         shown, last = match(env, env.tasks("train")[0], guess)
         begins = env.tasks("train")[0].data["begins"]
         assert shown[0].turn == (begins,)
-        assert shown[0].seen_by(begins) == "[GAME] Guess 1 to 6."
-        assert shown[1].seen_by(shown[1].turn[0]).startswith("[GAME] Guess 1 to 6.\n[One] ")
+        assert shown[0].for_role(begins) == "[GAME] Guess 1 to 6."
+        assert shown[1].for_role(shown[1].turn[0]).startswith("[GAME] Guess 1 to 6.\n[One] ")
         assert last.info["measures"] == {"turns": 2.0, "illegal_moves": 0.0}
 
     def test_what_is_paid_goes_to_who_sat_there_and_is_held_to_one(self, package: Path) -> None:
@@ -133,7 +133,7 @@ class TestStandIn:
     def test_the_package_s_own_rules_say_what_an_illegal_move_costs(self, package: Path) -> None:
         env = dice()
         shown, last = match(env, env.tasks("train")[0], lambda *_: "seven")
-        assert "Invalid." in shown[1].whole
+        assert "Invalid." in shown[1].full_text
         assert last.agent_rewards[shown[0].turn[0]] == -1.0
         assert last.info["measures"]["illegal_moves"] == 1.0
         moves = iter(["1", "seven", "seven"])
@@ -201,7 +201,7 @@ class TestPackage:
         monkeypatch.setattr(socket.socket, "connect", nowhere)
         env = TextArena.model_validate({"game": game, "train_tasks": 10, "held_out_tasks": 2})
         for task in env.tasks("train"):
-            played = [match(env, task, lambda _, shown: Random(shown.whole).choice(moves)) for _ in range(2)]
+            played = [match(env, task, lambda _, shown: Random(shown.full_text).choice(moves)) for _ in range(2)]
             assert played[0] == played[1]
             assert sum(played[0][1].agent_rewards.values()) == 0.0
 

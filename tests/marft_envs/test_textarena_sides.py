@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, JointAction, Observation, Task, Transition
 from marft.config.load import parse_recipe
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.agent_group import AgentGroup
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.grpo import GRPO
@@ -95,11 +95,11 @@ class TestWhoIsPaid:
             session = env.start(task, 0)
             shown = await session.reset()
             assert shown.turn == ("planner", "mover")
-            assert shown.seen_by("planner") == shown.seen_by("mover")
+            assert shown.for_role("planner") == shown.for_role("mover")
             assert set(shown.options) == {"mover"}
             one, two = shown.options["mover"][:2]
             step = await session.step(JointAction(actions=(acted("planner", two), acted("mover", one))))
-            assert f"They {one}." in step.observation.seen_by("rival")
+            assert f"They {one}." in step.observation.for_role("rival")
 
         asyncio.run(go())
 
@@ -127,10 +127,10 @@ class TestWhoIsPaid:
 
     def test_players_who_are_said_to_play_together_and_earn_differently_are_refused(self) -> None:
         from marft_envs.textarena.nim import Nim
-        from marft_envs.textarena.session import GameSession, Seating
+        from marft_envs.textarena.session import SideAssignment, TextArenaSession
 
-        seating = Seating((("a",), ("b",)), (0, 1), cooperative=True)
-        session = GameSession(Nim().begin({"heaps": [1]}), seating, Random(0))
+        seating = SideAssignment((("a",), ("b",)), (0, 1), cooperative=True)
+        session = TextArenaSession(Nim().start_match({"heaps": [1]}), seating, Random(0))
 
         async def go() -> None:
             await session.reset()
@@ -192,13 +192,13 @@ class TestWhatIsRefused:
         ],
     )  # fmt: skip
     def test_credits_that_judge_each_by_itself_are_taken(self, algorithm: dict[str, Any]) -> None:
-        assert parse_recipe(recipe(algorithm=algorithm)).environment.opposed == (("north",), ("south",))
+        assert parse_recipe(recipe(algorithm=algorithm)).environment.opposing_sides == (("north",), ("south",))
 
     def test_against_a_frozen_opponent_every_credit_is(self) -> None:
         table = recipe(algorithm={"name": "grpo"}, environment={"name": "textarena", "opponent": "frozen"})
         table["policies"]["other"] = {"model": "base", "train": "frozen"}
         table["agents"][1]["policy"] = "other"
-        assert parse_recipe(table).environment.against == ("south",)
+        assert parse_recipe(table).environment.opponent_roles == ("south",)
 
 
 @pytest.mark.slow

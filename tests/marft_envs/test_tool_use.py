@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft_envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
-from marft_envs.tool_use.airline_data import airline_tables
-from marft_envs.tool_use.arithmetic import value_of
+from marft_envs.tool_use.airline_data import generate_airline_tables
+from marft_envs.tool_use.arithmetic import evaluate
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import retail_tables, short_tables
-from marft_envs.tool_use.shop import Shop
-from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.retail_data import generate_retail_tables, generate_short_tables
+from marft_envs.tool_use.shop import ShopToolbox
+from marft_envs.tool_use.tables import EpisodeTables
 from marft_envs.tool_use.toolbox import Error
 
 TREES = st.recursive(
@@ -30,8 +30,8 @@ TABLE = st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from(
 class TestTables:
     @given(TABLE, TABLE)
     def test_what_has_changed_is_what_is_otherwise_however_it_came_about(self, before: Any, after: Any) -> None:
-        def written(keys: list[str]) -> Tables:
-            tables = Tables({"t": before})
+        def written(keys: list[str]) -> EpisodeTables:
+            tables = EpisodeTables({"t": before})
             for key in keys:
                 record = tables.edit("t", key) if key in before else {}
                 record.clear()
@@ -48,14 +48,14 @@ class TestTables:
     def test_what_is_shared_is_never_written(self) -> None:
         base = {"t": {"a": {"list": [1], "price": 1.0}}}
         shown = json.dumps(base)
-        tables = Tables(base)
+        tables = EpisodeTables(base)
         tables.edit("t", "a")["list"].append(2)
         tables.edit("t", "a")["price"] = 1
         assert json.dumps(base) == shown
         assert tables.changes() == {"t/a/list": "[1, 2]"}  # 1.0 and 1 are the same amount
 
     def test_what_was_changed_back_has_not_changed(self) -> None:
-        tables = Tables({"t": {"a": {"x": 1, "y": {"z": 2}}}})
+        tables = EpisodeTables({"t": {"a": {"x": 1, "y": {"z": 2}}}})
         tables.edit("t", "a")["y"] = {}
         assert tables.changes() == {"t/a/y": "{}", "t/a/y/z": "gone"}
         tables.edit("t", "a")["y"] = {"z": 2}
@@ -64,7 +64,7 @@ class TestTables:
         assert [row["x"] for row in tables.rows("t")] == [1, 1]
 
 
-def order_that_is(status: str, tables: Tables) -> Any:
+def order_that_is(status: str, tables: EpisodeTables) -> Any:
     return next(order for order in tables.rows("orders") if order["status"] == status)
 
 
@@ -75,12 +75,12 @@ def refusal(call: Any, *given: Any) -> str:
 
 
 class TestRetail:
-    tables: Tables
+    tables: EpisodeTables
     tools: Retail
 
     @pytest.fixture(autouse=True)
-    def _world(self) -> None:
-        self.tables = Tables(retail_tables(3))
+    def _environment(self) -> None:
+        self.tables = EpisodeTables(generate_retail_tables(3))
         self.tools = Retail(self.tables)
 
     def test_a_cancelled_order_is_paid_back_at_once_to_gift_cards_alone(self) -> None:
@@ -106,7 +106,7 @@ class TestRetail:
         assert "cannot be modified" in refusal(self.tools.modify_pending_order_payment, order, "x")
         assert "cannot be modified" in refusal(self.tools.modify_pending_order_address, order, *"abcdef")
         assert self.tables.changes() == {}
-        assert len(self.tools.broken) == 3
+        assert len(self.tools.violations) == 3
 
     def test_a_reason_must_be_one_of_two(self) -> None:
         order = order_that_is("pending", self.tables)["order_id"]
@@ -214,31 +214,35 @@ class TestRetail:
         assert refusal(self.tools.find_user_id_by_email, "no@one.example") == "user not found"
 
     def test_a_short_tool_does_what_the_long_one_does(self) -> None:
-        base = short_tables(5)
+        base = generate_short_tables(5)
         for order in base["orders"].values():
-            short, long = Tables(base), Tables(base)
+            short, long = EpisodeTables(base), EpisodeTables(base)
             if order["status"] == "pending":
-                assert Shop(short).cancel(order["order_id"]).endswith(f"{order['payment_history'][0]['amount']} back")
+                assert (
+                    ShopToolbox(short)
+                    .cancel(order["order_id"])
+                    .endswith(f"{order['payment_history'][0]['amount']} back")
+                )
                 Retail(long).cancel_pending_order(order["order_id"], "no longer needed")
             else:
                 item = order["items"][-1]["item_id"]
-                Shop(short).refund(order["order_id"], item)
+                ShopToolbox(short).refund(order["order_id"], item)
                 Retail(long).return_delivered_order_items(order["order_id"], [item], "card")
             assert short.changes() == long.changes() != {}
 
 
 class TestAirline:
-    tables: Tables
+    tables: EpisodeTables
     tools: Airline
 
     @pytest.fixture(autouse=True)
-    def _world(self) -> None:
-        self.tables = Tables(airline_tables(3))
+    def _environment(self) -> None:
+        self.tables = EpisodeTables(generate_airline_tables(3))
         self.tools = Airline(self.tables)
 
     def made(self, **wanted: Any) -> Any:
         for seed in range(3, 60):
-            self.tables = Tables(airline_tables(seed))
+            self.tables = EpisodeTables(generate_airline_tables(seed))
             self.tools = Airline(self.tables)
             for made in self.tables.rows("reservations"):
                 if all(made[key] == value for key, value in wanted.items()):
@@ -255,7 +259,7 @@ class TestAirline:
         assert self.tables.changes() == {}
         loose = Airline(self.tables, strict=False)
         loose.cancel_reservation(made["reservation_id"])
-        assert loose.broken == ["this fare cannot be cancelled"]
+        assert loose.violations == ["this fare cannot be cancelled"]
         assert self.tables.changes()[f"reservations/{made['reservation_id']}/status"] == '"cancelled"'
 
     @pytest.mark.parametrize(
@@ -269,10 +273,10 @@ class TestAirline:
 
     def test_a_cancelled_flight_may_be_given_back(self) -> None:
         made = self.made(cabin="economy", insurance="no", created_at="2024-05-02T10:00:00")
-        assert not self.tools.may_be_cancelled(made)
+        assert not self.tools.is_cancelable(made)
         flight = made["flights"][0]
         self.tables.edit("flights", flight["flight_number"])["dates"][flight["date"]]["status"] = "cancelled"
-        assert self.tools.may_be_cancelled(made)
+        assert self.tools.is_cancelable(made)
 
     def test_bags_that_are_not_free_are_paid_for(self) -> None:
         made = self.made(cabin="economy")
@@ -378,10 +382,10 @@ class TestAirline:
 @given(st.text("0123456789+-*/(). e", max_size=20))
 def test_an_expression_is_worked_out_or_refused(expression: str) -> None:
     with suppress(Error):
-        float(value_of(expression))
+        float(evaluate(expression))
 
 
 def test_expressions_are_arithmetic_alone() -> None:
-    assert value_of(" 2 * (3.5 - 1) / -2") == "-2.5"
+    assert evaluate(" 2 * (3.5 - 1) / -2") == "-2.5"
     for wrong in ("", "1 / 0", "__import__('os')", "2 ** 99", "9" * 600, "True", "(" * 400):
-        assert refusal(value_of, wrong) == "invalid expression"
+        assert refusal(evaluate, wrong) == "invalid expression"

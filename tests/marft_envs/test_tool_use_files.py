@@ -11,14 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from marft.config.load import parse_recipe, to_toml
-from marft_envs.tool_use.loading import load
-from marft_envs.tool_use.retail_data import retail_tables
+from marft_envs.tool_use.loading import load_benchmark
+from marft_envs.tool_use.retail_data import generate_retail_tables
 from marft_envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
 from tests.conversations import Played, environment
 from tests.helpers import recipe
 
 DRAWER, COUNTER = "tests.simulated_classes:Drawer", "tests.simulated_classes:Counter"
-TABLES = retail_tables(11)
+TABLES = generate_retail_tables(11)
 ORDER = next(order for order in TABLES["orders"].values() if order["status"] == "pending")
 TOTAL = str(ORDER["payment_history"][0]["amount"])
 TAU = f'''
@@ -152,7 +152,7 @@ class TestTau:
         assert (step.terminated, step.success, step.reward) == (True, told_before, float(told_before))
 
     def test_json_says_the_same(self, tau: Any, tmp_path: Path) -> None:
-        python = load("tau", tau["tasks"], tau["database"], "", "").tasks
+        python = load_benchmark("tau", tau["tasks"], tau["database"], "", "").tasks
         rows = [
             {"user_id": "x", "instruction": one.prompt, "outputs": one.data["outputs"],
              "actions": [{"name": name, "kwargs": given} for name, given in one.data["calls"]]}
@@ -161,7 +161,7 @@ class TestTau:
         (tmp_path / "t.json").write_text(json.dumps(rows))
         (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
         for name in ("t.json", "t.jsonl"):
-            found = load("tau", str(tmp_path / name), tau["database"], "", "").tasks
+            found = load_benchmark("tau", str(tmp_path / name), tau["database"], "", "").tasks
             assert [one.data for one in found] == [one.data for one in python]
 
     def test_a_test_split_may_have_a_file_of_its_own(self, tau: Any, tmp_path: Path) -> None:
@@ -189,12 +189,12 @@ class TestTau:
     def test_another_layout_is_refused_by_its_place(self, tau: Any, tmp_path: Path, text: str, says: str) -> None:
         (tmp_path / "wrong.py").write_text(text)
         with pytest.raises(ValueError, match=r"wrong\.py") as caught:
-            load("tau", str(tmp_path / "wrong.py"), tau["database"], "", "")
+            load_benchmark("tau", str(tmp_path / "wrong.py"), tau["database"], "", "")
         assert says in str(caught.value)
 
     def test_a_folder_without_tables_is_refused(self, tau: Any, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"has no users\.json; give the folder"):
-            load("tau", tau["tasks"], str(tmp_path / "nowhere"), "", "")
+            load_benchmark("tau", tau["tasks"], str(tmp_path / "nowhere"), "", "")
 
 
 class TestTau2:
@@ -226,8 +226,8 @@ class TestTau2:
         for data in (tau2, tau):
             made, found = tasks_of(data, world="retail", user="agent")
             played = Played(made, found[0])
-            played.session.world.tables.edit("orders", ORDER["order_id"])["status"] = "pending (item modified)"
-            assert ("get_item_details" in dir(made.offers)) == (data is tau2)
+            played.session.tool_object.tables.edit("orders", ORDER["order_id"])["status"] = "pending (item modified)"
+            assert ("get_item_details" in dir(made.tool_class)) == (data is tau2)
             if data is tau2:
                 assert played.call("get_item_details", item_id=item["item_id"]) == variants[item["item_id"]]
                 with pytest.raises(ValueError, match="item not found"):
@@ -291,7 +291,7 @@ class TestTau2:
     def test_what_cannot_be_played_is_refused(self, tau2: Any, tmp_path: Path, change: Any, says: str) -> None:
         (tmp_path / "tasks.json").write_text(json.dumps([tau2_task(), tau2_task(**change)]))
         with pytest.raises(ValueError, match=r"tasks\.json, task 1") as caught:
-            load("tau2", tau2["tasks"], tau2["database"], "", "")
+            load_benchmark("tau2", tau2["tasks"], tau2["database"], "", "")
         assert says in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -300,17 +300,17 @@ class TestTau2:
     def test_no_tasks_are_refused(self, tau2: Any, tmp_path: Path, text: str, says: str) -> None:
         (tmp_path / "tasks.json").write_text(text)
         with pytest.raises(ValueError, match=says):
-            load("tau2", tau2["tasks"], tau2["database"], "", "")
+            load_benchmark("tau2", tau2["tasks"], tau2["database"], "", "")
 
     def test_two_tasks_of_one_id_are_refused(self, tau2: Any, tmp_path: Path) -> None:
         (tmp_path / "tasks.json").write_text(json.dumps([tau2_task(), tau2_task(id=7)]))
         with pytest.raises(ValueError, match="two tasks of the id 'tau2/7'"):
-            load("tau2", tau2["tasks"], tau2["database"], "", "")
+            load_benchmark("tau2", tau2["tasks"], tau2["database"], "", "")
 
     def test_tables_must_be_there(self, tau2: Any, tmp_path: Path) -> None:
         (tmp_path / "db.json").write_text('{"orders": {}}')
         with pytest.raises(ValueError, match=r"db\.json has no users"):
-            load("tau2", tau2["tasks"], tau2["database"], "", "")
+            load_benchmark("tau2", tau2["tasks"], tau2["database"], "", "")
 
 
 def test_what_a_format_needs_must_be_named(tau: Any, bfcl: Any) -> None:

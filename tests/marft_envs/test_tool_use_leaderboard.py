@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from marft.agents.tools.functions import SessionSource
-from marft_envs.tool_use.loading import load
-from marft_envs.tool_use.loading.bfcl import call_of
-from marft_envs.tool_use.simulated import of_classes
+from marft_envs.tool_use.class_toolbox import build_toolbox_class
+from marft_envs.tool_use.loading import load_benchmark
+from marft_envs.tool_use.loading.bfcl import parse_call
 from tests.conversations import Played, environment
 from tests.marft_envs.test_tool_use_files import COUNTER, DRAWER, leaderboard, tasks_of
 
@@ -103,7 +103,7 @@ class TestTheLeaderboard:
         assert Played(made, task).call("read", name="long") == {"words": "long " * 100}
 
     def test_whole_numbers_are_equal_whatever_their_type(self, bfcl: Any) -> None:
-        box = of_classes(bfcl["classes"])
+        box = build_toolbox_class(bfcl["classes"])
         one, other = (box({"Counter": {"number": 1}}) for _ in range(2))
         one.objects["Counter"].number, other.objects["Counter"].number = 700, 700.0
         assert one.changes() == other.changes() == {"Counter/number": "700"}
@@ -144,14 +144,16 @@ class TestTheLeaderboard:
             (tmp_path / name).write_text(text)
 
     def test_agents_are_told_of_all_methods(self) -> None:
-        tools = {tool.name: tool for tool in SessionSource(of_classes({"Drawer": DRAWER, "Counter": COUNTER})).tools}
+        tools = {
+            tool.name: tool for tool in SessionSource(build_toolbox_class({"Drawer": DRAWER, "Counter": COUNTER})).tools
+        }
         assert sorted(tools) == ["add", "read", "write"]
         assert tools["write"].description == "Write a note."
         assert list(tools["write"].parameters["properties"]) == ["name", "words"]
 
     def test_what_is_equal_has_not_changed(self) -> None:
         """Whatever the kinds of keys, their order, what lies inside what, and what objects keep for themselves."""
-        box = of_classes({"Drawer": DRAWER, "Counter": COUNTER})
+        box = build_toolbox_class({"Drawer": DRAWER, "Counter": COUNTER})
         one, other = (box({"Drawer": {"notes": {"a": "x"}}}) for _ in range(2))
         for made, keys in ((one, (1, "1b", None)), (other, (None, "1b", 1))):
             made.objects["Drawer"].notes.update({key: {2, 1} for key in keys})
@@ -162,14 +164,14 @@ class TestTheLeaderboard:
 
     def test_two_methods_of_one_name_are_refused(self) -> None:
         with pytest.raises(ValueError, match="two of them have a method 'read'"):
-            of_classes({"Drawer": DRAWER, "Shelf": "tests.simulated_classes:Shelf"})
+            build_toolbox_class({"Drawer": DRAWER, "Shelf": "tests.simulated_classes:Shelf"})
 
     def test_calls_are_read_and_never_run(self) -> None:
-        assert call_of("box.add(amount=-2)", "") == ["add", {"amount": -2}]
-        assert call_of("f([1, {'a': (2,)}], b=None)", "") == ["f", {"*0": [1, {"a": (2,)}], "b": None}]
+        assert parse_call("box.add(amount=-2)", "") == ["add", {"amount": -2}]
+        assert parse_call("f([1, {'a': (2,)}], b=None)", "") == ["f", {"*0": [1, {"a": (2,)}], "b": None}]
         for wrong in ("f(g())", "f", "import os", "f(a for a in b)", "", "f(**{'a': 1})" * 0 + "1 + f()"):
             with pytest.raises(ValueError, match="is no call of a tool"):
-                call_of(wrong, "a.json, line 1")
+                parse_call(wrong, "a.json, line 1")
 
     @pytest.mark.parametrize(
         ("row", "says"),
@@ -192,5 +194,5 @@ class TestTheLeaderboard:
     def test_another_layout_is_refused_by_its_line(self, bfcl: Any, tmp_path: Path, row: Any, says: str) -> None:
         (tmp_path / "tasks.json").write_text(json.dumps(row))
         with pytest.raises(ValueError, match=r"tasks\.json, line 1") as caught:
-            load("bfcl", bfcl["tasks"], "", bfcl["answers"], "")
+            load_benchmark("bfcl", bfcl["tasks"], "", bfcl["answers"], "")
         assert says in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 
 from marft.config import load_recipe
 from marft.models.paths import resolve_path
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.nights import BY_NIGHT
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from marft_envs.tool_use.airline import Airline
-from marft_envs.tool_use.loading import load
+from marft_envs.tool_use.class_toolbox import build_toolbox_class
+from marft_envs.tool_use.loading import load_benchmark
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import retail_tables
-from marft_envs.tool_use.simulated import of_classes
-from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.retail_data import generate_retail_tables
+from marft_envs.tool_use.tables import EpisodeTables
 from marft_envs.tool_use.toolbox import Error
 from tests.conversations import Played, environment, wants
 from tests.marft_envs.test_tool_use_files import leaderboard
@@ -68,10 +68,10 @@ class TestAirline:
             "passengers": [ANN, BEA], "payment_methods": [{"payment_id": "card", "amount": pays}], "total_baggages": 0,
             "nonfree_baggages": 0, "insurance": "no",
         }  # fmt: skip
-        return Airline(Tables(base)).book_reservation(**{**keys, **changes})
+        return Airline(EpisodeTables(base)).book_reservation(**{**keys, **changes})
 
     def test_who_lands_after_midnight_flies_on_the_next_day(self) -> None:
-        ((first, second),) = Airline(Tables(BASE)).search_onestop_flight("SFO", "BOS", DAY)
+        ((first, second),) = Airline(EpisodeTables(BASE)).search_onestop_flight("SFO", "BOS", DAY)
         assert (first["flight_number"], first["date"]) == ("F1", DAY)
         assert (second["flight_number"], second["date"]) == ("F2", NEXT)
 
@@ -99,7 +99,7 @@ class TestAirline:
             for held in (400, 399):  # what two seats in business cost more
                 base = deepcopy(BASE)
                 base["users"]["u"]["payment_methods"]["gift_card_1"]["amount"] = held
-                tables = Tables(base)
+                tables = EpisodeTables(base)
                 short = words or ("gift card balance is not enough" if method == "gift_card_1" and held < 400 else "")
                 if short:
                     with pytest.raises(Error, match=short):
@@ -112,13 +112,13 @@ class TestAirline:
     def test_as_many_fly_as_before(self) -> None:
         for people in ([ANN], [ANN, BEA, BEA], []):
             with pytest.raises(Error, match="number of passengers does not match"):
-                Airline(Tables(BASE)).update_reservation_passengers("R", people)  # type: ignore[arg-type]
-        assert Airline(Tables(BASE)).update_reservation_passengers("R", [BEA, ANN])["passengers"] == [BEA, ANN]  # type: ignore[list-item]
+                Airline(EpisodeTables(BASE)).update_reservation_passengers("R", people)  # type: ignore[arg-type]
+        assert Airline(EpisodeTables(BASE)).update_reservation_passengers("R", [BEA, ANN])["passengers"] == [BEA, ANN]  # type: ignore[list-item]
 
 
 class TestRetail:
     def test_nobody_is_found_under_another_zip_code(self) -> None:
-        tools = Retail(Tables(retail_tables(3)))
+        tools = Retail(EpisodeTables(generate_retail_tables(3)))
         user = next(iter(tools.tables.rows("users")))
         names = user["name"]["first_name"].upper(), user["name"]["last_name"].upper()
         assert tools.find_user_id_by_name_zip(*names, user["address"]["zip"]) == user["user_id"]
@@ -127,7 +127,7 @@ class TestRetail:
 
     @pytest.mark.parametrize("dearer", [True, False])
     def test_changed_items_are_paid_by_a_gift_card_or_given_back_to_it(self, dearer: bool) -> None:
-        tables = Tables(retail_tables(3))
+        tables = EpisodeTables(generate_retail_tables(3))
         tools, seen = Retail(tables), 0
         for order in [one for one in tables.rows("orders") if one["status"] == "pending"]:
             item, user = order["items"][0], tables.edit("users", order["user_id"])
@@ -146,7 +146,7 @@ class TestRetail:
         assert seen
 
     def test_the_order_in_which_items_are_named_makes_no_difference(self) -> None:
-        base = retail_tables(3)
+        base = generate_retail_tables(3)
         order = next(o for o in base["orders"].values() if o["status"] == "delivered" and len(o["items"]) > 1)
         ids, card = [one["item_id"] for one in order["items"]], order["payment_history"][0]["payment_method_id"]
         news = [
@@ -155,7 +155,7 @@ class TestRetail:
         ]
         found = []
         for step in (1, -1):
-            one, other = Tables(base), Tables(base)
+            one, other = EpisodeTables(base), EpisodeTables(base)
             Retail(one).return_delivered_order_items(order["order_id"], ids[::step], card)
             rich = other.edit("users", order["user_id"])["payment_methods"].get(card, {})
             rich |= {"balance": 9000.0} if "balance" in rich else {}
@@ -205,7 +205,7 @@ def test_all_messages_of_a_turn_are_said(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "tasks.json").read_text())
     row["question"][0] = [{"role": "user", "content": "Hello."}, {"role": "user", "content": "Write."}]
     (tmp_path / "tasks.json").write_text(json.dumps(row))
-    (task,) = load("bfcl", keys["tasks"], "", keys["answers"], "").tasks
+    (task,) = load_benchmark("bfcl", keys["tasks"], "", keys["answers"], "").tasks
     assert task.data["messages"] == ["Hello. Write.", "Go on.", "Count two more."]
 
 
@@ -222,7 +222,10 @@ class Keeper:
 
 
 def test_an_episode_leaves_the_next_one_the_state_that_a_task_begins_with() -> None:
-    box, initial = of_classes({"Keeper": "tests.marft_envs.test_tool_use_rules:Keeper"}), {"Keeper": {"rows": ["a"]}}
+    box, initial = (
+        build_toolbox_class({"Keeper": "tests.marft_envs.test_tool_use_rules:Keeper"}),
+        {"Keeper": {"rows": ["a"]}},
+    )
     for _ in range(2):
         assert box(initial).add("b") == 2  # type: ignore[attr-defined]
     assert initial == {"Keeper": {"rows": ["a"]}}

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from marft.config.load import load_recipe
 from marft_envs.tool_use.airline import Airline
-from marft_envs.tool_use.checking import expected
-from marft_envs.tool_use.goals import Draft
+from marft_envs.tool_use.checkers import compute_expected
+from marft_envs.tool_use.goals import GoalSampler
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import retail_tables, short_tables
-from marft_envs.tool_use.session import agrees
-from marft_envs.tool_use.shop import Shop
-from marft_envs.tool_use.tables import Tables
-from marft_envs.tool_use.toolbox import Error, offered, run, writing
+from marft_envs.tool_use.retail_data import generate_retail_tables, generate_short_tables
+from marft_envs.tool_use.session import is_confirmation
+from marft_envs.tool_use.shop import ShopToolbox
+from marft_envs.tool_use.tables import EpisodeTables
+from marft_envs.tool_use.toolbox import Error, apply_calls, tool_names, write_tool_names
 from marft_envs.tool_use.worlds import WORLDS
 from tests.conversations import Played, environment, scripted, wants
 from tests.nights import BY_NIGHT, NIGHT, some
@@ -188,7 +188,7 @@ class TestUsers:
     ],
 )
 def test_what_agrees_is_a_yes_without_a_no(words: str, agrees_to_it: bool) -> None:
-    assert agrees(words) == agrees_to_it
+    assert is_confirmation(words) == agrees_to_it
 
 
 class TestWhatCounts:
@@ -197,12 +197,14 @@ class TestWhatCounts:
         task = next(iter(wants(made, aim="cancel", writes=True, withheld=False)))
         order, total = task.data["goals"][0]["facts"]["order"], task.data["goals"][0]["outputs"][0]
         other = next(
-            name for name, one in short_tables(task.data["database"])["orders"].items() if one["status"] == "delivered"
+            name
+            for name, one in generate_short_tables(task.data["database"])["orders"].items()
+            if one["status"] == "delivered"
         )
         right, spoilt = Played(made, task), Played(made, task)
         right.call("cancel", id=order)
         spoilt.call("cancel", id=order)
-        item = short_tables(task.data["database"])["orders"][other]["items"][0]["item_id"]
+        item = generate_short_tables(task.data["database"])["orders"][other]["items"][0]["item_id"]
         spoilt.call("refund", id=other, item=item)
         ends = [one.say(f"{order} is cancelled for {total}.") for one in (right, spoilt)]
         assert [(one.success, one.reward, one.info["progress"]) for one in ends] == [
@@ -219,29 +221,29 @@ class TestWhatCounts:
         assert rewards == [0.5, 0.0]
 
     def test_a_write_that_a_later_one_overrides_is_no_part(self) -> None:
-        base = {"users": {}, "orders": retail_tables(3)["orders"], "products": {}}
+        base = {"users": {}, "orders": generate_retail_tables(3)["orders"], "products": {}}
         order = next(name for name, one in base["orders"].items() if one["status"] == "pending")
         address = dict.fromkeys(("address1", "address2", "city", "state", "country", "zip"), "x")
 
         def fresh() -> Any:
-            tables = Tables(base)
+            tables = EpisodeTables(base)
             return Retail(tables), tables
 
         calls = [["modify_pending_order_address", {"order_id": order, **address, "city": city}] for city in ("a", "b")]
-        found = expected(fresh, calls, ["1,234"])
-        assert len(found.parts) == 2
+        found = compute_expected(fresh, calls, ["1,234"])
+        assert len(found.write_paths) == 2
         other = [calls[0][0], {"order_id": order, **dict.fromkeys(address, "y")}]
-        assert len(expected(fresh, [calls[0], other], []).parts) == 1
+        assert len(compute_expected(fresh, [calls[0], other], []).write_paths) == 1
         _, tables = fresh()
-        assert found.done(tables.changes(), "") == 0.0
+        assert found.completed_fraction(tables.changes(), "") == 0.0
         box = Retail(tables)
-        run(box, calls[1:])
-        assert found.done(tables.changes(), "") == pytest.approx(2 / 3)
-        assert found.solved(tables.changes(), "It is 1234.")
+        apply_calls(box, calls[1:])
+        assert found.completed_fraction(tables.changes(), "") == pytest.approx(2 / 3)
+        assert found.is_solved(tables.changes(), "It is 1234.")
 
     def test_a_reference_that_is_refused_leaves_nothing(self) -> None:
-        tables = Tables(retail_tables(3))
-        run(
+        tables = EpisodeTables(generate_retail_tables(3))
+        apply_calls(
             Retail(tables),
             [["cancel_pending_order", {"order_id": "none", "reason": "x"}], ["cancel_pending_order", {"a": 1}]],
         )
@@ -261,28 +263,28 @@ class TestTasks:
     @given(seed=st.integers(0, 2**32))
     def test_every_goal_can_be_served_under_the_rules(self, world: str, seed: int) -> None:
         random, of = Random(seed), WORLDS[world]
-        base = of.tables(seed % 7)
-        draft = Draft(random, base, base["users"][sorted(base["users"])[0]], 0.5)
-        for make in of.makers:
+        base = of.generate_tables(seed % 7)
+        draft = GoalSampler(random, base, base["users"][sorted(base["users"])[0]], 0.5)
+        for make in of.goal_makers:
             goal = make(draft)
             if goal is None:
                 continue
-            tables = Tables(base)
+            tables = EpisodeTables(base)
             box = of.toolbox(tables)
             for name, arguments in [*goal.reads, *goal.writes]:
                 getattr(box, name)(**arguments)
             assert bool(tables.changes()) == bool(goal.writes) == bool(goal.offer)
-            assert box.broken == []
+            assert box.violations == []
             whole = f"{goal.offer} {goal.report}".lower()
             assert all(key.lower() in (goal.offer or goal.report).lower() for key in goal.keys), goal
             assert all(output.lower() in whole for output in goal.outputs), goal
             assert set(goal.withheld) <= set(goal.facts)
 
     def test_tools_that_write_are_told_from_those_that_read(self) -> None:
-        assert writing(Shop) == {"cancel", "refund"}
-        assert offered(Shop) == ("cancel", "look", "refund")
-        assert len(writing(Retail)) == 7
-        assert len(writing(Airline)) == 6
+        assert write_tool_names(ShopToolbox) == {"cancel", "refund"}
+        assert tool_names(ShopToolbox) == ("cancel", "look", "refund")
+        assert len(write_tool_names(Retail)) == 7
+        assert len(write_tool_names(Airline)) == 6
 
 
 class TestTheScript:
@@ -314,7 +316,7 @@ class TestTheScript:
     def test_habits_fail_part_of_the_tasks(self) -> None:
         for recipe, low, high in (("tool_use", 0.3, 0.7), ("tool_use_single", 0.5, 0.9)):
             episodes = scripted(recipe, 0.65, 300 if NIGHT else 24)
-            assert all(episode.scored for episode in episodes)
+            assert all(episode.is_scored for episode in episodes)
             assert low < sum(bool(episode.success) for episode in episodes) / len(episodes) < high
 
     def test_an_agent_may_play_the_user(self) -> None:

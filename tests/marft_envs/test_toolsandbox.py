@@ -18,13 +18,13 @@ import pytest
 from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.envs.scripts import Cue
-from marft_envs.apart.process import EnvironmentApartError
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.env_check.runner import run_checks
+from marft_envs.env_check.target import find_target
+from marft_envs.env_process.process import EnvProcessError
 from marft_envs.toolsandbox.environment import ToolSandbox
-from marft_envs.toolsandbox.session import Talk
-from marft_envs.vetting.check import check
-from marft_envs.vetting.subject import subject_of
-from marft_lab.scripted import ScriptedTeam
+from marft_envs.toolsandbox.session import ToolSandboxSession
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.marft_envs.test_vetting_built_in import AT_NIGHT, BY_DAY
 from tests.nights import BY_NIGHT, NIGHT
@@ -53,19 +53,19 @@ def made(python: Path) -> Iterator[Any]:
 
     yield make
     for environment in opened:
-        environment._apart.close()
+        environment._process.close()
 
 
 def tasks_of(environment: ToolSandbox) -> dict[str, Task]:
     return {task.id: task for split in SPLITS for task in environment.tasks(split)}
 
 
-def begun(environment: ToolSandbox, name: str = "lamp_on", seed: int = 0) -> tuple[Talk, Observation]:
+def begun(environment: ToolSandbox, name: str = "lamp_on", seed: int = 0) -> tuple[ToolSandboxSession, Observation]:
     talk = environment.start(tasks_of(environment)[name], seed)
     return talk, asyncio.run(talk.reset())
 
 
-def said(talk: Talk, text: str, role: str = "agent") -> Step:
+def said(talk: ToolSandboxSession, text: str, role: str = "agent") -> Step:
     action = make_action(role, text=text)
     return asyncio.run(talk.step(JointAction(action, (action,))))
 
@@ -100,7 +100,7 @@ class TestConversations:
     def test_a_conversation_that_nobody_plays_on_is_let_go(self, made: Any) -> None:
         talk, _ = begun(made())
         asyncio.run(talk.close())
-        with pytest.raises(EnvironmentApartError, match="KeyError"):
+        with pytest.raises(EnvProcessError, match="KeyError"):
             said(talk, "the last words")
 
     @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ class TestLost:
         ):
             environment = made(timeout_seconds=1.0 if how == "hang" else 20.0)
             talk, _ = begun(environment)
-            with pytest.raises(EnvironmentApartError, match=words):
+            with pytest.raises(EnvProcessError, match=words):
                 said(talk, call("misbehave", how=how))
             assert said(begun(environment)[0], "the last words").reward == 0.5
 
     def test_a_panic_is_told_at_once_and_loses_no_other_conversation(self, made: Any) -> None:
         other, _ = begun(environment := made())
-        with pytest.raises(EnvironmentApartError, match=r"PanicException: .*surrogates not allowed"):
+        with pytest.raises(EnvProcessError, match=r"PanicException: .*surrogates not allowed"):
             said(begun(environment)[0], call("misbehave", how="panic"))
         assert said(other, "the last words").reward == 0.5
 
@@ -326,15 +326,15 @@ class TestLost:
         ("text", "words"), [("break", "RuntimeError: the evaluation is broken"), ("no number", "is no finite number")]
     )
     def test_a_score_that_is_none_is_no_reward(self, made: Any, text: str, words: str) -> None:
-        with pytest.raises(EnvironmentApartError, match=words):
+        with pytest.raises(EnvProcessError, match=words):
             said(begun(made())[0], text)
 
 
 @pytest.mark.slow
 def test_it_passes_every_check_of_environments(python: Path) -> None:
-    subject = subject_of("toolsandbox", {"python": str(python)})
-    report = check(subject, AT_NIGHT if NIGHT else BY_DAY)
-    assert not report.of("failure"), [verdict.findings for verdict in report.verdicts if verdict.findings]
+    subject = find_target("toolsandbox", {"python": str(python)})
+    report = run_checks(subject, AT_NIGHT if NIGHT else BY_DAY)
+    assert not report.checks_with_grade("failure"), [verdict.findings for verdict in report.results if verdict.findings]
 
 
 @pytest.mark.slow
@@ -352,18 +352,18 @@ def test_a_team_and_a_user_play_by_recipe(python: Path) -> None:
         },
     })  # fmt: skip
 
-    def script(cue: Cue) -> str:
+    def script(cue: PolicyInput) -> str:
         if cue.role == "user":
             return "end_conversation()"
         if cue.role == "planner":
             return "Light it."
-        return "the last words" if "Tool: None" in cue.shown else call("set_lamp", on=True)
+        return "the last words" if "Tool: None" in cue.last_message else call("set_lamp", on=True)
 
     environment: Any = run.environment
     tasks = [task for split in SPLITS for task in environment.tasks(split) if task.id == "lamp_on"]
     with ScriptedTeam(run, script) as team:
         (episode,) = team.play(tasks)
-    environment._apart.close()
+    environment._process.close()
     assert (episode.status, episode.total_reward, episode.success) == ("terminated", 1.0, True)
     assert [action.agent for action in episode.actions] == [
         "planner", "agent", "planner", "agent", "user",
@@ -385,7 +385,7 @@ def test_the_real_package_scores_as_when_it_plays_itself() -> None:
     said(talk, "Wifi is turned off")
     assert said(talk, "end_conversation()", "user").reward == 1.0
     assert said(begun(ToolSandbox(python=REAL), "wifi_off")[0], "No.").reward == 0.0
-    environment._apart.close()
+    environment._process.close()
     run = [REAL, str(TESTS / "toolsandbox_real/parity.py"), "60"]
     told = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout.splitlines()[-1])
     assert (told["played"], told["different"]) == (60, 0)

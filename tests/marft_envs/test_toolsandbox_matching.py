@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft_envs.apart.inside.matching import search_once
+from marft_envs.env_process.worker.milestone_search import install_search
 
 
 class Calculator:
@@ -43,7 +43,7 @@ def searched(rows: list[list[float]], follows: dict[int, list[int]]) -> tuple[fl
     ]
     graph: Any = SimpleNamespace(nodes=list(follows), predecessors=follows.get)
     evaluation: Any = SimpleNamespace(MilestoneMatcher=type("Matcher", (), {}))
-    search_once(evaluation)
+    install_search(evaluation)
     mapping, most = evaluation.MilestoneMatcher()._dfs(
         similarity_calculators=calculators, remaining_graph=graph, min_snapshot_index=0,
         max_snapshot_index=len(rows[0]) - 1, assigned_mapping={},

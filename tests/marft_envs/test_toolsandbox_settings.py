@@ -31,15 +31,15 @@ def test_who_plays_the_user_fits_the_team(table: dict[str, Any], roles: list[str
 
 
 def test_it_says_whose_turn_it_is_where_an_agent_plays_the_user() -> None:
-    assert ToolSandbox(python=sys.executable, user="agent").says_whose_turn
-    assert not ToolSandbox(python=sys.executable).says_whose_turn
+    assert ToolSandbox(python=sys.executable, user="agent").controls_turns
+    assert not ToolSandbox(python=sys.executable).controls_turns
 
 
 @pytest.mark.parametrize("rows", [{}, [], None, "lamp_on"])
 def test_what_are_no_scenarios_is_refused(rows: object) -> None:
     environment = ToolSandbox(python=sys.executable)
-    running = SimpleNamespace(ask=lambda *_: {"rows": rows})
-    vars(environment)["_apart"] = SimpleNamespace(current=lambda: running)
+    running = SimpleNamespace(request=lambda *_: {"rows": rows})
+    vars(environment)["_process"] = SimpleNamespace(get_running=lambda: running)
     with pytest.raises(ValueError, match="which are no scenarios"):
         environment.tasks("train")
 

@@ -8,7 +8,7 @@ import pytest
 
 from marft.common.types import Task
 from marft.config.load import load_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 
 NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
 BESIDE = "they would read each other's whole turns beside it"
@@ -61,7 +61,7 @@ def test_hints_are_all_that_the_other_gets() -> None:
 class Dealt(EnvironmentPart):
     """Somebody's own, which deals turns."""
 
-    says_whose_turn: ClassVar[bool] = True
+    controls_turns: ClassVar[bool] = True
 
     def tasks(self, split: str) -> list[Task]:
         return [Task(f"{split}/0", "Play.")]

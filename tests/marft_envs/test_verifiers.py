@@ -20,13 +20,13 @@ from pydantic import ValidationError
 
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.envs.scripts import Cue
-from marft_envs.apart.inside.calls import called
-from marft_envs.apart.inside.calls import described as error_described
-from marft_envs.apart.process import EnvironmentApartError, number_in
-from marft_envs.apart.words import described, measures, told
-from marft_envs.verifying.environment import Rollout, Verifiers
-from marft_lab.scripted import ScriptedTeam
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.env_process.formatting import clean_metrics, format_messages, format_tool
+from marft_envs.env_process.process import EnvProcessError, finite_number
+from marft_envs.env_process.worker.tool_calls import format_error as error_described
+from marft_envs.env_process.worker.tool_calls import split_tool_calls
+from marft_envs.verifiers.environment import Verifiers, VerifiersSession
+from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import TESTS
@@ -53,15 +53,15 @@ def made(python: Path) -> Iterator[Any]:
 
     yield make
     for environment in opened:
-        environment._apart.close()
+        environment._process.close()
 
 
-def begun(environment: Verifiers, index: int = 0) -> tuple[Rollout, Observation]:
+def begun(environment: Verifiers, index: int = 0) -> tuple[VerifiersSession, Observation]:
     rollout = environment.start(environment.tasks("train")[index], 0)
     return rollout, asyncio.run(rollout.reset())
 
 
-def said(rollout: Rollout, text: str) -> Step:
+def said(rollout: VerifiersSession, text: str) -> Step:
     return asyncio.run(rollout.step(JointAction(make_action(text=text))))
 
 
@@ -135,7 +135,7 @@ class TestRollouts:
         environment, heard = made(), list[str]()
         (slow, _), (quick, _) = begun(environment), begun(environment, 1)
 
-        async def tell(rollout: Rollout, text: str) -> None:
+        async def tell(rollout: VerifiersSession, text: str) -> None:
             await rollout.step(JointAction(make_action(text=text)))
             heard.append(text)
 
@@ -152,13 +152,13 @@ class TestRollouts:
             "environment": {"name": "verifiers", "id": "sums", "python": str(python)},
         })  # fmt: skip
 
-        def script(cue: Cue) -> str:
+        def script(cue: PolicyInput) -> str:
             return "raise" if cue.task.id.endswith("/3") else str(cue.task.data["answer"])
 
         environment: Any = run.environment
         with ScriptedTeam(run, script) as team:
             episodes = list(team.play(environment.tasks("train")[:6]))
-        environment._apart.close()
+        environment._process.close()
         lost = [episode for episode in episodes if episode.task.id.endswith("/3")]
         assert all(episode.success and episode.total_reward == 1.0 for episode in episodes if episode not in lost)
         assert all(episode.status == "failed" and "the environment is broken" in episode.error for episode in lost)
@@ -169,7 +169,7 @@ class TestLost:
     def test_what_the_environment_raises_is_told_and_it_goes_on(self, made: Any) -> None:
         environment = made()
         rollout, _ = begun(environment)
-        with pytest.raises(EnvironmentApartError, match="RuntimeError: the environment is broken"):
+        with pytest.raises(EnvProcessError, match="RuntimeError: the environment is broken"):
             said(rollout, "raise")
         assert said(begun(environment)[0], "?").terminated
 
@@ -189,22 +189,22 @@ class TestLost:
         environment = made(timeout_seconds=1.0 if text == "hang" else 20.0)
         rollout, _ = begun(environment)
         other, _ = begun(environment, 1)
-        with pytest.raises(EnvironmentApartError, match=words):
+        with pytest.raises(EnvProcessError, match=words):
             said(rollout, text)
-        with pytest.raises(EnvironmentApartError, match=words):
+        with pytest.raises(EnvProcessError, match=words):
             said(other, "?")
         again, _ = begun(environment)
         assert said(again, "?").terminated
-        with pytest.raises(EnvironmentApartError, match=words):  # still
+        with pytest.raises(EnvProcessError, match=words):  # still
             said(other, "?")
 
     def test_a_reward_function_that_raised_and_was_counted_as_0_is_no_reward(self, made: Any) -> None:
-        with pytest.raises(EnvironmentApartError, match="Error calling reward function right: KeyError"):
+        with pytest.raises(EnvProcessError, match="Error calling reward function right: KeyError"):
             said(begun(made())[0], "swallow")
 
     @pytest.mark.parametrize("text", ["nan", "none"])
     def test_a_reward_that_is_no_number_is_no_reward(self, made: Any, text: str) -> None:
-        with pytest.raises(EnvironmentApartError, match="which is no finite number"):
+        with pytest.raises(EnvProcessError, match="which is no finite number"):
             said(begun(made())[0], text)
 
     def test_who_waits_when_it_is_ended_is_told_at_once(self, made: Any) -> None:
@@ -214,13 +214,13 @@ class TestLost:
         def wait() -> None:
             try:
                 said(rollout, "hang")
-            except EnvironmentApartError as error:
+            except EnvProcessError as error:
                 heard.append(str(error))
 
         waiting, began = threading.Thread(target=wait), time.monotonic()
         waiting.start()
         time.sleep(0.2)
-        environment._apart.close()
+        environment._process.close()
         waiting.join(10)
         assert heard[0].startswith("it was closed")
         assert time.monotonic() - began < 10
@@ -234,7 +234,7 @@ class TestLost:
 
     def test_what_cannot_be_told_is_said_at_once(self, made: Any) -> None:
         began = time.monotonic()
-        with pytest.raises(EnvironmentApartError, match="ValueError: Circular reference"):
+        with pytest.raises(EnvProcessError, match="ValueError: Circular reference"):
             said(begun(made())[0], "round")
         assert time.monotonic() - began < 10
 
@@ -242,32 +242,32 @@ class TestLost:
     def test_a_process_that_stands_still_and_reads_no_more_is_ended(self, made: Any) -> None:
         environment = made(timeout_seconds=1.0)
         rollout, _ = begun(environment)
-        os.killpg(environment._apart.current()._child._process.pid, signal.SIGSTOP)
-        with pytest.raises(EnvironmentApartError, match="has not answered in 1 seconds, and was ended"):
+        os.killpg(environment._process.get_running()._child._process.pid, signal.SIGSTOP)
+        with pytest.raises(EnvProcessError, match="has not answered in 1 seconds, and was ended"):
             said(rollout, "x" * 5_000_000)
         assert said(begun(environment)[0], "?").terminated
 
     def test_who_asks_for_rows_waits_no_longer_than_for_the_rest(self, made: Any) -> None:
         environment = made()
-        running = environment._apart.current()
+        running = environment._process.get_running()
         os.killpg(running._child._process.pid, signal.SIGSTOP)
-        with pytest.raises(EnvironmentApartError, match=r"has not answered in 0\.5 seconds, and was ended"):
-            running.ask({"do": "rows", "held_out": False}, 0.5)
-        assert environment._apart.current() is not running
+        with pytest.raises(EnvProcessError, match=r"has not answered in 0\.5 seconds, and was ended"):
+            running.request({"do": "rows", "held_out": False}, 0.5)
+        assert environment._process.get_running() is not running
 
     def test_one_that_cannot_be_told_anything_is_gone_in_words(self, made: Any) -> None:
         for forgets in (False, True):
             environment = made()
             rollout, _ = begun(environment)
-            running = environment._apart.current()
+            running = environment._process.get_running()
             os.killpg(running._child._process.pid, signal.SIGSTOP)  # so that it does not notice, and end
             running._child.socket.shutdown(socket.SHUT_WR)
             if forgets:
-                running.forget({"do": "drop", "episode": "x"})
+                running.send_only({"do": "drop", "episode": "x"})
             else:
-                with pytest.raises(EnvironmentApartError, match="is gone"):
+                with pytest.raises(EnvProcessError, match="is gone"):
                     said(rollout, "?")
-            assert running.lost
+            assert running.end_reason
             assert said(begun(environment)[0], "?").terminated
 
     def test_to_start_may_take_longer_than_an_answer(self, made: Any, python: Path, tmp_path: Path) -> None:
@@ -279,14 +279,14 @@ class TestLost:
     def test_one_that_is_killed_before_it_has_read_all_is_said_to_be_killed(self, made: Any) -> None:
         environment = made()
         begun(environment)
-        running = environment._apart.current()
+        running = environment._process.get_running()
         os.killpg(running._child._process.pid, signal.SIGSTOP)
-        running.forget({"do": "drop", "episode": "x"})
+        running.send_only({"do": "drop", "episode": "x"})
         os.killpg(running._child._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
-        while not running.lost and time.monotonic() < deadline:
+        while not running.end_reason and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert "was killed (SIGKILL)" in running.lost
+        assert "was killed (SIGKILL)" in running.end_reason
         assert said(begun(environment)[0], "?").terminated
 
     def test_long_texts_at_once_do_not_come_through_each_other(self, made: Any) -> None:
@@ -294,7 +294,7 @@ class TestLost:
         rollouts = [begun(environment, index)[0] for index in range(8)]
         heard = list[float]()
 
-        def tell(rollout: Rollout) -> None:
+        def tell(rollout: VerifiersSession) -> None:
             heard.append(said(rollout, "x" * 500_000 + f" {rollout.task.data['answer']}").reward)
 
         threads = [threading.Thread(target=tell, args=(rollout,)) for rollout in rollouts]
@@ -307,9 +307,9 @@ class TestLost:
     def test_it_ends_with_us(self, made: Any) -> None:
         environment = made()
         begun(environment)
-        running = environment._apart.current()
+        running = environment._process.get_running()
         process = running._child._process
-        environment._apart.close()
+        environment._process.close()
         deadline = time.monotonic() + 5
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -341,42 +341,48 @@ def test_a_python_at_home_is_found(made: Any, python: Path, monkeypatch: pytest.
 
 def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
     text = 'a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b<tool_call>no</tool_call>c'
-    assert called(text) == ("ab<tool_call>no</tool_call>c", [{"name": "f", "arguments": {"x": 1}}])
-    assert called("plain") == ("plain", [])
-    assert called(f"</tool_call>{text}") == ("</tool_call>ab<tool_call>no</tool_call>c", called(text)[1])
+    assert split_tool_calls(text) == ("ab<tool_call>no</tool_call>c", [{"name": "f", "arguments": {"x": 1}}])
+    assert split_tool_calls("plain") == ("plain", [])
+    assert split_tool_calls(f"</tool_call>{text}") == (
+        "</tool_call>ab<tool_call>no</tool_call>c",
+        split_tool_calls(text)[1],
+    )
     for inside in ("[1]", '"f"', "5", "null", "{}"):
-        assert called(f"<tool_call>{inside}</tool_call>") == (f"<tool_call>{inside}</tool_call>", [])
+        assert split_tool_calls(f"<tool_call>{inside}</tool_call>") == (f"<tool_call>{inside}</tool_call>", [])
 
 
 def test_a_call_that_never_ends_or_is_too_deep_stays_as_it_was_written() -> None:
     for text in ("a<tool_call>no", f"<tool_call>{'[' * 100_000}</tool_call>b"):
-        assert called(text) == (text, [])
+        assert split_tool_calls(text) == (text, [])
     for text in ('{"name": "f"}', '{"name": "f", "arguments": null}'):
-        assert called(f"<tool_call>{text}")[1] == [{"name": "f", "arguments": {}}]
+        assert split_tool_calls(f"<tool_call>{text}")[1] == [{"name": "f", "arguments": {}}]
 
 
 def test_numbers_and_metrics_are_numbers() -> None:
-    assert number_in({"reward": True}, "reward") == 1.0
+    assert finite_number({"reward": True}, "reward") == 1.0
     for value in ("1", None, float("inf"), float("nan")):
-        with pytest.raises(EnvironmentApartError):
-            number_in({"reward": value}, "reward")
+        with pytest.raises(EnvProcessError):
+            finite_number({"reward": value}, "reward")
     metrics = {"a b": 1, "c": None, "d": float("nan"), "e": float("inf"), "f": 10**400}
-    assert measures(metrics) == {"a_b": 1.0}
-    assert measures(None) == {}
-    assert measures({"x" * 100: 1}) == {"x" * 64: 1.0}  # no metric has a longer name
+    assert clean_metrics(metrics) == {"a_b": 1.0}
+    assert clean_metrics(None) == {}
+    assert clean_metrics({"x" * 100: 1}) == {"x" * 64: 1.0}  # no metric has a longer name
 
 
 def test_tools_and_errors_that_say_little_are_told() -> None:
-    assert described({"name": "f", "description": None, "parameters": None}) == "f:"
+    assert format_tool({"name": "f", "description": None, "parameters": None}) == "f:"
     error = ValueError("no")
     error.__cause__ = KeyError("x")
     assert error_described(error) == "ValueError: no (KeyError: 'x')"
 
 
 def test_messages_of_several_speakers_say_who_speaks() -> None:
-    assert told([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]) == "Be brief.\n\nHi"
     assert (
-        told([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}])
+        format_messages([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+        == "Be brief.\n\nHi"
+    )
+    assert (
+        format_messages([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}])
         == "user: Hi\n\nassistant: Yes?"
     )
 
@@ -396,6 +402,6 @@ def test_the_real_package_scores_what_a_team_says(monkeypatch: pytest.MonkeyPatc
         rollout, shown = begun(environment)
         assert task.prompt in shown.text
         assert said(rollout, text).reward == reward
-    with pytest.raises(EnvironmentApartError, match=r"AssertionError|Error calling reward function right"):
+    with pytest.raises(EnvProcessError, match=r"AssertionError|Error calling reward function right"):
         said(begun(environment)[0], "raise")
-    environment._apart.close()
+    environment._process.close()

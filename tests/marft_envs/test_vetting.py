@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from marft.common.types import Episode
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.rewards.terms import Function
-from marft_envs.vetting.check import CHECKS, check
-from marft_envs.vetting.findings import Report
-from marft_envs.vetting.limits import Limits
-from marft_envs.vetting.subject import of_object, subject_of
+from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.report import Report
+from marft_envs.env_check.runner import CHECKS, run_checks
+from marft_envs.env_check.target import find_target, target_from_object
 from tests import faulty
 from tests.nights import BY_NIGHT, NIGHT, some
 
@@ -73,14 +73,14 @@ APART: dict[type[EnvironmentPart], tuple[str, str]] = {
 
 @cache
 def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
-    return check(of_object(kind()), limits)
+    return run_checks(target_from_object(kind()), limits)
 
 
 def found(report: Report) -> dict[str, str]:
     """What was found, by check, but for what was skipped."""
     return {
         verdict.check: verdict.findings[0].cause
-        for verdict in report.verdicts
+        for verdict in report.results
         if verdict.grade in ("warning", "failure")
     }
 
@@ -89,15 +89,15 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     report = looked_at(faulty.Sound)
     assert found(report) == {}
     assert report.passed
-    assert report.of("skipped") == ["repeatable"]  # for no other process was asked
+    assert report.checks_with_grade("skipped") == ["repeatable"]  # for no other process was asked
     assert report.numbers["tasks"] == 50
 
 
 def test_without_tasks_nothing_else_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    report = check(subject_of("math", {"path": str(tmp_path / "empty.jsonl")}), QUICK)
-    assert report.of("failure") == ["tasks"]
-    assert report.of("skipped") == [name for name in CHECKS if name != "tasks"]
+    report = run_checks(find_target("math", {"path": str(tmp_path / "empty.jsonl")}), QUICK)
+    assert report.checks_with_grade("failure") == ["tasks"]
+    assert report.checks_with_grade("skipped") == [name for name in CHECKS if name != "tasks"]
     assert str(report).startswith("tasks: failure: ")
     assert "marft.common.types.Task" not in str(report)  # what a class of one's own has to return
     assert "checks, 1 failed (tasks); 0 episodes in" in str(report).splitlines()[-1]
@@ -149,7 +149,7 @@ def reads(episode: Episode) -> float:
 def test_a_reward_term_that_writes_into_task_data_is_named() -> None:
     here = "tests.marft_envs.test_vetting"
     terms = {"scribbles": Function(call=f"{here}:scribbles"), "reads": Function(call=f"{here}:reads")}
-    report = check(dataclasses.replace(of_object(faulty.Sound()), terms=terms), QUICK)
+    report = run_checks(dataclasses.replace(target_from_object(faulty.Sound()), terms=terms), QUICK)
     assert found(report).keys() == {"nothing shared"}
     cause = found(report)["nothing shared"]
     assert cause.startswith("reward terms write into Task.data: 'scribbles' (sum/")

@@ -15,23 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.errors import RunError
-from marft.common.types import Episode, Versions
+from marft.common.types import Episode, VersionRange
 from marft.config import RunSettings
-from marft.rollout.ahead.capacity import end_of_room
-from marft.rollout.ahead.clock import Clock
-from marft.rollout.ahead.gathering import Ahead, Synchronous
-from marft.rollout.ahead.groups import Group, oldest
-from marft.rollout.ahead.keeping import read_groups, write_groups
-from marft.rollout.ahead.opening import open_gathering
-from marft.rollout.ahead.producer import Producer
-from marft.rollout.ahead.reuse import Reusing
-from marft.rollout.collection import attempts_at
-from marft.rollout.playing import Rollouts
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.changes import changes
+from marft.rollout.async_rollout.capacity import first_blocked_group
+from marft.rollout.async_rollout.factory import open_source
+from marft.rollout.async_rollout.groups import Group, max_policy_lag
+from marft.rollout.async_rollout.idle_clock import IdleClock
+from marft.rollout.async_rollout.producer import Producer
+from marft.rollout.async_rollout.replay_buffer import ReplayBuffer
+from marft.rollout.async_rollout.sources import AsyncRolloutSource, SyncRolloutSource
+from marft.rollout.async_rollout.storage import read_groups, write_groups
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import sample_attempts
+from marft.rollout.runner import RolloutRunner
+from marft.runs.changes import find_changes
 from marft.runs.checkpoints import State
-from marft_lab.league.gathering import Against
-from marft_lab.world_models.imagining import Imagining
+from marft_lab.league.rollout_source import OpponentPoolSource
+from marft_lab.world_models.rollout_source import ImaginedRolloutSource
 from marft_lab.world_models.settings import DynaSettings
 from tests.crews import told
 from tests.episodes import episodes, make_action
@@ -57,7 +57,7 @@ class TestCapacity:
             number = first
             while taken < per_step:
                 known = given_up + (chance.random() < 0.5 and number in equal)
-                end = end_of_room(first, known, lag=lag, per_step=per_step, steps_left=steps - version)
+                end = first_blocked_group(first, known, lag=lag, per_step=per_step, remaining_steps=steps - version)
                 for one in range(len(begun), end):
                     begun[one] = version
                 assert number in begun, "the learner never waits for what may not be begun"
@@ -104,7 +104,7 @@ class TestOrder:
             tasks = [episode.task.id for episode in collection.credit_inputs]
             assert len(tasks) == 4
             assert collection.metrics["policy_lag_max"] <= 1
-            assert len(collection.played) == 4 + 2 * collection.metrics["groups_discarded"]
+            assert len(collection.episodes) == 4 + 2 * collection.metrics["groups_discarded"]
             learned += tasks
         assert not {"t1", "t3"} & set(learned)
 
@@ -116,13 +116,13 @@ class TestOrder:
 
     def test_where_the_last_equal_group_has_failed_the_one_before_it_is_counted(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 1}"), pay=lambda _: 1.0)
-        made, (last, _) = rollouts.episode, attempts_at(rollouts.run, TASKS, 1, 3, 1)
+        made, (last, _) = rollouts.episode, sample_attempts(rollouts.run, TASKS, 1, 3, 1)
         rollouts.episode = lambda attempt, version: replace(  # type: ignore[method-assign]
             made(attempt, version), status="failed" if attempt.task.id == last.task.id else "terminated"
         )
         _, collection = next_step(ahead(rollouts), rollouts, State())
         assert len(collection.credit_inputs) == 1
-        assert all(episode.scored for episode in collection.credit_inputs)
+        assert all(episode.is_scored for episode in collection.credit_inputs)
 
     def test_what_is_too_old_is_dropped_counted_and_replaced(self, tmp_path: Path) -> None:
         """A run that goes on with a smaller lag than it has begun with."""
@@ -130,7 +130,7 @@ class TestOrder:
         gathering, state = ahead(rollouts), State()
         for _ in range(3):
             state, _ = next_step(gathering, rollouts, state)
-        gathering.write(tmp_path)
+        gathering.save(tmp_path)
         stricter = fake(ahead_of(1))
         stricter.now = state.step
         again = ahead(stricter, state, tmp_path)
@@ -146,7 +146,7 @@ class TestOrder:
         rollouts = fake(ahead_of(2))
         gathering = ahead(rollouts)
         state, _ = next_step(gathering, rollouts, State())
-        gathering.write(tmp_path)
+        gathering.save(tmp_path)
         stricter = fake(ahead_of(1))
         state, stricter.now = replace(state, step=9), 9
         _, collection = next_step(ahead(stricter, state, tmp_path), stricter, state)
@@ -158,7 +158,7 @@ class TestOrder:
         rollouts = fake(ahead_of(2))
         gathering, state = ahead(rollouts), State()
         state, _ = next_step(gathering, rollouts, state)
-        rollouts.set_aside["t2"], before = "it ended its workers", len(rollouts.begun)
+        rollouts.excluded_tasks["t2"], before = "it ended its workers", len(rollouts.begun)
         for _ in range(5):
             state, collection = next_step(gathering, rollouts, state)
             assert len(collection.credit_inputs) == 4
@@ -169,16 +169,16 @@ class TestOrder:
 
     def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
         rollouts = fake(ahead_of(1))
-        rollouts.set_aside = {task.id: "it ended its workers" for task in TASKS}
+        rollouts.excluded_tasks = {task.id: "it ended its workers" for task in TASKS}
         with pytest.raises(RunError, match="all 5 training tasks are set aside: it ended its workers"):
             ahead(rollouts).collect(State(), lambda _: None)
 
     def test_groups_are_forked_as_their_credit_asks_and_belong_together(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'coma'}"))
-        producer = Producer(cast("Rollouts", rollouts), TASKS)
+        producer = Producer(cast("RolloutRunner", rollouts), TASKS)
         producer.begin(0)
         group = producer.take(0)
-        assert len(group.played) == 2
+        assert len(group.episodes) == 2
         assert len(group.recorded) > 2
         assert all(episode.fork for episode in group.recorded[2:])
         producer.close()
@@ -198,7 +198,7 @@ def _end_in_another_order(rollouts: FakeRollouts, count: int) -> None:
 def _synchronous(run: RunSettings, step: int) -> list[Episode]:
     per_step = run.rollout.tasks_per_step
     rollouts = fake(run)
-    return [rollouts.episode(attempt, 0) for attempt in attempts_at(run, TASKS, step, step * per_step, per_step)]
+    return [rollouts.episode(attempt, 0) for attempt in sample_attempts(run, TASKS, step, step * per_step, per_step)]
 
 
 class TestFailures:
@@ -217,7 +217,7 @@ class TestFailures:
         gathering = ahead(rollouts)
         state, _ = next_step(gathering, rollouts, State())
         before = len(rollouts.begun)
-        gathering.abandon(state)
+        gathering.on_rollback(state)
         assert len(rollouts.begun) == before + 6
         assert rollouts.numbers[-6:] == rollouts.numbers[2:8]
         streams = [attempts[0].stream for attempts, _, _ in rollouts.begun]
@@ -243,14 +243,14 @@ class TestKeeping:
             write_groups(Path(folder), [Group(number, named[1:], named)], "ahead")
             (group,) = read_groups(Path(folder), TASKS, "ahead")
         assert group.number == number
-        assert [id(e) for e in group.played] == [id(e) for e in group.recorded[1:]]
+        assert [id(e) for e in group.episodes] == [id(e) for e in group.recorded[1:]]
         assert told(group.recorded) == told(named)
 
     def test_what_was_played_and_not_learned_from_is_not_played_again(self, tmp_path: Path) -> None:
         rollouts = fake(ahead_of(2))
         gathering = ahead(rollouts)
         state, _ = next_step(gathering, rollouts, State())
-        gathering.write(tmp_path)
+        gathering.save(tmp_path)
         later = fake(rollouts.run)
         again = ahead(later, state, tmp_path)
         _, one = next_step(gathering, rollouts, state)
@@ -277,7 +277,7 @@ class TestReuse:
 
     def steps(self, run: RunSettings, count: int, folder: Path | None = None) -> tuple[list[list[str]], Any, State]:
         rollouts = fake(ahead_of(0).model_copy(update={"rollout": run.rollout, "algorithm": run.algorithm}))
-        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS, folder)
+        gathering = ReplayBuffer(ahead(rollouts), cast("RolloutRunner", rollouts), TASKS, folder)
         state, learned = State(), []
         for _ in range(count):
             state, collection = next_step(gathering, rollouts, state)
@@ -304,9 +304,9 @@ class TestReuse:
 
     def test_what_is_learned_from_again_survives_a_stop(self, tmp_path: Path) -> None:
         learned, gathering, state = self.steps(self.run(), 3)
-        gathering.write(tmp_path)
+        gathering.save(tmp_path)
         rollouts = fake(ahead_of(0).model_copy(update={"rollout": self.run().rollout}))
-        again = Reusing(ahead(rollouts, state), cast("Rollouts", rollouts), TASKS, tmp_path)
+        again = ReplayBuffer(ahead(rollouts, state), cast("RolloutRunner", rollouts), TASKS, tmp_path)
         _, collection = next_step(again, rollouts, state)
         assert [e.name for e in collection.credit_inputs][4:] == learned[2][:8]
 
@@ -317,13 +317,13 @@ class TestReuse:
 
     def test_what_is_ahead_is_kept_dropped_and_let_go_beside_what_is_learned_from_again(self, tmp_path: Path) -> None:
         rollouts = fake(ahead_of(2, "--rollout.reuse", "2"))
-        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
+        gathering = ReplayBuffer(ahead(rollouts), cast("RolloutRunner", rollouts), TASKS)
         state, _ = next_step(gathering, rollouts, State())
-        gathering.write(tmp_path)
+        gathering.save(tmp_path)
         assert [group.number for group in read_groups(tmp_path, TASKS, "ahead")] == [2, 3, 4, 5, 6, 7]
         assert [group.number for group in read_groups(tmp_path, TASKS, "again")] == [0]
         rollouts.at_once = False
-        gathering.abandon(state)
+        gathering.on_rollback(state)
         gathering.close()
         assert len(rollouts.begun) == 8 + 6
         assert all(begun.outcome.done() for _, begun, _ in rollouts.begun)
@@ -332,15 +332,15 @@ class TestReuse:
         _, gathering, state = self.steps(self.run(), 3)
         rollouts = gathering._rollouts
         rollouts.at_once = False
-        gathering.abandon(state)
+        gathering.on_rollback(state)
         for attempts, begun, version in rollouts.begun[-2:]:
             begun.outcome.set_result([replace(rollouts.episode(one, version), status="failed") for one in attempts])
         collection = gathering.collect(state, lambda _: None)
-        assert (len(collection.played), collection.credit_inputs) == (4, [])
+        assert (len(collection.episodes), collection.credit_inputs) == (4, [])
 
     def test_what_an_abandoned_policy_played_is_not_learned_from_again(self) -> None:
         _, gathering, state = self.steps(self.run(), 3)
-        gathering.abandon(state)
+        gathering.on_rollback(state)
         assert len(gathering.collect(state, lambda _: None).credit_inputs) == 4
 
 
@@ -369,62 +369,62 @@ class TestRefusals:
 
     def test_the_lag_may_be_another_when_a_run_goes_on_and_reuse_may_not(self) -> None:
         one, other = ahead_of(1), ahead_of(3)
-        assert not changes(one, other)
-        assert set(changes(one, ahead_of(1, "--rollout.reuse", "2"))) == {"rollout.reuse"}
+        assert not find_changes(one, other)
+        assert set(find_changes(one, ahead_of(1, "--rollout.reuse", "2"))) == {"rollout.reuse"}
 
 
 class TestOpening:
     def test_with_a_lag_they_are_played_ahead(self) -> None:
         rollouts: Any = fake(ahead_of(1))
-        assert isinstance(open_gathering(rollouts, TASKS, State(), None), Ahead)
+        assert isinstance(open_source(rollouts, TASKS, State(), None), AsyncRolloutSource)
 
     def test_without_a_lag_steps_are_played_when_they_come(self) -> None:
         rollouts: Any = fake(settings("tiny"))
         rollouts.play = lambda attempts, **_: [rollouts.episode(attempt, 0) for attempt in attempts]
-        gathering = open_gathering(rollouts, TASKS, State(), None)
-        assert isinstance(gathering, Synchronous)
+        gathering = open_source(rollouts, TASKS, State(), None)
+        assert isinstance(gathering, SyncRolloutSource)
         collection = gathering.collect(State(), lambda _: None)
-        assert [e.name for e in collection.played] == [e.name for e in _synchronous(rollouts.run, 0)]
+        assert [e.name for e in collection.episodes] == [e.name for e in _synchronous(rollouts.run, 0)]
 
     def test_with_a_pool_each_task_is_played_against_a_version_of_it(self) -> None:
         rollouts: Any = fake(league(Path("runs")))
         rollouts.publish_versions = (published := dict[str, int]()).update
-        assert isinstance(open_gathering(rollouts, TASKS, State(), None), Against)
+        assert isinstance(open_source(rollouts, TASKS, State(), None), OpponentPoolSource)
         assert published == {"rival": 0}
 
     def test_with_a_world_model_imagined_episodes_are_added(self) -> None:
-        rollouts = object.__new__(LocalRollouts)
+        rollouts = object.__new__(LocalRolloutRunner)
         rollouts.run = settings("tiny", "runs", dyna={}, algorithm={"name": "grpo"})
-        source = open_gathering(rollouts, TASKS, State(), None)
-        gathering = DynaSettings.of(rollouts.run).wrap_source(source, rollouts, None)
-        assert isinstance(gathering, Imagining)
-        assert gathering.seconds(0.5) == 0.5
+        source = open_source(rollouts, TASKS, State(), None)
+        gathering = DynaSettings.from_run(rollouts.run).wrap_source(source, rollouts, None)
+        assert isinstance(gathering, ImaginedRolloutSource)
+        assert gathering.usage_seconds(0.5) == 0.5
 
 
 def test_idle_time_is_that_in_which_nothing_is_played() -> None:
     times = iter([0.0, 2.0, 3.0, 7.0, 8.0])
-    clock = Clock(lambda: next(times))
-    clock.began()
-    clock.began()
-    clock.ended()
-    clock.ended()
+    clock = IdleClock(lambda: next(times))
+    clock.start()
+    clock.start()
+    clock.stop()
+    clock.stop()
     assert clock.idle() == 2.0 + 7.0 - 3.0
 
 
 def test_time_is_idle_before_anything_is_played_and_not_while_something_is() -> None:
     times = iter([10.0, 12.0, 15.0, 20.0, 31.0])
-    clock = Clock(lambda: next(times))
-    clock.began()  # at 12
+    clock = IdleClock(lambda: next(times))
+    clock.start()  # at 12
     assert clock.idle() == 2.0
-    clock.ended()  # at 15
+    clock.stop()  # at 15
     assert clock.idle() == 2.0 + 20.0 - 15.0
-    clock.began()  # at 31
+    clock.start()  # at 31
     assert clock.idle() == 2.0 + 31.0 - 15.0
 
 
 def test_the_oldest_token_of_a_policy_in_training_counts() -> None:
-    old = replace(make_action("a", policy="frozen"), versions=Versions(0, 0))
-    new = replace(make_action("b", policy="trained"), versions=Versions(4, 6))
+    old = replace(make_action("a", policy="frozen"), versions=VersionRange(0, 0))
+    new = replace(make_action("b", policy="trained"), versions=VersionRange(4, 6))
     episode = Episode(TASKS[0], "train/0", 0, (old, new), "terminated")
-    assert oldest([episode], ["trained"], lambda _: 6) == 2
-    assert oldest([], ["trained"], lambda _: 6) == 0
+    assert max_policy_lag([episode], ["trained"], lambda _: 6) == 2
+    assert max_policy_lag([], ["trained"], lambda _: 6) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from marft.config.load import parse_recipe
 from marft.envs.table import Table
-from marft_lab.scripted import ScriptedTeam
+from marft_lab.scripted_team import ScriptedTeam
 
 ROWS = "question,answer\n" + "".join(f"What is {n} + {n}?,{n + n}\n" for n in range(40))
 

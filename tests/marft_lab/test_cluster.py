@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.common.types import Sampling
+from marft.common.types import SamplingParams
 from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
-from marft.inference.apart.engine import EngineApart, PolicyApart
-from marft.inference.apart.words import Open
-from marft.rollout.collection import attempts_at, training_tasks
-from marft.rollout.rollouts import open_rollouts
-from marft.runs.folder import RunFolder
+from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
+from marft.inference.subprocess_engine.messages import EngineInit
+from marft.rollout.local_runner import open_rollouts
+from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
-from marft.trainer.ranks.devices import device_of, for_others, open_rank_starter
-from marft.trainer.ranks.member import Member
-from marft_lab.cluster.joining import cpus_of
-from marft_lab.cluster.relay import About
+from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
+from marft.trainer.ranks.rank_worker import RankWorker
+from marft_lab.cluster.connection import count_cpus
+from marft_lab.cluster.relay import NodeInfo
 from marft_lab.cluster.settings import ClusterSettings
 from tests.crews import crew, told
 from tests.helpers import recipe, settings, until
@@ -37,8 +37,8 @@ from tests.nights import BY_NIGHT, NIGHT
 
 ray: Any = pytest.importorskip("ray")
 
-from marft_lab.cluster.child import RelayedChild  # noqa: E402
-from marft_lab.cluster.starter import RayStarter, _check  # noqa: E402
+from marft_lab.cluster.launcher import RayLauncher, _check_node  # noqa: E402
+from marft_lab.cluster.remote_process import RemoteProcess  # noqa: E402
 
 QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
@@ -71,7 +71,7 @@ def demo(output: Path, *overrides: str) -> RunSettings:
 def played(run: RunSettings) -> list[Any]:
     with open_rollouts(run) as rollouts:
         rollouts.publish(0)
-        return told(rollouts.play(attempts_at(run, training_tasks(run), 0, 0, 4)))
+        return told(rollouts.play(sample_attempts(run, load_training_tasks(run), 0, 0, 4)))
 
 
 def nodes_of(rollouts: Any) -> list[str]:
@@ -124,9 +124,9 @@ class TestWorkers:
 
     def test_a_folder_that_is_not_there_is_named(self, cluster: Any, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"has no folder /no/such/folder, where the recipe's paths"):
-            _check(About("n1", sys.version.split()[0], _version(), ("/no/such/folder",)))
+            _check_node(NodeInfo("n1", sys.version.split()[0], _version(), ("/no/such/folder",)))
         with pytest.raises(ValueError, match=r"node n1 has MARFT 0.0.1 on Python 2.7.18, and the run MARFT"):
-            _check(About("n1", "2.7.18", "0.0.1", ()))
+            _check_node(NodeInfo("n1", "2.7.18", "0.0.1", ()))
 
 
 def _version() -> str:
@@ -148,26 +148,26 @@ class TestEngines:
 
         async def whole() -> None:
             weights = Weights()
-            opened = Open("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), "dies": 1})
-            starter = RayStarter(run, cluster, "engine", 1)  # type: ignore[arg-type]
-            policies = {"actor": PolicyApart(tiny_tokenizer, (2,), weights.save)}
-            engine = EngineApart("fake", command, opened, policies, seed=1, patience=20.0, starter=starter)
-            taken = RelayedChild.carried
+            opened = EngineInit("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), "dies": 1})
+            starter = RayLauncher(run, cluster, "engine", 1)  # type: ignore[arg-type]
+            policies = {"actor": SubprocessPolicy(tiny_tokenizer, (2,), weights.save)}
+            engine = SubprocessEngine("fake", command, opened, policies, seed=1, timeout=20.0, starter=starter)
+            taken = RemoteProcess.share_folder
 
-            def noted(child: RelayedChild, folder: Path) -> str:
+            def noted(child: RemoteProcess, folder: Path) -> str:
                 carried.append(taken(child, folder))
                 assert carried[-1] != str(folder)
                 assert (Path(carried[-1]) / "adapter").read_text() == "weights"
                 return carried[-1]
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(RelayedChild, "carried", noted)
+                patch.setattr(RemoteProcess, "share_folder", noted)
                 await engine.start()
-                completion = await engine.sample("actor", PROMPT, Sampling(max_new_tokens=6), key())
+                completion = await engine.sample("actor", PROMPT, SamplingParams(max_new_tokens=6), key())
                 assert completion.tokens.tolist() == [5, 6, 7, 8, 5, 6]
                 assert engine.usage()["engine_restarts"] == 1.0
                 await engine.publish({"actor": weights}, 3)  # type: ignore[dict-item]
-                completion = await engine.sample("actor", PROMPT, Sampling(max_new_tokens=6), key(1))
+                completion = await engine.sample("actor", PROMPT, SamplingParams(max_new_tokens=6), key(1))
                 assert completion.versions.lowest == 3
                 await asyncio.sleep(0.3)
             assert [Path(path).exists() for path in carried] == [False, False, True]
@@ -252,8 +252,8 @@ class TestSettings:
         cluster = run.section(ClusterSettings)
         assert cluster is not None
         without = run.model_copy(update={"training": run.training.model_copy(update={"ranks": 1})})
-        assert cpus_of(run, cluster) >= 40 * 50
-        assert cpus_of(without, cluster) < 40 * 50
+        assert count_cpus(run, cluster) >= 40 * 50
+        assert count_cpus(without, cluster) < 40 * 50
 
     def test_a_rank_on_a_cluster_has_the_gpu_that_it_is_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,8 +261,8 @@ class TestSettings:
         monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", torch.device)
         run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1")
         there = run.model_copy(update={"device": "cuda:1"})
-        assert device_of(there, 2) == "cuda:0"
-        assert device_of(run.model_copy(update={"device": "cpu"}), 2) == "cpu"
+        assert select_device(there, 2) == "cuda:0"
+        assert select_device(run.model_copy(update={"device": "cpu"}), 2) == "cpu"
 
     def test_ranks_elsewhere_compute_on_what_the_run_does_and_wait_for_no_gpu_where_that_is_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,15 +270,15 @@ class TestSettings:
         run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1", "--device", "auto")
         asked: list[float] = []
         monkeypatch.setattr(
-            "marft.trainer.ranks.devices.open_starter", lambda run, kind, count, gpus: asked.append(gpus)
+            "marft.trainer.ranks.devices.open_launcher", lambda run, kind, count, gpus: asked.append(gpus)
         )
         for found, gpus in (("cpu", 0.0), ("cuda", 1.0)):
             monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
             open_rank_starter(run)
-            assert (for_others(run).device, asked.pop()) == (found, gpus)
+            assert (build_peer_run(run).device, asked.pop()) == (found, gpus)
 
     def test_a_checkpoint_that_a_ranks_node_has_not_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ValueError, match=r"^there is no checkpoint /no/such/step on node .*: have the run's folder"
         ):
-            Member.load(cast("Member", None), Path("/no/such/step"), True)
+            RankWorker.load(cast("RankWorker", None), Path("/no/such/step"), True)

@@ -18,9 +18,9 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError
 
-from marft_lab.cluster import child as relayed
-from marft_lab.cluster.child import RelayedChild
-from marft_lab.cluster.relay import Drawn
+from marft_lab.cluster import remote_process as relayed
+from marft_lab.cluster.relay import ProcessOutput
+from marft_lab.cluster.remote_process import RemoteProcess
 from tests.helpers import until
 from tests.sources import TESTS
 
@@ -31,14 +31,14 @@ class There:
     def __init__(self) -> None:
         self.ended, self.fed = threading.Event(), bytearray()
         self.files: dict[str, bytes] = {}
-        self.words = [Drawn(b"hello", ("a line",))]
+        self.words = [ProcessOutput(b"hello", ("a line",))]
 
-    def draw(self) -> Drawn:
+    def read_output(self) -> ProcessOutput:
         if self.words:
             return self.words.pop(0)
-        return Drawn(over=self.ended.wait(0.01))
+        return ProcessOutput(closed=self.ended.wait(0.01))
 
-    def feed(self, data: bytes) -> None:
+    def write_input(self, data: bytes) -> None:
         self.fed += data
 
     def end(self) -> None:
@@ -87,16 +87,16 @@ def get(what: Future[Any] | list[Future[Any]]) -> Any:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[There], tuple[RelayedChild, Actor]]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[There], tuple[RemoteProcess, Actor]]]:
     actors: list[Actor] = []
 
     def kill(actor: Actor) -> None:
         actor.killed += 1
         actor.there.end()
 
-    def make(there: There) -> tuple[RelayedChild, Actor]:
+    def make(there: There) -> tuple[RemoteProcess, Actor]:
         actors.append(Actor(there))
-        return RelayedChild("worker 1", actors[-1], "n1", quiet=True), actors[-1]
+        return RemoteProcess("worker 1", actors[-1], "n1", quiet=True), actors[-1]
 
     monkeypatch.setattr(sys, "path", [*sys.path])  # a relay changes it, and the folder, of the process that it is
     monkeypatch.chdir(Path.cwd())
@@ -109,7 +109,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[There], tuple[Re
             pool.shutdown()
 
 
-Make = Callable[[There], tuple[RelayedChild, Actor]]
+Make = Callable[[There], tuple[RemoteProcess, Actor]]
 
 
 def test_what_it_says_and_is_told_goes_through_and_its_actor_ends_with_it(made: Make) -> None:
@@ -120,7 +120,7 @@ def test_what_it_says_and_is_told_goes_through_and_its_actor_ends_with_it(made: 
     child.end()
     assert child.socket.recv(5) == b""
     assert child.outcome() == child.outcome() == "was killed (SIGTERM) on node n1"
-    assert list(child.said) == ["a line", "the last line"]
+    assert list(child.output_tail) == ["a line", "the last line"]
     assert actor.killed == 1
     child.close()
 
@@ -132,7 +132,7 @@ def test_one_that_is_lost_with_its_node_is_over_and_says_so(made: Make) -> None:
     assert child.socket.recv(5) == b""
     assert child.outcome().startswith("was lost with its place on node n1 (The actor ")
     with pytest.raises(RunError, match="weights cannot be carried to node n1"):
-        child.carried(TESTS / "skill_example")
+        child.share_folder(TESTS / "skill_example")
     child.close()
 
 
@@ -160,7 +160,7 @@ def test_what_is_carried_is_whole_before_it_is_told_where_it_is(made: Make, tmp_
     (tmp_path / "7" / "in" / "adapter").write_bytes(b"weights")
     (tmp_path / "7" / "words").write_bytes(b"")
     child, actor = made(Slow())
-    assert child.carried(tmp_path / "7") == "there/7"
+    assert child.share_folder(tmp_path / "7") == "there/7"
     assert actor.there.files == {"in/adapter": b"weights", "words": b""}
     child.close()
 
@@ -168,9 +168,9 @@ def test_what_is_carried_is_whole_before_it_is_told_where_it_is(made: Make, tmp_
 def test_what_it_prints_as_it_ends_is_heard(made: Make) -> None:
     """Its connection is over before its last lines have come, and the next draw is under way."""
     there = There()
-    there.words = [Drawn(over=True), Drawn(lines=("KeyError: 'w'",), over=True)]
+    there.words = [ProcessOutput(closed=True), ProcessOutput(lines=("KeyError: 'w'",), closed=True)]
     there.end()
     child, _ = made(there)
     child.outcome()
-    assert sorted(child.said) == ["KeyError: 'w'", "the last line"]
+    assert sorted(child.output_tail) == ["KeyError: 'w'", "the last line"]
     child.close()

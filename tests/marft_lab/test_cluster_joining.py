@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marft_lab.cluster import joining
+from marft_lab.cluster import connection
 from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
@@ -28,9 +28,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: made.append("shut down"))
-    monkeypatch.setattr(joining, "_knock", lambda address: made.append(f"knocked at {address}"))
-    monkeypatch.setattr(joining, "_users", 0)
-    monkeypatch.delenv(joining.ADDRESS, raising=False)
+    monkeypatch.setattr(connection, "_check_reachable", lambda address: made.append(f"knocked at {address}"))
+    monkeypatch.setattr(connection, "_users", 0)
+    monkeypatch.delenv(connection.ADDRESS_VARIABLE, raising=False)
     yield made
     signal.signal(signal.SIGTERM, before)
 
@@ -39,7 +39,7 @@ def joined(output: Path, address: str) -> None:
     run = settings("tiny", output, "--cluster.address", address)
     cluster = run.section(ClusterSettings)
     assert cluster is not None
-    joining.join(run, cluster)
+    connection.connect(run, cluster)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def joined(output: Path, address: str) -> None:
 def test_the_cluster_is_the_recipes_else_that_of_the_environment_else_one_of_its_own(
     said: str, set_there: str, found: str, calls: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(joining.ADDRESS, set_there)
+    monkeypatch.setenv(connection.ADDRESS_VARIABLE, set_there)
     joined(tmp_path, said)
     knocked, address, cpus = calls
     assert (knocked, address) == (f"knocked at {'' if found == 'local' else found}", found)
@@ -62,9 +62,9 @@ def test_it_is_joined_once_and_left_with_the_last_of_its_parts_and_sigterm_stays
     joined(tmp_path, "a:1")
     assert signal.getsignal(signal.SIGTERM) == ours
     joined(tmp_path, "a:1")
-    joining.leave()
+    connection.disconnect()
     assert calls == ["knocked at a:1", "a:1", None]
-    joining.leave()
+    connection.disconnect()
     assert calls[-1] == "shut down"
 
 
@@ -75,4 +75,4 @@ def test_a_cluster_of_its_own_has_room_for_every_replica_of_an_engine(tmp_path: 
     )
     cluster = run.section(ClusterSettings)
     assert cluster is not None
-    assert joining.cpus_of(run, cluster) == 2 * 40 * 50.5
+    assert connection.count_cpus(run, cluster) == 2 * 40 * 50.5

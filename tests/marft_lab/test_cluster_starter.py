@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from marft.common.errors import RunError
-from marft.common.processes.starting import LocalStarter, NoRoomError
+from marft.common.processes.launcher import LocalLauncher, NoResourcesError
 from marft.config import RunSettings
-from marft.config.placement import open_starter
+from marft.config.placement import open_launcher
 from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
@@ -22,9 +22,9 @@ pytest.importorskip("ray")
 
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from marft_lab.cluster import starter as room
-from marft_lab.cluster.relay import About, about
-from marft_lab.cluster.starter import RayStarter
+from marft_lab.cluster import launcher as room
+from marft_lab.cluster.launcher import RayLauncher
+from marft_lab.cluster.relay import NodeInfo, read_node_info
 
 
 class Cluster:
@@ -34,7 +34,7 @@ class Cluster:
         self.did: list[object] = []
         self.asked: list[dict[str, Any]] = []
         self.has_room = has_room
-        self.here: Callable[[], About] = about
+        self.here: Callable[[], NodeInfo] = read_node_info
         self.get_node_ip_address = lambda: "10.0.0.1"
         self.util = self
 
@@ -54,7 +54,7 @@ class Cluster:
 
     def actor(self) -> Any:
         call = SimpleNamespace(remote=lambda *arguments: arguments)
-        return SimpleNamespace(look=call, begin=call)
+        return SimpleNamespace(node_info=call, begin=call)
 
     def get(self, what: object, timeout: float) -> object:
         return self.here()
@@ -78,13 +78,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(room, "ray", made)
     monkeypatch.setattr(room, "placement_group", made.placement_group)
     monkeypatch.setattr(room, "remove_placement_group", made.remove)
-    monkeypatch.setattr(room, "join", lambda *_: made.did.append("joined"))
-    monkeypatch.setattr(room, "leave", lambda: made.did.append("left"))
-    monkeypatch.setattr(room, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(room, "connect", lambda *_: made.did.append("joined"))
+    monkeypatch.setattr(room, "disconnect", lambda: made.did.append("left"))
+    monkeypatch.setattr(room, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(
         room, "PlacementGroupSchedulingStrategy", lambda _, placement_group_bundle_index: placement_group_bundle_index
     )
-    monkeypatch.setattr(room, "RelayedChild", lambda name, actor, node, quiet: SimpleNamespace(name=name, node=node))
+    monkeypatch.setattr(room, "RemoteProcess", lambda name, actor, node, quiet: SimpleNamespace(name=name, node=node))
     return made
 
 
@@ -92,10 +92,10 @@ def run_of(output: Path, *overrides: str) -> RunSettings:
     return settings("tiny", output, "--cluster.patience_seconds", "0.2", *overrides)
 
 
-def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayStarter:
+def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayLauncher:
     cluster = run.section(ClusterSettings)
     assert cluster is not None
-    return RayStarter(run, cluster, kind, count)
+    return RayLauncher(run, cluster, kind, count)
 
 
 def nothing(_: int) -> Sequence[str]:
@@ -115,15 +115,17 @@ def test_a_place_for_each_is_asked_for_as_the_recipe_says_and_given_back(cluster
 
 
 def test_a_run_with_a_cluster_starts_its_processes_there_and_another_one_here(cluster: Cluster, tmp_path: Path) -> None:
-    there = open_starter(run_of(tmp_path, "--cluster.learner.cpus", "2.0"), "learner", 2, gpus=1.0)
-    assert isinstance(there, RayStarter)
+    there = open_launcher(run_of(tmp_path, "--cluster.learner.cpus", "2.0"), "learner", 2, gpus=1.0)
+    assert isinstance(there, RayLauncher)
     assert cluster.did[1] == ([{"CPU": 2.0, "GPU": 1.0}] * 2, "PACK")
-    assert isinstance(open_starter(settings("tiny", tmp_path), "learner", 2, gpus=1.0), LocalStarter)
+    assert isinstance(open_launcher(settings("tiny", tmp_path), "learner", 2, gpus=1.0), LocalLauncher)
 
 
 def test_a_place_that_there_is_no_room_for_is_waited_for_no_more(cluster: Cluster, tmp_path: Path) -> None:
     cluster.has_room = False
-    with pytest.raises(NoRoomError, match=r"for 2 processes \(cluster.worker: 1 CPU; PACK\).*0.5 CPU of 4 CPU, on one"):
+    with pytest.raises(
+        NoResourcesError, match=r"for 2 processes \(cluster.worker: 1 CPU; PACK\).*0.5 CPU of 4 CPU, on one"
+    ):
         opened(run_of(tmp_path))
     assert cluster.did[2:] == ["waited 0.2 s", "given back", "left"]
 
@@ -131,8 +133,8 @@ def test_a_place_that_there_is_no_room_for_is_waited_for_no_more(cluster: Cluste
 def test_a_process_is_started_in_its_place_with_all_that_the_place_has(cluster: Cluster, tmp_path: Path) -> None:
     place = "{ cpus = 3.0, gpus = 0.5, memory_gb = 2.0, resources = { disk = 1.0 } }"
     run = run_of(tmp_path, "--cluster.engine", place)
-    child = opened(run, "engine", 3).start("engine", nothing, place=2)
-    assert (child.name, child.node) == ("engine", about().node)
+    child = opened(run, "engine", 3).start("engine", nothing, slot=2)
+    assert (child.name, child.node) == ("engine", read_node_info().node)
     assert cluster.asked == [
         {"num_cpus": 3.0, "num_gpus": 0.5, "memory": 2.0**31, "resources": {"disk": 1.0}, "scheduling_strategy": 2}
     ]
@@ -144,14 +146,14 @@ def test_one_whose_node_is_lost_before_it_has_begun_is_started_again_until_it_is
     """Ray may put it on a node that it does not know yet to be lost."""
     losses = iter([RayActorError(), RayActorError()])
 
-    def lost() -> About:
+    def lost() -> NodeInfo:
         if error := next(losses, None):
             raise error
-        return about()
+        return read_node_info()
 
     cluster.here = lost
     here = opened(run_of(tmp_path, "--cluster.patience_seconds", "9"))
-    assert here.start("worker 1", nothing, place=1).name == "worker 1"
+    assert here.start("worker 1", nothing, slot=1).name == "worker 1"
     assert [asked["scheduling_strategy"] for asked in cluster.asked] == [1, 1, 1]
     assert cluster.did[-2:] == ["killed", "killed"], "one that cannot be reached may still have its place"
 
@@ -171,7 +173,7 @@ def test_nothing_is_started_again_once_the_run_has_ended_which_waits_for_what_is
     here = opened(run_of(tmp_path, "--cluster.patience_seconds", "9"))
     begun, closing = threading.Event(), threading.Thread(target=here.close)
 
-    def lost() -> About:
+    def lost() -> NodeInfo:
         if not begun.is_set():
             begun.set()
             closing.start()
@@ -194,14 +196,22 @@ def test_nothing_is_started_again_once_the_run_has_ended_which_waits_for_what_is
     ("what", "raised", "said"),
     [
         (lambda: _raised(RayTaskError("begin", "trace", ValueError("no Python"))), ValueError, "^worker 1: no Python$"),
-        (lambda: _raised(GetTimeoutError()), NoRoomError, r"^worker 1: the cluster has had no room for one process"),
-        (lambda: About("n1", "3.11.1", "0.0.1", ()), ValueError, r"^node n1 has MARFT 0.0.1"),
-        (lambda: About("n1", "2.7.18", about().version, ()), ValueError, r"on Python 2.7.18, and the run"),
-        (lambda: About("n1", about().python, about().version, ("/there",)), ValueError, r"has no folder /there"),
+        (
+            lambda: _raised(GetTimeoutError()),
+            NoResourcesError,
+            r"^worker 1: the cluster has had no room for one process",
+        ),
+        (lambda: NodeInfo("n1", "3.11.1", "0.0.1", ()), ValueError, r"^node n1 has MARFT 0.0.1"),
+        (lambda: NodeInfo("n1", "2.7.18", read_node_info().version, ()), ValueError, r"on Python 2.7.18, and the run"),
+        (
+            lambda: NodeInfo("n1", read_node_info().python, read_node_info().version, ("/there",)),
+            ValueError,
+            r"has no folder /there",
+        ),
     ],
 )
 def test_an_actor_of_no_use_is_let_go_of(
-    what: Callable[[], About], raised: type[Exception], said: str, cluster: Cluster, tmp_path: Path
+    what: Callable[[], NodeInfo], raised: type[Exception], said: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.here = what
     with pytest.raises(raised, match=said):
@@ -217,24 +227,24 @@ def test_only_what_reads_the_recipe_needs_its_folder(cluster: Cluster, tmp_path:
 def test_an_engine_asks_for_the_gpus_that_are_said_else_for_one_where_it_computes_on_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from marft.inference.apart import places
+    from marft.inference.subprocess_engine import placement
 
     found: list[float] = []
-    monkeypatch.setattr(places, "open_starter", lambda run, kind, count, gpus: found.append(gpus))
+    monkeypatch.setattr(placement, "open_launcher", lambda run, kind, count, gpus: found.append(gpus))
     run = run_of(tmp_path)
     for here, device, there, gpus in (
         ("cpu", "cpu", "cpu", 0.0), ("cpu", "auto", "cpu", 0.0), ("cuda", "auto", "cuda", 1.0),
         ("cpu", "cuda:1", "cuda", 1.0),
     ):  # fmt: skip
-        monkeypatch.setattr(places, "pick_device", lambda _, here=here: SimpleNamespace(type=here))
-        places.engine_starter(run, device)
-        assert (places.device_there(run, device), found.pop()) == (there, gpus)
+        monkeypatch.setattr(placement, "pick_device", lambda _, here=here: SimpleNamespace(type=here))
+        placement.make_engine_launcher(run, device)
+        assert (placement.engine_device(run, device), found.pop()) == (there, gpus)
     run = run_of(tmp_path, "--cluster.engine.gpus", "0.5")
     for device, there in (("cpu", "cpu"), ("auto", "cuda"), ("cuda:1", "cuda")):
-        places.engine_starter(run, device)
-        assert (places.device_there(run, device), found.pop()) == (there, 0.5)
-    assert places.device_there(settings("tiny", tmp_path), "cuda:1") == "cuda:1"
+        placement.make_engine_launcher(run, device)
+        assert (placement.engine_device(run, device), found.pop()) == (there, 0.5)
+    assert placement.engine_device(settings("tiny", tmp_path), "cuda:1") == "cuda:1"
 
 
-def _raised(error: Exception) -> About:
+def _raised(error: Exception) -> NodeInfo:
     raise error

@@ -13,8 +13,8 @@ from marft.agents.sandbox.runner import isolation_problem
 from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
-from marft.models.formats import load_format
-from marft_lab.scripted import ScriptedTeam
+from marft.models.tokenizer_format import load_format
+from marft_lab.scripted_team import ScriptedTeam
 from tests.nights import BY_NIGHT, some
 
 ROOM = 4096  # tokens: scripts are measured in another vocabulary than that of the recipe's own model
@@ -34,7 +34,7 @@ def test_teams_of_writers_follow_everything_with_skill_and_not_without(recipe: s
     well, badly = played(recipe, 1.0, 12), played(recipe, 0.0, 12)
     assert all(episode.success for episode in well)
     assert all(episode.total_reward == 1.0 for episode in well)
-    assert all(episode.scored for episode in badly)
+    assert all(episode.is_scored for episode in badly)
     assert sum(bool(episode.success) for episode in badly) < 6
     assert max(len(action.prompt) for episode in well for action in episode.actions) < 400
     assert max(len(action.tokens) for episode in well for action in episode.actions) <= 60
@@ -48,7 +48,7 @@ def test_teams_of_programmers_solve_what_is_drawn_with_skill_and_not_without(rec
     well, badly = played(recipe, 1.0, 4), played(recipe, 0.0, 4)
     assert all(episode.success for episode in well)
     assert all(len(episode.transitions) == 1 for episode in well)
-    assert all(episode.scored for episode in badly)
+    assert all(episode.is_scored for episode in badly)
     assert not all(episode.success for episode in badly)
     if recipe == "code":
         assert {action.agent for episode in badly for action in episode.actions} == {"coder", "tester", "reflector"}

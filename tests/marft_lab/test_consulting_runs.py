@@ -12,19 +12,19 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
-from marft.cli.commands import _looked_at
+from marft.cli.handlers import _summarize_setup
 from marft.common.types import Task
 from marft.common.usage import Usage
-from marft.config.consulting import ConsultingSettings, HelperSettings, unlearned_replies, without_helpers
+from marft.config.helpers import HelperCallSettings, HelperSettings, warn_untrained_replies, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft.evaluation.session import evaluate_checkpoints
-from marft.rollout.collection import attempts_at
-from marft.runs.episodes import read_episodes
-from marft.runs.export.loading import settings_of
+from marft.rollout.rollout_batch import sample_attempts
+from marft.runs.episode_files import read_episodes
+from marft.runs.export.exporter import export_run
+from marft.runs.export.loader import load_settings
 from marft.runs.export.manifest import load_export
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.league.evaluation import matches
 from tests.endpoint import says, serving
@@ -42,10 +42,10 @@ class TestTheBudget:
         self, budget: float, attempts: int, turn: int, step: int, falls_from: int, lasts: int
     ) -> None:
         helper = HelperSettings(policy="teacher")
-        found = ConsultingSettings(
+        found = HelperCallSettings(
             helpers={"verify": helper}, budget=budget, falls_from=falls_from, gone_from=falls_from + lasts
         )
-        allowance, shares = found.allowance(step), found.shared_out(step, attempts, turn)
+        allowance, shares = found.calls_per_action(step), found.calls_per_attempt(step, attempts, turn)
         expected = budget * (1 if step <= falls_from else max(0.0, 1 - (step - falls_from) / lasts))
         assert allowance == pytest.approx(expected)
         assert abs(sum(shares) - attempts * allowance) <= 0.5 + 1e-9
@@ -54,10 +54,10 @@ class TestTheBudget:
     def test_goes_to_training_attempts_alone(self, tmp_path: Path) -> None:
         run = helped(tmp_path, **{"consulting.budget": 0.5, "consulting.gone_from": 2})
         tasks = [Task(f"t{n}", "x") for n in range(8)]
-        given_out = [[a.questions for a in attempts_at(run, tasks, step, 0, 8)] for step in (0, 1, 2)]
+        given_out = [[a.max_helper_calls for a in sample_attempts(run, tasks, step, 0, 8)] for step in (0, 1, 2)]
         assert [sum(step) for step in given_out] == [16, 8, 0]
         assert len({tuple(given_out[0][n : n + 4]) for n in range(0, 32, 4)}) > 1, "who may ask is drawn"
-        assert Attempt(tasks[0], "evaluation").questions == 0
+        assert Attempt(tasks[0], "evaluation").max_helper_calls == 0
 
 
 def helped(tmp_path: Path, **changes: Any) -> RunSettings:
@@ -123,11 +123,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why:
 
 def test_replies_that_nothing_learns_are_said(tmp_path: Path) -> None:
     run = helped(tmp_path)
-    (said,) = unlearned_replies(run)
-    assert _looked_at(run)[-1] == said, "a dry run says so, too"
+    (said,) = warn_untrained_replies(run)
+    assert _summarize_setup(run)[-1] == said, "a dry run says so, too"
     assert "algorithm.name = 'aipo'" in said
-    assert list(unlearned_replies(without_helpers(run))) == []
-    assert list(unlearned_replies(helped(tmp_path, **{"algorithm.teammate_text": {"coefficient": 1.0}}))) == []
+    assert list(warn_untrained_replies(without_helpers(run))) == []
+    assert list(warn_untrained_replies(helped(tmp_path, **{"algorithm.teammate_text": {"coefficient": 1.0}}))) == []
 
 
 def test_what_is_held_to_a_grammar_asks_nobody(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
         (first, *_), known = action.consultations, action.teammate_log_probs
         assert action.text[first.place :].startswith(first.reply)
         assert known is not None
-        assert len(known) == action.by_teammate.sum() > 0
+        assert len(known) == action.teammate_mask.sum() > 0
         assert known.min() < 0, "the helper has the agent's own tokens"
     (found,) = evaluate_checkpoints(run, folder, ("last",), ("sampled",), 8, False, lambda _=None: None)
     assert found.agents["reasoner"].get("consultations") is None
@@ -229,13 +229,13 @@ def test_versions_meet_without_helpers(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     run = helped(tmp_path)
-    monkeypatch.setattr(matches, "sides_of", lambda _: ("north", "south"))
-    monkeypatch.setattr(matches, "versions_of", lambda *_: {"base": None, "last": None})
-    monkeypatch.setattr(matches, "together", lambda run, _: run)
-    monkeypatch.setattr(matches, "attempts_of", lambda *_: [])
+    monkeypatch.setattr(matches, "game_sides", lambda _: ("north", "south"))
+    monkeypatch.setattr(matches, "find_versions", lambda *_: {"base": None, "last": None})
+    monkeypatch.setattr(matches, "combine_versions", lambda run, _: run)
+    monkeypatch.setattr(matches, "pair_attempts", lambda *_: [])
     monkeypatch.setattr(matches, "open_rollouts", open_)
     with pytest.raises(KeyboardInterrupt):
-        matches.league_of(run, RunFolder(tmp_path), 2, 2, lambda _=None: None)
+        matches.play_league(run, RunFolder(tmp_path), 2, 2, lambda _=None: None)
     assert "helper" in run.policies
     assert "helper" not in opened[0].policies
 
@@ -250,4 +250,4 @@ def test_helpers_are_no_part_of_an_export(tmp_path: Path) -> None:
     exported = load_export(export_run(folder, "last", tmp_path / "team"))
     assert set(exported.manifest.policies) == {"reasoner", "actor"}
     assert set(exported.manifest.models) == {"base"}
-    assert settings_of(exported).consulting is None
+    assert load_settings(exported).consulting is None

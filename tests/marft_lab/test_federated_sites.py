@@ -18,20 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import marft_lab.federated.place as place_module
 import marft_lab.federated.site as site_module
+import marft_lab.federated.site_folder as place_module
 from marft.config.run import RunSettings
-from marft.models.adapters import CONFIG
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, Record, name_of, read_record
-from marft.runs.folder import RunFolder
-from marft.runs.receiving import make_whole, receive
-from marft_lab.federated.mixing import Adapter
-from marft_lab.federated.parcels import files_with, opened, write_folder
-from marft_lab.federated.place import Begun, Place
-from marft_lab.federated.privacy import hidden, norm_of
-from marft_lab.federated.site import Site, Until
-from marft_lab.federated.words import About, Asked, Update, data_of, files_of
+from marft.models.adapter_files import CONFIG_FILE
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.adapter_update import recover_checkpoint, replace_adapters
+from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, checkpoint_name, read_record
+from marft.runs.run_folder import RunFolder
+from marft_lab.federated.adapter_io import build_files, parse_files, write_adapters
+from marft_lab.federated.aggregation import Adapter
+from marft_lab.federated.messages import Assignment, TrainRequest, Update, pack_files, unpack_files
+from marft_lab.federated.privacy import global_norm, privatize_update
+from marft_lab.federated.site import SiteTrainer, StopAtStep
+from marft_lab.federated.site_folder import RoundProgress, SiteFolder
 from tests.helpers import settings
 from tests.marft_lab.test_federated import CONFIGURATION, adapter, folder_of
 from tests.nights import BY_NIGHT, NIGHT, some
@@ -209,24 +209,24 @@ def found_in(process: int, wanted: dict[str, str]) -> set[str]:
     return found
 
 
-def site(folder: Path, recipe: Path, name: str = "north", **told: float) -> Site:
+def site(folder: Path, recipe: Path, name: str = "north", **told: float) -> SiteTrainer:
     federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True, **told}
     own = {"name": name, "folder": str(folder), "recipe": str(recipe), "changes": {}}
-    return Site(About(own, federation), Place(folder))
+    return SiteTrainer(Assignment(own, federation), SiteFolder(folder))
 
 
-def asked(round_: int, files: dict[str, bytes]) -> Asked:
-    return Asked(round_, 2, *data_of(files))
+def asked(round_: int, files: dict[str, bytes]) -> TrainRequest:
+    return TrainRequest(round_, 2, *pack_files(files))
 
 
 @pytest.mark.slow
 def test_a_site_that_is_killed_anywhere_sends_the_same(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "one", "killed") / "recipe.toml"
-    whole = [files_of(site(tmp_path / "whole", recipe).beginning())]
+    whole = [unpack_files(site(tmp_path / "whole", recipe).initial_update())]
     for round_ in (1, 2):
-        answer = site(tmp_path / "whole", recipe).learned(asked(round_, whole[-1]))
-        assert answer.about["episodes"] == 16
-        whole.append(files_of(answer))
+        answer = site(tmp_path / "whole", recipe).train_round(asked(round_, whole[-1]))
+        assert answer.report["episodes"] == 16
+        whole.append(unpack_files(answer))
     assert whole[0] != whole[1] != whole[2]  # it learns
     folder = tmp_path / "killed"
     for round_ in (0, 1, 2):
@@ -237,12 +237,12 @@ def test_a_site_that_is_killed_anywhere_sends_the_same(tmp_path: Path) -> None:
                 try:
                     dying_after(moment)
                     one = site(folder, recipe)
-                    _ = one.learned(asked(round_, whole[round_ - 1])) if round_ else one.beginning()
+                    _ = one.train_round(asked(round_, whole[round_ - 1])) if round_ else one.initial_update()
                     status = 0
                 finally:
                     os._exit(status)
             assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
-    assert files_of(site(folder, recipe).learned(asked(2, whole[1]))) == whole[2]
+    assert unpack_files(site(folder, recipe).train_round(asked(2, whole[1]))) == whole[2]
 
 
 def dying_after(left: int) -> None:
@@ -260,12 +260,12 @@ def dying_after(left: int) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_receives_adapters_and_stays_one(tmp_path: Path) -> None:
-    LocalRollouts(settings()).close()
+    LocalRolloutRunner(settings()).close()
     run, folder = finished(tmp_path)
-    path = folder.checkpoints / name_of(2)
-    other = folder.checkpoints / name_of(1) / "policies"
+    path = folder.checkpoints / checkpoint_name(2)
+    other = folder.checkpoints / checkpoint_name(1) / "policies"
     record = read_record(path)
-    receive(record, {policy.name: policy for policy in other.iterdir()})
+    replace_adapters(record, {policy.name: policy for policy in other.iterdir()})
     received = read_record(path)
     for policy in other.iterdir():
         name = "adapter_model.safetensors"
@@ -273,19 +273,19 @@ def test_a_checkpoint_receives_adapters_and_stays_one(tmp_path: Path) -> None:
     assert (received.state.step, received.log, received.models) == (record.state.step, record.log, record.models)
     before = folder.checkpoints / ".unfinished-0123456789abcdef-before"
     path.rename(before)  # as a crash leaves it, between two names
-    make_whole(path)
-    assert Checkpoints(folder, run.checkpoints).newest()[0] == received
+    recover_checkpoint(path)
+    assert CheckpointManager(folder, run.checkpoints).newest()[0] == received
 
 
 def test_a_site_says_what_it_misses(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.journal.write_text(json.dumps({"round": 2, "since": 4, "until": 6}))
-    assert place.begun() == Begun(2, 4, 6)
+    place = SiteFolder(tmp_path)
+    place.round_file.write_text(json.dumps({"round": 2, "since": 4, "until": 6}))
+    assert place.read_progress() == RoundProgress(2, 4, 6)
     with pytest.raises(ValueError, match="checkpoint of step 4, from which round 2 began, is gone"):
-        place.begin(2, 2, {})
-    place.journal.write_text("{")
+        place.start_round(2, 2, {})
+    place.round_file.write_text("{")
     with pytest.raises(ValueError, match="damaged"):
-        place.begun()
+        place.read_progress()
 
 
 def test_a_round_that_is_added_is_learned_in_though_the_end_had_its_number(
@@ -293,29 +293,31 @@ def test_a_round_that_is_added_is_learned_in_though_the_end_had_its_number(
 ) -> None:
     """What came of the last round is given in a round of no steps."""
     checkpoint = SimpleNamespace(state=SimpleNamespace(step=10))
-    monkeypatch.setattr(Place, "newest", lambda _: checkpoint)
-    monkeypatch.setattr(place_module, "receive", lambda *_: None)
-    given, place = {f"actor/{CONFIG}": b"{}"}, Place(tmp_path)
-    assert place.begin(3, 0, given) == place.begin(3, 0, given) == Begun(3, 10, 10)
-    assert place.begin(3, 5, given) == Begun(3, 10, 15)
+    monkeypatch.setattr(SiteFolder, "newest_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(place_module, "replace_adapters", lambda *_: None)
+    given, place = {f"actor/{CONFIG_FILE}": b"{}"}, SiteFolder(tmp_path)
+    assert place.start_round(3, 0, given) == place.start_round(3, 0, given) == RoundProgress(3, 10, 10)
+    assert place.start_round(3, 5, given) == RoundProgress(3, 10, 15)
     checkpoint.state.step = 12
-    assert place.begin(3, 5, given) == Begun(3, 10, 15)  # stopped in the middle of it
+    assert place.start_round(3, 5, given) == RoundProgress(3, 10, 15)  # stopped in the middle of it
 
 
 def test_adapters_alone_leave_a_site(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "full", "full") / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lora = { rank = 2, alpha = 4 }", 'train = "full"'))
     with pytest.raises(ValueError, match="adapters alone leave a site"):
-        site(tmp_path / "own", recipe).recipe()
+        site(tmp_path / "own", recipe).load_recipe()
 
 
 def test_each_site_draws_with_a_seed_of_its_own(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
-    seeds = [site(tmp_path, recipe, name, seed=seed).recipe().seed for name in ("north", "south") for seed in (0, 1)]
+    seeds = [
+        site(tmp_path, recipe, name, seed=seed).load_recipe().seed for name in ("north", "south") for seed in (0, 1)
+    ]
     assert len(set(seeds)) == 4
 
 
-GIVEN = files_with({"actor": adapter(0)}, {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()})
+GIVEN = build_files({"actor": adapter(0)}, {f"actor/{CONFIG_FILE}": json.dumps(CONFIGURATION).encode()})
 
 
 def test_a_site_begins_with_the_adapters_of_its_recipe_and_its_run_with_those_that_it_was_given(
@@ -329,15 +331,15 @@ def test_a_site_begins_with_the_adapters_of_its_recipe_and_its_run_with_those_th
             (folder_of(folder.with_name("all"), adapter(3)) / policy).rename(folder)
             folder.with_name("all").rmdir()
 
-    monkeypatch.setattr("marft.models.pool.Models", Models)
+    monkeypatch.setattr("marft.models.policy_registry.PolicyRegistry", Models)
     one = site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
-    update = one.beginning()
-    adapters, configs = opened(files_of(update))
-    assert (update.round, update.about, list(adapters), list(configs)) == (0, {}, ["actor"], [f"actor/{CONFIG}"])
+    update = one.initial_update()
+    adapters, configs = parse_files(unpack_files(update))
+    assert (update.round, update.report, list(adapters), list(configs)) == (0, {}, ["actor"], [f"actor/{CONFIG_FILE}"])
     assert all(torch.equal(adapters["actor"][name], tensor) for name, tensor in adapter(3).items())
-    assert [path.name for path in one.place.path.iterdir()] == ["beginning"]
-    write_folder(one.place.start, files_of(update))
-    assert one.recipe().policies["actor"].adapter == str(tmp_path / "own" / "start" / "actor")
+    assert [path.name for path in one.folder.path.iterdir()] == ["beginning"]
+    write_adapters(one.folder.initial_adapters, unpack_files(update))
+    assert one.load_recipe().policies["actor"].adapter == str(tmp_path / "own" / "start" / "actor")
 
 
 class TestARound:
@@ -348,51 +350,54 @@ class TestARound:
     trained: list[tuple[Any, ...]] = []
 
     @pytest.fixture
-    def one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    def one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteTrainer:
         self.trained = []
 
-        def newest(_: Place) -> Any:
+        def newest(_: SiteFolder) -> Any:
             return SimpleNamespace(state=SimpleNamespace(step=self.at)) if self.at else None
 
-        def train(run: RunSettings, folder: RunFolder, *, resume: bool, overwrite: bool, observer: Until) -> None:
-            self.trained.append((run.training.steps, folder.path, resume, overwrite, observer.at))
+        def train(run: RunSettings, folder: RunFolder, *, resume: bool, overwrite: bool, callback: StopAtStep) -> None:
+            self.trained.append((run.training.steps, folder.path, resume, overwrite, callback.current_step))
             for _ in range(self.does):
-                if not observer.wants_stop():
+                if not callback.wants_stop():
                     self.at += 1
-                    observer.step(self.at, {})
+                    callback.on_step_end(self.at, {})
 
-        def sent(_: Site, asked: Asked, newest: Record, begun: Begun) -> Update:
-            return Update(asked.round, {"step": newest.state.step, "begun": begun}, *data_of(files_of(asked)))
+        def sent(_: SiteTrainer, asked: TrainRequest, newest: CheckpointRecord, begun: RoundProgress) -> Update:
+            return Update(asked.round, {"step": newest.state.step, "begun": begun}, *pack_files(unpack_files(asked)))
 
-        monkeypatch.setattr(Place, "newest", newest)
-        monkeypatch.setattr(place_module, "receive", lambda *_: None)
-        monkeypatch.setattr(site_module, "resumed_or_started", lambda *_: (self.at > 0, None, self.at == 0))
+        monkeypatch.setattr(SiteFolder, "newest_checkpoint", newest)
+        monkeypatch.setattr(place_module, "replace_adapters", lambda *_: None)
+        monkeypatch.setattr(site_module, "resolve_start", lambda *_: (self.at > 0, None, self.at == 0))
         monkeypatch.setattr("marft.trainer.loop.train", train)
-        monkeypatch.setattr(Site, "_sent", sent)
+        monkeypatch.setattr(SiteTrainer, "_build_update", sent)
         return site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
 
-    def test_goes_on_where_the_one_before_ended_and_is_learned_in_once(self, one: Site) -> None:
-        first, second, again = (one.learned(asked(round_, GIVEN)) for round_ in (1, 2, 2))
-        assert first.about == {"step": 2, "begun": Begun(1, 0, 2)}
-        assert second.about == again.about == {"step": 4, "begun": Begun(2, 2, 4)}
-        assert (first.round, files_of(first)) == (1, GIVEN)
-        assert self.trained == [(4, one.place.run.path, False, True, 0), (4, one.place.run.path, True, False, 2)]
+    def test_goes_on_where_the_one_before_ended_and_is_learned_in_once(self, one: SiteTrainer) -> None:
+        first, second, again = (one.train_round(asked(round_, GIVEN)) for round_ in (1, 2, 2))
+        assert first.report == {"step": 2, "begun": RoundProgress(1, 0, 2)}
+        assert second.report == again.report == {"step": 4, "begun": RoundProgress(2, 2, 4)}
+        assert (first.round, unpack_files(first)) == (1, GIVEN)
+        assert self.trained == [
+            (4, one.folder.run.path, False, True, 0),
+            (4, one.folder.run.path, True, False, 2),
+        ]
 
-    def test_of_no_steps_puts_in_place_what_is_given_and_sends_nothing(self, one: Site) -> None:
-        update = one.learned(Asked(3, 0, *data_of(GIVEN)))
-        assert (update.round, update.about, files_of(update), self.trained) == (3, {}, {}, [])
-        assert contents(one.place.given) == GIVEN
+    def test_of_no_steps_puts_in_place_what_is_given_and_sends_nothing(self, one: SiteTrainer) -> None:
+        update = one.train_round(TrainRequest(3, 0, *pack_files(GIVEN)))
+        assert (update.round, update.report, unpack_files(update), self.trained) == (3, {}, {}, [])
+        assert contents(one.folder.given_adapters) == GIVEN
 
     @pytest.mark.parametrize(("does", "said"), [(0, "is without a checkpoint"), (1, "is at step 1")])
-    def test_that_ends_too_early_is_none(self, one: Site, does: int, said: str) -> None:
+    def test_that_ends_too_early_is_none(self, one: SiteTrainer, does: int, said: str) -> None:
         self.does = does
         with pytest.raises(ValueError, match=f"run {said}, where round 1 ends at step 2"):
-            one.learned(asked(1, GIVEN))
+            one.train_round(asked(1, GIVEN))
 
-    def test_begins_with_adapters_alone(self, one: Site) -> None:
+    def test_begins_with_adapters_alone(self, one: SiteTrainer) -> None:
         with pytest.raises(ValueError, match="a file that is no adapter's"):
-            one.learned(asked(1, {**GIVEN, "actor/words": b"1"}))
-        assert not one.place.given.exists()
+            one.train_round(asked(1, {**GIVEN, "actor/words": b"1"}))
+        assert not one.folder.given_adapters.exists()
 
 
 class TestWhatLeaves:
@@ -406,17 +411,19 @@ class TestWhatLeaves:
             recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
             recipe.write_text(recipe.read_text().replace("alpha = 4", f'alpha = 4, trains = "{trains}"'))
             files = {
-                name: files_with({"actor": each}, {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()})
+                name: build_files({"actor": each}, {f"actor/{CONFIG_FILE}": json.dumps(CONFIGURATION).encode()})
                 for name, each in (("given", given), ("trained", trained))
             }
-            write_folder(tmp_path / "checkpoint" / "policies", files["trained"])
+            write_adapters(tmp_path / "checkpoint" / "policies", files["trained"])
             one, newest = site(tmp_path / "own", recipe, **told), SimpleNamespace()
             newest.path, newest.models = tmp_path / "checkpoint", {"models.base": "0123"}
-            one.place.run.path.mkdir(parents=True)
+            one.folder.run.path.mkdir(parents=True)
             rows = [{"step": n, "episodes": 8, "sampled_actions": 10, "action_length": 2.5} for n in (1, 2, 3)]
-            one.place.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            update = one._sent(asked(1, files["given"]), cast("Record", newest), Begun(1, 1, 3))
-            return update.about, opened(files_of(update))[0]["actor"]
+            one.folder.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            update = one._build_update(
+                asked(1, files["given"]), cast("CheckpointRecord", newest), RoundProgress(1, 1, 3)
+            )
+            return update.report, parse_files(unpack_files(update))[0]["actor"]
 
         return send
 
@@ -424,7 +431,9 @@ class TestWhatLeaves:
         about, left = sent(adapter(0), adapter(1))
         assert (about["models"], about["episodes"], about["tokens"]) == ({"actor": "0123"}, 16, 50)
         assert all(torch.equal(left[name], tensor) for name, tensor in adapter(1).items())
-        assert about["norm"] == pytest.approx(norm_of({n: adapter(1)[n].double() - t for n, t in adapter(0).items()}))
+        assert about["norm"] == pytest.approx(
+            global_norm({n: adapter(1)[n].double() - t for n, t in adapter(0).items()})
+        )
 
     def test_its_length_stays_where_noise_hides_it(self, sent: Any) -> None:
         about, _ = sent(adapter(0), adapter(1), clip=1.0, noise=1.0, counts=False)
@@ -433,7 +442,7 @@ class TestWhatLeaves:
     def test_its_noise_is_drawn_with_a_key_of_its_own(self, sent: Any, tmp_path: Path) -> None:
         given, trained = ({f"actor/{name}": each for name, each in adapter(seed).items()} for seed in (0, 1))
         _, left = sent(adapter(0), adapter(1), clip=2.0, noise=0.5)
-        wanted, _ = hidden(given, trained, 2.0, 0.5, (tmp_path / "own" / "noise.key").read_bytes(), "1")
+        wanted, _ = privatize_update(given, trained, 2.0, 0.5, (tmp_path / "own" / "noise.key").read_bytes(), "1")
         assert all(torch.equal(left[name], wanted[f"actor/{name}"]) for name in left)
 
     def test_without_noise_there_is_no_key(self, sent: Any, tmp_path: Path) -> None:
@@ -448,9 +457,9 @@ class TestWhatLeaves:
         layers = [f"base_model.model.layers.{number:02}.lora_B.weight" for number in range(21)]
         given = {name: torch.zeros(1, 1) for name in layers}
         trained = {name: torch.full((1, 1), 0.8e-8) for name in layers} | {layers[0]: torch.ones(1, 1)}
-        configs = {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()}
+        configs = {f"actor/{CONFIG_FILE}": json.dumps(CONFIGURATION).encode()}
         read = {name: trained[name] for name in layers[::order]}
-        monkeypatch.setattr(site_module, "read_folder", lambda _: ({"actor": read}, configs))
+        monkeypatch.setattr(site_module, "read_adapters", lambda _: ({"actor": read}, configs))
         assert sent(given, trained)[0]["norm"] == 1.0
 
     def test_what_does_not_learn_leaves_as_it_was_given(self, sent: Any) -> None:
@@ -463,8 +472,8 @@ class TestWhatLeaves:
 
 
 def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    assert place.noise_key() == place.noise_key() != Place(tmp_path / "other").noise_key()
+    place = SiteFolder(tmp_path)
+    assert place.read_noise_key() == place.read_noise_key() != SiteFolder(tmp_path / "other").read_noise_key()
     assert (tmp_path / "noise.key").stat().st_mode & 0o77 == 0
 
 
@@ -478,19 +487,19 @@ def test_the_key_of_its_noise_is_nobody_elses_to_read_at_any_time(
         return real(path, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    Place(tmp_path).noise_key()
+    SiteFolder(tmp_path).read_noise_key()
     assert rights == [0o600]
 
 
 def test_a_folder_is_of_one_federation(tmp_path: Path) -> None:
     """Its rounds count for the ε of that one."""
-    place = Place(tmp_path)
-    place.join("0123")
-    place.join("0123")
+    place = SiteFolder(tmp_path)
+    place.join_federation("0123")
+    place.join_federation("0123")
     with pytest.raises(ValueError, match=r"is of another federation, .* give the site another folder"):
-        place.join("4567")
+        place.join_federation("4567")
 
 
 def test_updates_are_messages_of_files() -> None:
     files = {"a": b"1", "b": b""}
-    assert files_of(Update(1, {}, *data_of(files))) == files
+    assert unpack_files(Update(1, {}, *pack_files(files))) == files

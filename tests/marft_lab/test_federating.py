@@ -18,24 +18,24 @@ import numpy as np
 import pytest
 
 from marft.common.errors import RunError
-from marft.config.bundled import bundled
-from marft.config.parts import CombinerPart
-from marft.models.adapters import CONFIG, WEIGHTS
-from marft_lab.federated import coordinator, link
+from marft.config.bundled import bundled_recipe
+from marft.config.plugin_types import CombinerPart
+from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from marft_lab.federated import coordinator, site_link
+from marft_lab.federated.adapter_io import build_files, parse_files, serialize_weights
+from marft_lab.federated.aggregation import average_adapters
 from marft_lab.federated.coordinator import federate
-from marft_lab.federated.history import History, Round
-from marft_lab.federated.ledger import Ledger
-from marft_lab.federated.link import Link, SiteLostError
-from marft_lab.federated.mixing import mixed
-from marft_lab.federated.parcels import files_with, opened, weights_of
-from marft_lab.federated.privacy import epsilon
+from marft_lab.federated.federation_folder import FederationFolder, RoundRecord
+from marft_lab.federated.messages import Assignment, Update, pack_files
+from marft_lab.federated.privacy import compute_epsilon
 from marft_lab.federated.settings import FederationSettings, parse_federation
-from marft_lab.federated.words import About, Update, data_of
+from marft_lab.federated.site_link import SiteFailedError, SiteLink
+from marft_lab.federated.transfer_log import TransferLog
 from tests.marft.cli.test_cli import run
 from tests.marft_lab.test_federated import CONFIGURATION, adapter
 from tests.runs import contents
 
-CONFIGURATIONS = {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()}
+CONFIGURATIONS = {f"actor/{CONFIG_FILE}": json.dumps(CONFIGURATION).encode()}
 
 
 def settings(**changes: Any) -> FederationSettings:
@@ -52,21 +52,21 @@ class Learner:
     lost_in = 2
     other: dict[str, Any] = {}
 
-    def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
+    def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: TransferLog) -> None:
         self.name, self.settings, self.ended = name, settings, Event()
 
-    def ask(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
+    def request_update(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
         self.asked.append((self.name, round_, steps))
         if self.ended.is_set():
-            raise SiteLostError("was ended")
+            raise SiteFailedError("was ended")
         if self.name in self.silent and round_ == 2:
             self.ended.wait()
-            raise SiteLostError("was ended")
+            raise SiteFailedError("was ended")
         if self.name in self.lost and round_ == self.lost_in:
-            raise SiteLostError(self.lost[self.name])
+            raise SiteFailedError(self.lost[self.name])
         if not files:
-            return Update(0, {}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATIONS)))
-        adapters, _ = opened(files)
+            return Update(0, {}, *pack_files(build_files({"actor": adapter(0)}, CONFIGURATIONS)))
+        adapters, _ = parse_files(files)
         moved = {
             name: tensor + 0.1 * adapter(sum(self.name.encode()) + round_)[name]
             for name, tensor in adapters["actor"].items()
@@ -74,13 +74,15 @@ class Learner:
         about = {"models": {"actor": "base"}, "norm": 1.0, "episodes": len(self.name), "tokens": 9}
         about |= self.other if self.name == "south" else {}
         return Update(
-            round_, about, *data_of(files_with({"actor": about.pop("sends", moved)}, CONFIGURATIONS) if steps else {})
+            round_,
+            about,
+            *pack_files(build_files({"actor": about.pop("sends", moved)}, CONFIGURATIONS) if steps else {}),
         )
 
-    def leave_out(self) -> None:
+    def abandon_request(self) -> None:
         self.ended.set()
 
-    def again(self) -> None:
+    def accept_requests(self) -> None:
         self.ended.clear()
 
     def close(self) -> None:
@@ -89,14 +91,14 @@ class Learner:
 
 @pytest.fixture(autouse=True)
 def learners(monkeypatch: pytest.MonkeyPatch) -> type[Learner]:
-    monkeypatch.setattr(coordinator, "Link", Learner)
+    monkeypatch.setattr(coordinator, "SiteLink", Learner)
     for name, value in {"asked": [], "silent": set(), "lost": {}, "lost_in": 2, "other": {}}.items():
         monkeypatch.setattr(Learner, name, value)
     return Learner
 
 
 def stopping_after(number: int) -> Any:
-    def tell(one: Round) -> None:
+    def tell(one: RoundRecord) -> None:
         if one.round == number:
             raise KeyboardInterrupt
 
@@ -104,7 +106,7 @@ def stopping_after(number: int) -> Any:
 
 
 def last(folder: Path) -> dict[str, bytes]:
-    return contents(History(folder).folder(3))
+    return contents(FederationFolder(folder).round_folder(3))
 
 
 @pytest.mark.parametrize("combine", ["average", "gossip", "alone"])
@@ -116,7 +118,7 @@ def test_a_federation_that_was_stopped_equals_one_that_never_was(tmp_path: Path,
                 settings(combine={"name": combine}),
                 tmp_path / "stopped",
                 resume=round_ > 1,
-                tell=stopping_after(round_),
+                on_round=stopping_after(round_),
             )
     assert federate(settings(combine={"name": combine}), tmp_path / "stopped", resume=True) == whole
     assert last(tmp_path / "stopped") == last(tmp_path / "whole")
@@ -128,12 +130,12 @@ def test_all_begin_with_the_adapters_of_the_first_and_end_with_the_average(
     federate(settings(combine={"name": "average", "weight": "episodes", "of": "factors"}), tmp_path)
     assert learners.asked[0] == ("north", 0, 0)
     assert {asked for asked in learners.asked if asked[1] == 4} == {(name, 4, 0) for name in ("north", "south", "east")}
-    history = History(tmp_path)
-    sent = {site: opened({n.removeprefix(f"sent/{site}/"): d for n, d in last(tmp_path).items() if n.startswith(f"sent/{site}/")})[0]
+    history = FederationFolder(tmp_path)
+    sent = {site: parse_files({n.removeprefix(f"sent/{site}/"): d for n, d in last(tmp_path).items() if n.startswith(f"sent/{site}/")})[0]
             for site in ("north", "south", "east")}  # fmt: skip
-    wanted = mixed([each["actor"] for each in sent.values()], [5 / 14, 5 / 14, 4 / 14], "factors")
-    given = history.given(history.rounds()[-1])
-    assert all(files[f"actor/{WEIGHTS}"] == weights_of(wanted) for files in given.values())
+    wanted = average_adapters([each["actor"] for each in sent.values()], [5 / 14, 5 / 14, 4 / 14], "factors")
+    given = history.read_given(history.read_rounds()[-1])
+    assert all(files[f"actor/{WEIGHTS_FILE}"] == serialize_weights(wanted) for files in given.values())
 
 
 def test_a_site_that_does_not_answer_is_named_and_left_out_and_comes_back(
@@ -199,7 +201,7 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
 def test_all_sites_stay_on_the_base_models_of_the_rounds_before(tmp_path: Path, learners: type[Learner]) -> None:
     """Also where nobody on those takes part any more."""
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(rounds=2, at_least=1), tmp_path, tell=stopping_after(1))
+        federate(settings(rounds=2, at_least=1), tmp_path, on_round=stopping_after(1))
     learners.lost, learners.other = {"north": "was killed", "east": "was killed"}, {"models": {"actor": "another"}}
     with pytest.raises(ValueError, match="'south' learns on other base models"):
         federate(settings(rounds=2, at_least=1), tmp_path, resume=True)
@@ -208,14 +210,14 @@ def test_all_sites_stay_on_the_base_models_of_the_rounds_before(tmp_path: Path, 
 def test_a_norm_is_known_of_those_that_tell_it(
     tmp_path: Path, learners: type[Learner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = learners.ask
+    real = learners.request_update
 
     def ask(one: Learner, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
         update = real(one, round_, steps, files)
-        about = {key: value for key, value in update.about.items() if (one.name, key) != ("south", "norm")}
-        return dataclasses.replace(update, about=about)
+        about = {key: value for key, value in update.report.items() if (one.name, key) != ("south", "norm")}
+        return dataclasses.replace(update, report=about)
 
-    monkeypatch.setattr(learners, "ask", ask)
+    monkeypatch.setattr(learners, "request_update", ask)
     rounds = federate(settings(rounds=1), tmp_path)
     assert rounds[-1].norms == {"north": 1.0, "east": 1.0}
 
@@ -227,14 +229,14 @@ def test_a_norm_is_known_of_those_that_tell_it(
 def test_what_several_sites_go_on_from_is_kept_once(tmp_path: Path, combine: str, given: dict[str, int]) -> None:
     rounds = federate(settings(rounds=1, combine={"name": combine}), tmp_path)
     assert rounds[-1].given == given
-    kept = {int(folder.name) for folder in (History(tmp_path).folder(1) / "given").iterdir()}
+    kept = {int(folder.name) for folder in (FederationFolder(tmp_path).round_folder(1) / "given").iterdir()}
     assert kept == set(given.values())
 
 
 def test_what_all_begin_with_is_looked_at(
     tmp_path: Path, learners: type[Learner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learners, "ask", lambda *_: Update(0, {}, *data_of({"actor/words": b"a canary"})))
+    monkeypatch.setattr(learners, "request_update", lambda *_: Update(0, {}, *pack_files({"actor/words": b"a canary"})))
     with pytest.raises(RunError, match="site 'north', whose adapters all begin with: a file that is no adapter's"):
         federate(settings(), tmp_path)
 
@@ -273,7 +275,9 @@ def test_each_site_is_asked_once_in_a_round_and_at_last_given_what_came_of_all(
     made, closed, over = list[tuple[Any, ...]](), list[str](), list[int]()
 
     class Watched(Learner):
-        def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
+        def __init__(
+            self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: TransferLog
+        ) -> None:
             super().__init__(name, settings, id_, folder, ledger)
             made.append((name, settings, id_, folder, ledger.path))
 
@@ -281,20 +285,20 @@ def test_each_site_is_asked_once_in_a_round_and_at_last_given_what_came_of_all(
             closed.append(self.name)
             super().close()
 
-    monkeypatch.setattr(coordinator, "Link", Watched)
+    monkeypatch.setattr(coordinator, "SiteLink", Watched)
     asked, folder = settings(rounds=2, steps=5, keep_last=1), tmp_path / "not" / "there"
-    rounds = federate(asked, folder, tell=lambda one: over.append(one.round))
+    rounds = federate(asked, folder, on_round=lambda one: over.append(one.round))
     sites = ["north", "south", "east"]
     id_ = json.loads((folder / "federation.json").read_text())["id"]
     assert made == [(site, asked, id_, asked.site_folders(folder)[site], folder / "ledger.jsonl") for site in sites]
     assert sorted(closed) == sorted(sites)
     each = [(site, number, steps) for number, steps in ((1, 5), (2, 5), (3, 0)) for site in sorted(sites)]
-    assert Learner.asked[0] == ("north", link.BEGINNING, 0)
+    assert Learner.asked[0] == ("north", site_link.INITIAL_ROUND, 0)
     assert sorted(Learner.asked[1:], key=lambda one: (one[1], one[0])) == each
     assert over == [1, 2]
-    assert rounds[0] == Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], None, {})
+    assert rounds[0] == RoundRecord(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], None, {})
     assert [(folder / f"rounds/round_00000{number}/given").is_dir() for number in range(3)] == [False, False, True]
-    weights = next((folder / "rounds/round_000002/given/0").rglob(WEIGHTS))
+    weights = next((folder / "rounds/round_000002/given/0").rglob(WEIGHTS_FILE))
     weights.write_bytes(b"none")
     with pytest.raises(ValueError, match=r"round_000002/given/0 is damaged .*; put a copy back"):
         federate(asked, folder, resume=True)
@@ -324,20 +328,22 @@ def test_a_site_that_misses_the_end_is_named_and_given_it_later(tmp_path: Path, 
 
 def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Path) -> None:
     federate(settings(keep_last=1), tmp_path)
-    history = History(tmp_path)
-    assert [one.round for one in history.rounds()] == [0, 1, 2, 3]
-    assert [(history.folder(number) / "given").is_dir() for number in range(4)] == [False, False, False, True]
+    history = FederationFolder(tmp_path)
+    assert [one.round for one in history.read_rounds()] == [0, 1, 2, 3]
+    assert [(history.round_folder(number) / "given").is_dir() for number in range(4)] == [False, False, False, True]
 
 
 def test_noise_is_accounted_for(tmp_path: Path) -> None:
     rounds = federate(settings(privacy={"clip": 1.0, "noise": 2.0, "delta": 1e-3}), tmp_path)
-    assert [one.epsilon for one in rounds] == [epsilon(number, 2.0, 1e-3) for number in range(4)]
+    assert [one.epsilon for one in rounds] == [compute_epsilon(number, 2.0, 1e-3) for number in range(4)]
 
 
 @pytest.mark.slow
 def test_a_site_is_told_what_the_settings_say(tmp_path: Path) -> None:
     asked = settings(rounds=3, steps=5, privacy={"clip": 1.5, "noise": 2.0})
-    told = Link("north", asked, "0123", tmp_path / "north", Ledger(tmp_path / "ledger.jsonl"))._about.federation
+    told = SiteLink(
+        "north", asked, "0123", tmp_path / "north", TransferLog(tmp_path / "ledger.jsonl")
+    )._assignment.federation
     assert (told["id"], told["seed"], told["steps"]) == ("0123", asked.seed, 15)
     assert (told["clip"], told["noise"]) == (1.5, 2.0)
 
@@ -345,18 +351,20 @@ def test_a_site_is_told_what_the_settings_say(tmp_path: Path) -> None:
 class TestAProcess:
     @pytest.fixture
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-        real = link.python_here
-        monkeypatch.setattr(link, "python_here", lambda _, descriptor: real("tests.federated_program", descriptor))
+        real = site_link.python_command
+        monkeypatch.setattr(
+            site_link, "python_command", lambda _, descriptor: real("tests.federated_program", descriptor)
+        )
 
-        def ask(does: str) -> Link:
+        def ask(does: str) -> SiteLink:
             changed = settings(tries=2)
             sites = {**changed.sites, "north": changed.sites["north"].model_copy(update={"recipe": does})}
-            return Link(
+            return SiteLink(
                 "north",
                 changed.model_copy(update={"sites": sites}),
                 "0123",
                 tmp_path / "north",
-                Ledger(tmp_path / "ledger.jsonl"),
+                TransferLog(tmp_path / "ledger.jsonl"),
             )
 
         return ask
@@ -364,7 +372,7 @@ class TestAProcess:
     def test_that_ends_is_started_again_and_all_that_passed_is_in_the_ledger(self, asked: Any, tmp_path: Path) -> None:
         one = asked("ends once")
         try:
-            assert one.ask(1, 1, {"a": b"123"}).files == {"a": 3}
+            assert one.request_update(1, 1, {"a": b"123"}).files == {"a": 3}
         finally:
             one.close()
         rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
@@ -376,45 +384,45 @@ class TestAProcess:
     def test_that_is_gone_before_it_hears_what_it_is_was_tried(
         self, asked: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = link.send
+        real = site_link.send
 
         def send(end: Any, message: Any) -> None:
-            if isinstance(message, About):
+            if isinstance(message, Assignment):
                 raise BrokenPipeError
             real(end, message)
 
-        monkeypatch.setattr(link, "send", send)
+        monkeypatch.setattr(site_link, "send", send)
         monkeypatch.setattr(
-            "marft.common.processes.child.END_SECONDS", 0.2
+            "marft.common.processes.child_process.END_SECONDS", 0.2
         )  # it waits to be told, and is not asked to end
         one = asked("ends once")
-        with pytest.raises(SiteLostError, match=", 2 times"):
-            one.ask(1, 1, {"a": b"123"})
+        with pytest.raises(SiteFailedError, match=", 2 times"):
+            one.request_update(1, 1, {"a": b"123"})
         one.close()
 
     def test_that_cannot_be_started_says_why(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any, **__: Any) -> None:
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
-        monkeypatch.setattr(link, "Child", full)
-        with pytest.raises(SiteLostError, match=r"cannot be started \(.*Resource temporarily unavailable\), 2 times"):
-            asked("ends once").ask(1, 1, {"a": b"123"})
+        monkeypatch.setattr(site_link, "ChildProcess", full)
+        with pytest.raises(SiteFailedError, match=r"cannot be started \(.*Resource temporarily unavailable\), 2 times"):
+            asked("ends once").request_update(1, 1, {"a": b"123"})
 
     def test_that_is_being_started_is_ended_once_it_is_there(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever waits for its answer would wait for ever."""
-        one, starting, real = asked("hangs"), Event(), link.Child
+        one, starting, real = asked("hangs"), Event(), site_link.ChildProcess
 
         def slowly(*given: Any, **more: Any) -> Any:
             starting.set()
             time.sleep(0.3)
             return real(*given, **more)
 
-        monkeypatch.setattr(link, "Child", slowly)
+        monkeypatch.setattr(site_link, "ChildProcess", slowly)
         with ThreadPoolExecutor(1) as threads:
-            waits = threads.submit(one.ask, 1, 1, {"a": b"123"})
+            waits = threads.submit(one.request_update, 1, 1, {"a": b"123"})
             starting.wait()
-            one.leave_out()
-            with pytest.raises(SiteLostError):
+            one.abandon_request()
+            with pytest.raises(SiteFailedError):
                 waits.result(20)
         one.close()
 
@@ -432,16 +440,16 @@ class TestAProcess:
         self, asked: Any, monkeypatch: pytest.MonkeyPatch, update: Update
     ) -> None:
         one = asked("ends once")
-        monkeypatch.setattr(link, "receive", lambda _: update)
-        with pytest.raises(SiteLostError, match=r"sent what nobody asked for .*, 2 times"):
-            one.ask(1, 1, {"a": b"123"})
+        monkeypatch.setattr(site_link, "receive", lambda _: update)
+        with pytest.raises(SiteFailedError, match=r"sent what nobody asked for .*, 2 times"):
+            one.request_update(1, 1, {"a": b"123"})
         one.close()
 
     def test_an_answer_of_another_round_is_none(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         one = asked("ends once")
-        monkeypatch.setattr(link, "receive", lambda _: Update(2, {}, *data_of({})))
-        with pytest.raises(SiteLostError, match="answered Update in the place of round 1"):
-            one.ask(1, 1, {"a": b"123"})
+        monkeypatch.setattr(site_link, "receive", lambda _: Update(2, {}, *pack_files({})))
+        with pytest.raises(SiteFailedError, match="answered Update in the place of round 1"):
+            one.request_update(1, 1, {"a": b"123"})
         one.close()
 
     @pytest.mark.parametrize(
@@ -449,14 +457,14 @@ class TestAProcess:
     )
     def test_that_cannot_is_told(self, asked: Any, does: str, said: str) -> None:
         one = asked(does)
-        with pytest.raises(SiteLostError, match=said):
-            one.ask(1, 1, {"a": b"123"})
+        with pytest.raises(SiteFailedError, match=said):
+            one.request_update(1, 1, {"a": b"123"})
         one.close()
 
 
-def begun(folder: Path, resume: bool = False, **changes: Any) -> History:
-    history = History(folder)
-    history.begin(settings(**changes), resume)
+def begun(folder: Path, resume: bool = False, **changes: Any) -> FederationFolder:
+    history = FederationFolder(folder)
+    history.create_or_resume(settings(**changes), resume)
     return history
 
 
@@ -478,7 +486,7 @@ class Bounded(CombinerPart):
 
     bound: float | None = None
 
-    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+    def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         return [[1 / len(sites)] * len(sites)] * len(sites)
 
 
@@ -494,10 +502,10 @@ def test_a_key_without_a_value_is_not_among_the_settings_that_are_kept(tmp_path:
 
 def test_files_are_given_in_the_order_of_their_names(tmp_path: Path) -> None:
     """Of whatever file system; so are the lines of the ledger."""
-    history, names = History(tmp_path), [f"policy{at * 7 % 20:02}/{CONFIG}" for at in range(20)]
-    one = Round(1, ["north"], {}, {}, {"north": 0}, {}, [0.0, 0.0], None, {})
-    history.write(one, {}, [{name: name.encode() for name in names}])
-    assert list(history.given(one)["north"].items()) == [(name, name.encode()) for name in sorted(names)]
+    history, names = FederationFolder(tmp_path), [f"policy{at * 7 % 20:02}/{CONFIG_FILE}" for at in range(20)]
+    one = RoundRecord(1, ["north"], {}, {}, {"north": 0}, {}, [0.0, 0.0], None, {})
+    history.write_round(one, {}, [{name: name.encode() for name in names}])
+    assert list(history.read_given(one)["north"].items()) == [(name, name.encode()) for name in sorted(names)]
 
 
 def test_what_a_crash_left_is_nobodys_and_goes(tmp_path: Path) -> None:
@@ -510,38 +518,38 @@ def test_what_a_crash_left_is_nobodys_and_goes(tmp_path: Path) -> None:
 
 def test_a_round_is_read_where_it_belongs_and_for_the_sites_that_there_are(tmp_path: Path) -> None:
     history = begun(tmp_path)
-    one = Round(0, ["north"], {}, {}, dict.fromkeys(("north", "south", "east"), 0), {}, [0.0, 0.0], None, {})
-    history.write(one, {}, [])
-    file = history.folder(0) / "round.json"
+    one = RoundRecord(0, ["north"], {}, {}, dict.fromkeys(("north", "south", "east"), 0), {}, [0.0, 0.0], None, {})
+    history.write_round(one, {}, [])
+    file = history.round_folder(0) / "round.json"
     assert file.read_text(encoding="utf-8").startswith('{\n "round": 0,\n "took_part": [\n  "north"\n ],')
     assert file.read_text(encoding="utf-8").endswith("}\n")
-    assert history.rounds() == [one]
-    history.folder(0).rename(tmp_path / "rounds" / "round_000000b")
+    assert history.read_rounds() == [one]
+    history.round_folder(0).rename(tmp_path / "rounds" / "round_000000b")
     with pytest.raises(ValueError, match="it is of round 0, in the place of round 0"):
-        history.rounds()
-    (tmp_path / "rounds" / "round_000000b").rename(history.folder(0))
+        history.read_rounds()
+    (tmp_path / "rounds" / "round_000000b").rename(history.round_folder(0))
     file.write_text(json.dumps({**dataclasses.asdict(one), "given": {"north": 0, "west": 0}}))
     with pytest.raises(ValueError, match="it gives to north, west"):
-        history.rounds()
+        history.read_rounds()
 
 
 @pytest.mark.parametrize(
     ("last", "keep", "kept"), [(3, 1, [3]), (3, 2, [2, 3]), (1, 4, [0, 1, 2, 3]), (3, 4, [0, 1, 2, 3])]
 )
 def test_adapters_of_the_newest_rounds_stay(tmp_path: Path, last: int, keep: int, kept: list[int]) -> None:
-    history = History(tmp_path)
-    folders = {number: [history.folder(number) / kind for kind in ("sent", "given")] for number in range(4)}
+    history = FederationFolder(tmp_path)
+    folders = {number: [history.round_folder(number) / kind for kind in ("sent", "given")] for number in range(4)}
     for both in folders.values():
         for folder in both:
             folder.mkdir(parents=True)
-    history.let_go(last, keep)
+    history.prune(last, keep)
     assert [number for number, both in folders.items() if all(folder.is_dir() for folder in both)] == kept
     assert [number for number, both in folders.items() if any(folder.is_dir() for folder in both)] == kept
 
 
 def test_rounds_read_back_as_they_were_written(tmp_path: Path) -> None:
     federate(settings(), tmp_path)
-    one = History(tmp_path).rounds()[-1]
+    one = FederationFolder(tmp_path).read_rounds()[-1]
     assert json.loads(json.dumps(dataclasses.asdict(one))) == dataclasses.asdict(one)
     assert one.apart[0] > 0.1
     assert one.apart[1] == pytest.approx(0, abs=1e-9)
@@ -568,7 +576,7 @@ def test_a_dry_run_reads_all_recipes_and_names_each_that_cannot_be_used(
 
 def test_a_dry_run_reads_sites_as_apart_as_they_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Modules that are called alike are no trouble where each site has a process."""
-    demo, path = bundled("demo").read_text(), tmp_path / "sites.toml"
+    demo, path = bundled_recipe("demo").read_text(), tmp_path / "sites.toml"
     for site in ("North", "South"):
         folder = tmp_path / site
         folder.mkdir()

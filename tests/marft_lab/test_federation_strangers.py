@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from marft.inference.apart.frames import LENGTHS, packed, unpacked
-from marft.models.adapters import CONFIG
+from marft.inference.subprocess_engine.frames import LENGTHS, decode_frame, encode_frame
+from marft.models.adapter_files import CONFIG_FILE
+from marft.runs.adapter_update import replace_adapters
 from marft.runs.checkpoints import digest_of_table
-from marft.runs.receiving import receive
+from marft_lab.federated.adapter_io import MAX_SENT, build_files, find_differences
+from marft_lab.federated.aggregation import average_adapters
 from marft_lab.federated.coordinator import federate
-from marft_lab.federated.history import History
-from marft_lab.federated.ledger import Ledger
-from marft_lab.federated.link import _checked
-from marft_lab.federated.mixing import mixed
-from marft_lab.federated.parcels import SENT, differences, files_with
+from marft_lab.federated.federation_folder import FederationFolder
+from marft_lab.federated.messages import Update, pack_files
 from marft_lab.federated.settings import parse_federation
-from marft_lab.federated.words import Update, data_of
+from marft_lab.federated.site_link import _validate_update
+from marft_lab.federated.transfer_log import TransferLog
 from tests.marft.cli.test_cli import run
 from tests.marft_lab.test_federated import adapter
 from tests.marft_lab.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after
@@ -50,7 +50,7 @@ def test_who_says_how_much_it_has_played_weighs_by_it(tmp_path: Path, learners: 
 @pytest.mark.parametrize("number", [10**400, "1", True, [], float("nan")])
 def test_what_is_no_number_is_none(number: Any) -> None:
     with pytest.raises(ValueError, match="a norm of"):
-        _checked(Update(1, {"norm": number}, *data_of({})))
+        _validate_update(Update(1, {"norm": number}, *pack_files({})))
 
 
 def test_numbers_beyond_any_models_leave_their_site_out(tmp_path: Path, learners: type[Learner]) -> None:
@@ -63,15 +63,15 @@ def test_a_that_cancel_out_make_no_b_that_is_none() -> None:
     """The average A is as good as nothing, and its B is not divided by that."""
     one, other = adapter(0), adapter(1)
     for name in one:
-        other[name] = -one[name] * (1 - 1e-6) if "lora_A" in name else other[name] / other[name].abs().max() * SENT
-    found = mixed([one, other], [0.5, 0.5], "products")
-    assert max(float(tensor.abs().max()) for tensor in found.values()) < 1e4 * SENT
+        other[name] = -one[name] * (1 - 1e-6) if "lora_A" in name else other[name] / other[name].abs().max() * MAX_SENT
+    found = average_adapters([one, other], [0.5, 0.5], "products")
+    assert max(float(tensor.abs().max()) for tensor in found.values()) < 1e4 * MAX_SENT
 
 
 @pytest.mark.parametrize("size", [1e20, 1e30])
 def test_what_is_made_of_the_largest_numbers_is_given_all_the_same(size: float) -> None:
     one, other = adapter(0), adapter(1)
-    found = mixed([one, {name: tensor * size for name, tensor in other.items() if "lora_A" in name} | {
+    found = average_adapters([one, {name: tensor * size for name, tensor in other.items() if "lora_A" in name} | {
         name: tensor for name, tensor in other.items() if "lora_A" not in name
     }], [0.5, 0.5], "products")  # fmt: skip
     assert all(bool(torch.isfinite(tensor).all()) for tensor in found.values())
@@ -79,13 +79,13 @@ def test_what_is_made_of_the_largest_numbers_is_given_all_the_same(size: float) 
 
 @pytest.mark.parametrize("dtype", ["(2,", "O", "<U4", "V8", "<f99999999999", 7, "<M8[s]"])
 def test_arrays_are_of_plain_numbers(dtype: Any) -> None:
-    frame = packed(Update(1, {}, {}, np.zeros(2, np.uint8)))
+    frame = encode_frame(Update(1, {}, {}, np.zeros(2, np.uint8)))
     size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
     body = frame[LENGTHS.size :]
     kind, plain, shapes = json.loads(body[:size])
     head = json.dumps([kind, plain, {name: [dtype, shape] for name, (_, shape) in shapes.items()}]).encode()
     with pytest.raises(ValueError, match="no message that an engine and its run send each other"):
-        unpacked(head + body[size:], len(head), {"Update": Update})
+        decode_frame(head + body[size:], len(head), {"Update": Update})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_arrays_are_of_plain_numbers(dtype: Any) -> None:
 )  # fmt: skip
 def test_a_file_that_holds_something_else_is_named(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(), tmp_path, tell=stopping_after(2))
+        federate(settings(), tmp_path, on_round=stopping_after(2))
     table = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps({**table, **changes}))
     with pytest.raises(ValueError, match=f"{file.split('/')[-1]} is damaged"):
@@ -109,7 +109,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path: Path, file: str, ch
 @pytest.mark.parametrize("without", ["id", "given"])
 def test_one_that_has_others_keys_is_damaged(tmp_path: Path, without: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(), tmp_path, tell=stopping_after(2))
+        federate(settings(), tmp_path, on_round=stopping_after(2))
     file = tmp_path / ("federation.json" if without == "id" else "rounds/round_000002/round.json")
     table = json.loads(file.read_text())
     del table[without]
@@ -120,8 +120,8 @@ def test_one_that_has_others_keys_is_damaged(tmp_path: Path, without: str) -> No
 
 def test_what_was_given_is_looked_at_before_anybody_is_asked(tmp_path: Path, learners: type[Learner]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(), tmp_path, tell=stopping_after(2))
-    file = next((History(tmp_path).folder(2) / "given" / "0").rglob("*.safetensors"))
+        federate(settings(), tmp_path, on_round=stopping_after(2))
+    file = next((FederationFolder(tmp_path).round_folder(2) / "given" / "0").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
     learners.asked = []
     with pytest.raises(ValueError, match=r"given/0 is damaged"):
@@ -133,8 +133,8 @@ def test_each_adapter_that_was_given_is_looked_at(tmp_path: Path, learners: type
     """Where each site has gone on from one of its own."""
     alone = settings(combine={"name": "alone"})
     with pytest.raises(KeyboardInterrupt):
-        federate(alone, tmp_path, tell=stopping_after(2))
-    file = next((History(tmp_path).folder(2) / "given" / "1").rglob("*.safetensors"))
+        federate(alone, tmp_path, on_round=stopping_after(2))
+    file = next((FederationFolder(tmp_path).round_folder(2) / "given" / "1").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
     learners.asked = []
     with pytest.raises(ValueError, match=r"given/1 is damaged"):
@@ -143,11 +143,11 @@ def test_each_adapter_that_was_given_is_looked_at(tmp_path: Path, learners: type
 
 
 def test_a_line_of_the_ledger_that_was_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.note(1, "north", "coordinator", {"a": b"1", "b": b"2"})
+    ledger = TransferLog(tmp_path / "ledger.jsonl")
+    ledger.log_transfer(1, "north", "coordinator", {"a": b"1", "b": b"2"})
     whole = ledger.path.read_text()
     ledger.path.write_text(whole[:-7])
-    Ledger(ledger.path).note(2, "north", "coordinator", {"c": b"3"})
+    TransferLog(ledger.path).log_transfer(2, "north", "coordinator", {"c": b"3"})
     assert [json.loads(line)["file"] for line in ledger.path.read_text().splitlines()] == ["a", "c"]
 
 
@@ -175,16 +175,16 @@ def test_noise_that_hides_nothing_is_refused(privacy: dict[str, float]) -> None:
 
 
 def test_frames_are_read_back() -> None:
-    frame = packed(Update(1, {"files": 1}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATIONS))))
+    frame = encode_frame(Update(1, {"files": 1}, *pack_files(build_files({"actor": adapter(0)}, CONFIGURATIONS))))
     size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
-    assert unpacked(frame[LENGTHS.size :], size, {"Update": Update}).about == {"files": 1}
+    assert decode_frame(frame[LENGTHS.size :], size, {"Update": Update}).report == {"files": 1}
 
 
 def test_a_site_that_trains_a_policy_more_or_less_is_no_average() -> None:
-    configs = {f"a/{CONFIG}": b"{}", f"b/{CONFIG}": b"{}"}
+    configs = {f"a/{CONFIG_FILE}": b"{}", f"b/{CONFIG_FILE}": b"{}"}
     one, more = {"a": adapter(0)}, {"a": adapter(0), "b": adapter(1)}
     for first, second in ((one, more), (more, one)):
-        assert list(differences(configs, first, configs, second))
+        assert list(find_differences(configs, first, configs, second))
 
 
 def test_two_names_of_one_folder_are_one_folder(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_received_others_weights_is_not_the_best_any_more(tmp_path: Path) -
         table = {"files": {}, "best_step": best, "best_score": 0.5, "best_by": "reward"}
         (folder / "state.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
         record: Any = SimpleNamespace(path=folder, state=SimpleNamespace(step=2))
-        receive(record, {})
+        replace_adapters(record, {})
         after = json.loads((folder / "state.json").read_text())
         assert (after["best_step"], after["best_score"]) == left
 

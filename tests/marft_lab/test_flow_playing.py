@@ -17,20 +17,20 @@ from marft.common.seeds import generator
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.config.load import to_toml
-from marft.evaluation.intervals import bounds_of_gain, paired_difference
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.export.recipe import runs_code
-from marft.runs.folder import RunFolder
+from marft.evaluation.intervals import gain_bounds, paired_difference
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.export.recipe import find_code_keys
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.cli.flows import grow, show
-from marft_lab.flows.board import Board, Judged, bounded, judged
-from marft_lab.flows.choosing import context_of
-from marft_lab.flows.growing import Growth
-from marft_lab.flows.improving import Failure, Improving, _failures, reworded
-from marft_lab.flows.learning import Learning, _walked, edges_learned
+from marft_lab.flows.edge_policy import match_context
+from marft_lab.flows.evaluator import FlowEvaluator, GainEstimate, bound_gain, estimate_gain
+from marft_lab.flows.growth import GrowthOptions
 from marft_lab.flows.network import SINK, SOURCE, Change, FlowNetwork, Node, read_network, write_network
-from marft_lab.flows.organization import Flow, instructed, options_at, path_of_step, paths_of
-from marft_lab.flows.skipping import skipped
+from marft_lab.flows.organization import Flow, episode_paths, router_options, sample_step_path, with_instructions
+from marft_lab.flows.path_learning import PathLearningOptions, _path_returns, learn_paths
+from marft_lab.flows.rewording import Failure, RewordingOptions, _collect_failures, reword_nodes
+from marft_lab.flows.skipping import skip_nodes
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.flow_teams import Solves, board, contexts, flow, network
@@ -52,7 +52,7 @@ def played(organization: Flow, *roles: str, steps: int = 1, chosen: str = "c") -
     return episode, engine
 
 
-def failing(made: Board, *names: str) -> Board:
+def failing(made: FlowEvaluator, *names: str) -> FlowEvaluator:
     """One on which the episodes of some tasks fail."""
 
     def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
@@ -62,7 +62,7 @@ def failing(made: Board, *names: str) -> Board:
     return replace(made, play=play)
 
 
-def watched(made: Board) -> tuple[Board, list[Attempt]]:
+def watched(made: FlowEvaluator) -> tuple[FlowEvaluator, list[Attempt]]:
     """The same, and all that is attempted on it."""
     attempts = list[Attempt]()
 
@@ -73,7 +73,7 @@ def watched(made: Board) -> tuple[Board, list[Attempt]]:
     return replace(made, play=play), attempts
 
 
-def two_kinds(tmp_path: Path, solves: Solves) -> tuple[Board, FlowNetwork]:
+def two_kinds(tmp_path: Path, solves: Solves) -> tuple[FlowEvaluator, FlowNetwork]:
     """A board of 30 tasks that z and m act in, and 10 of another kind, in which a acts."""
     adds, letter = (context.name for context in contexts("Add up.", "Write a letter."))
     found = network("source z 9", "z m 9", "m sink 9", "source a 9", "a sink 9", contexts=contexts(adds, letter))
@@ -114,14 +114,14 @@ class TestOrganization:
 
     def test_an_agent_is_told_a_nodes_instructions_after_what_it_is_shown(self) -> None:
         shown = Observation("on", views={"b": "For b."})
-        assert instructed(shown, "a", "Do it.").views == {"a": "Do it.", "b": "For b."}
-        assert instructed(shown, "b", "Do it.").views == {"b": "For b.\n\nDo it."}
-        assert instructed(shown, "b", "") == shown
+        assert with_instructions(shown, "a", "Do it.").views == {"a": "Do it.", "b": "For b."}
+        assert with_instructions(shown, "b", "Do it.").views == {"b": "For b.\n\nDo it."}
+        assert with_instructions(shown, "b", "") == shown
 
     def test_each_step_draws_a_path_which_is_known_afterwards(self, tmp_path: Path) -> None:
         organization = flow(tmp_path, FORK)
         episode, _ = played(organization, "a", "b", "c", steps=12)
-        paths = paths_of(organization, episode, 0)
+        paths = episode_paths(organization, episode, 0)
         assert [name for path in paths for name in path] == [action.agent for action in episode.actions]
         assert set(paths) == {("a", "b"), ("a", "c")}
 
@@ -134,11 +134,11 @@ class TestOrganization:
             attempts = [Attempt(Task(name, "begin"), "train/0") for name in ("t0", "t1")]
             return await asyncio.gather(*(play(whole, attempt) for attempt in attempts))
 
-        first, second = (paths_of(organization, episode, 0) for episode in asyncio.run(both()))
+        first, second = (episode_paths(organization, episode, 0) for episode in asyncio.run(both()))
         assert first != second
 
     def test_a_seed_draws_the_paths_that_it_always_drew(self) -> None:
-        drawn = [path_of_step(FORK, "", 0, step, 8, 1.0) for step in range(10)]
+        drawn = [sample_step_path(FORK, "", 0, step, 8, 1.0) for step in range(10)]
         assert drawn == [("a", name) for name in "bbbbbbbcbb"], "else the paths of episodes on disk are lost"
 
     def test_a_router_chooses_edges_and_is_not_asked_where_there_is_one(self, tmp_path: Path) -> None:
@@ -186,13 +186,13 @@ class TestOrganization:
 
     def test_a_router_goes_on_over_what_is_skipped(self) -> None:
         found = network("source a 1", "a b 3", "b c 1", "b sink 1", "a c 1", "c sink 1", skips={"k": ("b",)})
-        assert options_at(found, "", "a", ["a"]) == ["b", "c"]
-        assert options_at(found, "k", "a", ["a"]) == ["c", SINK]
-        assert options_at(found, "k", SOURCE, []) == ["a"]
+        assert router_options(found, "", "a", ["a"]) == ["b", "c"]
+        assert router_options(found, "k", "a", ["a"]) == ["c", SINK]
+        assert router_options(found, "k", SOURCE, []) == ["a"]
 
     def test_a_router_never_goes_back(self) -> None:
         found = network("source a 1", "a b 1", "b a 1", "b sink 1")
-        assert options_at(found, "", "b", ["a", "b"]) == [SINK]
+        assert router_options(found, "", "b", ["a", "b"]) == [SINK]
 
     def test_with_a_router_somebody_acts_where_all_is_skipped(self, tmp_path: Path) -> None:
         line = network("source a 2", "source b 1", "a sink 1", "b sink 1", skips={"": ("a", "b")})
@@ -226,30 +226,31 @@ class TestBoard:
         others = [f"{start} {end} 1" for n in range(20) for start, end in ((SOURCE, f"n{n}"), (f"n{n}", SINK))]
         wide = network(*others, "source a 2", "a sink 1")
         made = board(tmp_path, wide, lambda nodes, task: True, TASKS[:9])
-        assert made.path(wide, "") == ("a",)
-        episodes = made.greedy(wide, [Attempt(task, "train/0") for task in TASKS[:9]])
+        assert made.greedy_path(wide, "") == ("a",)
+        episodes = made.play_greedy(wide, [Attempt(task, "train/0") for task in TASKS[:9]])
         assert {action.agent for episode in episodes for action in episode.actions} == {"a"}
 
     def test_episodes_that_failed_tell_nothing(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
         made = failing(board(tmp_path, line, lambda nodes, task: task.id == "t2", TASKS[:4]), "t0", "t1")
-        assert made.outcomes(line, TASKS[:4]) == {"t2": True, "t3": False}
+        assert made.task_outcomes(line, TASKS[:4]) == {"t2": True, "t3": False}
 
     def test_nothing_is_judged_by_tasks_of_which_nothing_is_known(self) -> None:
-        for judge in (judged, bounded):
+        for judge in (estimate_gain, bound_gain):
             with pytest.raises(ValueError, match="of none is it known whether it was solved"):
                 judge({}, {"t0": True})
 
     def test_a_task_of_which_nothing_is_known_any_more_is_lost(self) -> None:
-        assert bounded({"t0": True, "t1": False}, {}).gain == -0.5
-        assert bounded({"t0": True, "t1": False}, {"t0": True, "t1": True}).gain == 0.5
+        assert bound_gain({"t0": True, "t1": False}, {}).gain == -0.5
+        assert bound_gain({"t0": True, "t1": False}, {"t0": True, "t1": True}).gain == 0.5
 
 
 class TestTuning:
     def test_what_is_not_said_is_the_default(self) -> None:
-        assert Growth() == Growth(0.5, 1, instructed=True, apart=frozenset(), dimensions=256, embed="")
-        assert Learning() == Learning(40, 64, 2.0, 0.0)
-        assert Improving() == Improving(3, 100, 4, "better", 0.01, 2, 4000)
+        growth = GrowthOptions(0.5, 1, with_instructions=True, excluded_roles=frozenset(), dimensions=256, embed="")
+        assert GrowthOptions() == growth
+        assert PathLearningOptions() == PathLearningOptions(40, 64, 2.0, 0.0)
+        assert RewordingOptions() == RewordingOptions(3, 100, 4, "better", 0.01, 2, 4000)
 
     def test_paths_are_learned_for_each_kind_of_task(self, tmp_path: Path) -> None:
         found = network(
@@ -258,23 +259,24 @@ class TestTuning:
         tasks = [Task(f"t{n}", ("Add up.", "Write a letter.")[n % 2]) for n in range(40)]
         made = board(tmp_path, found, lambda nodes, task: (nodes[0].name == "a") == (task.prompt == "Add up."), tasks)
         earned = dict[int, float]()
-        better = edges_learned(made, found, Learning(steps=8, batch=40, rate=8.0), earned.__setitem__)
-        assert sum(made.outcomes(better, tasks).values()) == 40
+        better = learn_paths(made, found, PathLearningOptions(steps=8, batch=40, rate=8.0), earned.__setitem__)
+        assert sum(made.task_outcomes(better, tasks).values()) == 40
         assert list(earned) == [1, 2, 3, 4, 5, 6, 7, 8]
         assert earned[8] > 0.9 > earned[1]
-        assert edges_learned(made, found, Learning(steps=8, batch=40, rate=8.0)) == better
+        assert learn_paths(made, found, PathLearningOptions(steps=8, batch=40, rate=8.0)) == better
 
     def test_twice_the_rate_is_twice_the_step(self, tmp_path: Path) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
         made = board(tmp_path, found, lambda nodes, task: nodes[0].name == "a", TASKS[:40])
-        one, two = (edges_learned(made, found, Learning(1, 40, rate)).weights[""][SOURCE]["a"] for rate in (3.0, 6.0))
+        options = [PathLearningOptions(1, 40, rate) for rate in (3.0, 6.0)]
+        one, two = (learn_paths(made, found, option).weights[""][SOURCE]["a"] for option in options)
         assert two == pytest.approx(2 * one)
         assert one > 0.1
 
     def test_each_step_draws_tasks_of_its_own(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
         made, attempts = watched(board(tmp_path, line, lambda nodes, task: True, TASKS[:40]))
-        edges_learned(made, line, Learning(steps=2, batch=8))
+        learn_paths(made, line, PathLearningOptions(steps=2, batch=8))
         assert [(one.stream, one.sample) for one in attempts] == [
             (f"flow/learn/{step}", n) for step in (0, 1) for n in range(8)
         ]
@@ -287,22 +289,23 @@ class TestTuning:
         made = board(tmp_path, found, lambda nodes, task: task.id == "t0", TASKS[:2])
         means = list[float]()
         for lost in ("t0", "t1"):
-            edges_learned(failing(made, lost), found, Learning(1, 20), lambda _, mean: means.append(mean))
+            learn_paths(failing(made, lost), found, PathLearningOptions(1, 20), lambda _, mean: means.append(mean))
         assert means == [0.0, 1.0]
         with pytest.raises(ValueError, match="no episode of a flow network could be scored"):
-            edges_learned(failing(made, "t0", "t1"), found, Learning(1, 20))
+            learn_paths(failing(made, "t0", "t1"), found, PathLearningOptions(1, 20))
 
     def test_what_nodes_cost_makes_short_paths_likelier(self, tmp_path: Path) -> None:
         found = network("source a 1", "source b 1", "a b 1", "b sink 1")
         made = board(tmp_path, found, lambda nodes, task: True, TASKS[:40])
-        better = edges_learned(made, found, Learning(steps=10, batch=40, rate=20.0, cost=0.1))
-        assert made.acting(better, "") == ("b",)
+        better = learn_paths(made, found, PathLearningOptions(steps=10, batch=40, rate=20.0, cost=0.1))
+        assert made.active_nodes(better, "") == ("b",)
 
     def test_what_is_skipped_costs_nothing(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1", skips={"": ("a",)})
         made = board(tmp_path, line, lambda nodes, task: True, TASKS[:1])
-        (episode,) = made.play(made.flow.playing(line, 1.0), [Attempt(TASKS[0], "train/0")])
-        assert [(one.path, one.earned) for one in _walked(made, line, episode, 0, 0.25)] == [(("a", "b"), 0.75)]
+        (episode,) = made.play(made.flow.with_network(line, 1.0), [Attempt(TASKS[0], "train/0")])
+        returns = _path_returns(made, line, episode, 0, 0.25)
+        assert [(one.path, one.episode_return) for one in returns] == [(("a", "b"), 0.75)]
 
     def test_a_proposal_is_kept_where_held_out_success_is_surely_better(self, tmp_path: Path) -> None:
         def solves(nodes: tuple[Node, ...], task: Task) -> bool:
@@ -315,7 +318,8 @@ class TestTuning:
             seen.extend(failures)
             return next(words)
 
-        better = reworded(board(tmp_path, line, solves, TASKS[:100]), line, critic, Improving(rounds=6, patience=2))
+        options = RewordingOptions(rounds=6, patience=2)
+        better = reword_nodes(board(tmp_path, line, solves, TASKS[:100]), line, critic, options)
         assert better.node("a").instructions == "good"
         assert [(one.after, one.kept, round(one.gain, 2)) for one in better.lineage] == [
             ("bad", False, -0.4), ("good", True, 0.3), ("bad", False, -0.7),
@@ -326,12 +330,12 @@ class TestTuning:
         assert line.lineage == ()  # what is played does not change
 
     def test_a_proposal_is_accepted_by_what_it_gained_and_the_ends_of_its_interval(self) -> None:
-        better, no_worse = Improving(accept="better"), Improving(accept="no worse", tolerance=0.01)
-        assert better.accepts(Judged(0.1, 0.001, 0.2, 40))
-        assert not better.accepts(Judged(0.1, 0.0, 0.2, 40))
-        assert no_worse.accepts(Judged(0.02, -0.01, 0.05, 40))
-        assert not no_worse.accepts(Judged(0.02, -0.011, 0.05, 40))
-        assert not no_worse.accepts(Judged(0.0, 0.0, 0.0, 40))
+        better, no_worse = RewordingOptions(accept="better"), RewordingOptions(accept="no worse", tolerance=0.01)
+        assert better.accepts(GainEstimate(0.1, 0.001, 0.2, 40))
+        assert not better.accepts(GainEstimate(0.1, 0.0, 0.2, 40))
+        assert no_worse.accepts(GainEstimate(0.02, -0.01, 0.05, 40))
+        assert not no_worse.accepts(GainEstimate(0.02, -0.011, 0.05, 40))
+        assert not no_worse.accepts(GainEstimate(0.0, 0.0, 0.0, 40))
 
     def test_nodes_that_fail_most_are_asked_about_first(self, tmp_path: Path) -> None:
         made, found = two_kinds(tmp_path, lambda nodes, task: False)
@@ -341,7 +345,7 @@ class TestTuning:
             asked.append(node.name)
             return ""
 
-        reworded(made, found, critic, Improving(rounds=1))
+        reword_nodes(made, found, critic, RewordingOptions(rounds=1))
         assert asked == ["m", "z", "a"], "m and z in the order of names"
 
     def test_a_node_without_proposals_is_left_in_peace_and_the_others_are_not(self, tmp_path: Path) -> None:
@@ -358,7 +362,7 @@ class TestTuning:
         def tell(change: Change, now: FlowNetwork) -> None:
             told.append((change.after, now.node("z").instructions == change.after))
 
-        better = reworded(made, found, critic, Improving(rounds=2, patience=1, longest=11), tell)
+        better = reword_nodes(made, found, critic, RewordingOptions(rounds=2, patience=1, max_characters=11), tell)
         assert asked == ["m", "z", "a", "z"]
         assert told == [("You do z.!", True), ("You do z.!!", True)]
         gain, (low, high) = paired_difference([False] * 30, [number % 3 < 1 for number in range(30)])
@@ -370,7 +374,8 @@ class TestTuning:
         line = network("source a 1", "a sink 1")
         made = board(tmp_path, line, lambda nodes, task: False, TASKS[:9])
         for longest, tried in ((4, ["good"]), (3, [])):
-            changes = reworded(made, line, lambda *_: "good", Improving(rounds=1, longest=longest)).lineage
+            options = RewordingOptions(rounds=1, max_characters=longest)
+            changes = reword_nodes(made, line, lambda *_: "good", options).lineage
             assert [one.after for one in changes] == tried
 
     def test_a_node_is_judged_by_the_tasks_of_which_something_is_known(self, tmp_path: Path) -> None:
@@ -379,23 +384,23 @@ class TestTuning:
         adds, letter = (context.example for context in found.contexts)
         held_out = [Task("h0", adds), Task("h1", letter), Task("h2", letter)]
         made = replace(made, held_out=held_out)
-        changes = reworded(made, found, lambda *_: "new", Improving(rounds=1)).lineage
+        changes = reword_nodes(made, found, lambda *_: "new", RewordingOptions(rounds=1)).lineage
         assert [(one.node, one.tasks) for one in changes] == [("a", 2)], "of the other kind nothing is known"
         came["h1"] = None
-        changes = reworded(made, found, lambda *_: "new", Improving(rounds=1)).lineage
+        changes = reword_nodes(made, found, lambda *_: "new", RewordingOptions(rounds=1)).lineage
         assert [(one.node, one.tasks) for one in changes] == [("a", 1)]
 
     def test_nothing_is_reworded_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
         made = board(tmp_path, line, lambda nodes, task: None, TASKS[:5])  # type: ignore[arg-type, return-value]
         with pytest.raises(ValueError, match="of none is it known whether it was solved"):
-            reworded(made, line, lambda *_: "new", Improving())
+            reword_nodes(made, line, lambda *_: "new", RewordingOptions())
 
     def test_each_round_looks_for_failures_among_tasks_of_its_own(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
         made, attempts = watched(board(tmp_path, line, lambda nodes, task: True, TASKS[:40]))
         for number in (0, 1):
-            _failures(made, line, number, 8)
+            _collect_failures(made, line, number, 8)
             drawn = generator(0, "flow/failed", number).integers(40, size=8)
             assert [one.task for one in attempts[8 * number :]] == [TASKS[place] for place in drawn]
             assert [(one.stream, one.sample) for one in attempts[8 * number :]] == [
@@ -413,7 +418,7 @@ class TestTuning:
         )
         said = ("a", "x0"), ("b", "y0"), ("a", "x1"), ("b", "y1"), ("a", "x2"), ("b", "y2")
         whole = Failure("Add up.", (*said, ("outcome", "reward 0, not solved")))
-        assert _failures(made, line, 0, 2) == {"a": [whole], "b": [whole]}
+        assert _collect_failures(made, line, 0, 2) == {"a": [whole], "b": [whole]}
 
     def test_a_node_is_judged_on_the_kinds_of_tasks_that_it_acts_in(self, tmp_path: Path) -> None:
         kinds = {"a": "Add up.", "b": "Write a letter."}
@@ -423,22 +428,22 @@ class TestTuning:
         found = replace(found, edges=edges)
         tasks = [Task(f"t{n}", kinds["b" if n % 4 == 0 else "a"]) for n in range(12)]
         made = board(tmp_path, found, lambda nodes, task: nodes[0].instructions == "new", tasks)
-        better = reworded(made, found, lambda *_: "new", Improving(rounds=1, attempts=20))
+        better = reword_nodes(made, found, lambda *_: "new", RewordingOptions(rounds=1, attempts=20))
         assert {(one.node, one.tasks) for one in better.lineage} == {("a", 9), ("b", 3)}
 
     def test_a_critic_reads_what_is_known_to_have_failed(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
         tasks = [Task(f"t{n}", f"Add {n}.") for n in range(3)]
         came: Any = {"t0": None, "t1": False, "t2": True}
-        found = _failures(board(tmp_path, line, lambda nodes, task: came[task.id], tasks), line, 0, 20)
+        found = _collect_failures(board(tmp_path, line, lambda nodes, task: came[task.id], tasks), line, 0, 20)
         assert {failure.task for failure in found["a"]} == {"Add 1."}
 
     def test_a_proposal_without_end_is_none_and_what_is_kept_is_told_at_once(self, tmp_path: Path) -> None:
         line, told = network("source a 1", "a sink 1"), list[str]()
         words = iter(("x" * 4001, "good"))
         whole = board(tmp_path, line, lambda nodes, task: nodes[0].instructions == "good", TASKS[:40])
-        better = reworded(
-            whole, line, lambda *_: next(words), Improving(rounds=2), lambda _, found: told.append(found.digest)
+        better = reword_nodes(
+            whole, line, lambda *_: next(words), RewordingOptions(rounds=2), lambda _, found: told.append(found.digest)
         )
         assert [one.after for one in better.lineage] == ["good"]
         assert told == [better.digest]
@@ -451,27 +456,27 @@ class TestTuning:
 
         made = board(tmp_path, line, solves, TASKS)
         for accept, kept in (("better", False), ("no worse", True)):
-            improving = Improving(rounds=1, accept=accept, tolerance=0.01)  # type: ignore[arg-type]
-            assert [one.kept for one in reworded(made, line, lambda node, _: "new", improving).lineage] == [kept]
+            improving = RewordingOptions(rounds=1, accept=accept, tolerance=0.01)  # type: ignore[arg-type]
+            assert [one.kept for one in reword_nodes(made, line, lambda node, _: "new", improving).lineage] == [kept]
 
     def test_what_adds_nothing_is_skipped_and_what_is_needed_is_not(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b c 1", "c sink 1")
         needs = board(tmp_path, line, lambda nodes, task: any(node.name == "b" for node in nodes), TASKS)
         told = list[tuple[Change, FlowNetwork]]()
-        shorter = skipped(needs, line, 0.01, lambda *given: told.append(given))
+        shorter = skip_nodes(needs, line, 0.01, lambda *given: told.append(given))
         assert shorter.skips == {"": ("a", "c")}
-        assert needs.acting(shorter, "") == ("b",)
+        assert needs.active_nodes(shorter, "") == ("b",)
         assert [(one.node, one.kept) for one in shorter.lineage] == [("a", True), ("b", False), ("c", True)]
         assert [change for change, _ in told] == [*shorter.lineage]
         assert [found.skips.get("", ()) for _, found in told] == [("a",), ("a",), ("a", "c")]
-        low, high = bounds_of_gain([0.0] * 300)
+        low, high = gain_bounds([0.0] * 300)
         assert shorter.lineage[0] == Change("skip", "a", "", "", "", True, 0.0, low, high, 300)
 
     def test_a_bound_of_just_the_tolerance_is_within_it(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1")
         made = board(tmp_path, line, lambda nodes, task: True, TASKS[:50])
-        (low, _) = bounds_of_gain([0.0] * 50)
-        assert skipped(made, line, -low).skips == {"": ("a",)}
+        (low, _) = gain_bounds([0.0] * 50)
+        assert skip_nodes(made, line, -low).skips == {"": ("a",)}
 
     def test_a_kind_of_which_nothing_is_known_keeps_no_other_from_skipping(self, tmp_path: Path) -> None:
         kinds = contexts("Add up.", "Write a letter.")
@@ -479,15 +484,15 @@ class TestTuning:
         came: Any = {"unknown": None}
         tasks = [Task("unknown", "Add up."), *(replace(task, prompt="Write a letter.") for task in TASKS[:40])]
         made = board(tmp_path, line, lambda nodes, task: came.get(task.id, True), tasks)
-        assert skipped(made, line, 0.2).skips == {"Write a letter.": ("a",)}
+        assert skip_nodes(made, line, 0.2).skips == {"Write a letter.": ("a",)}
 
     def test_a_skip_is_judged_by_the_bound_of_what_it_costs_and_not_by_the_estimate(self, tmp_path: Path) -> None:
         """Two points are lost; with 300 tasks that may be 4."""
         line = network("source a 1", "a b 1", "b sink 1")
         tuned = board(tmp_path, line, lambda nodes, task: len(nodes) == 2 or int(task.id[1:]) >= 6, TASKS)
-        assert skipped(tuned, line, 0.03).skips == {}
-        assert skipped(tuned, line, 0.05).skips == {"": ("a",)}
-        (refused, _) = skipped(tuned, line, 0.03).lineage
+        assert skip_nodes(tuned, line, 0.03).skips == {}
+        assert skip_nodes(tuned, line, 0.05).skips == {"": ("a",)}
+        (refused, _) = skip_nodes(tuned, line, 0.03).lineage
         assert (refused.gain, refused.kept) == (-0.02, False)
         assert -0.05 < refused.low < -0.03
 
@@ -499,7 +504,7 @@ class TestTuning:
         def solves(nodes: tuple[Node, ...], task: Task) -> bool:
             return int(task.id[1:]) >= 4 * (5 - len(nodes))
 
-        shorter = skipped(board(tmp_path, line, solves, TASKS), line, 0.04)
+        shorter = skip_nodes(board(tmp_path, line, solves, TASKS), line, 0.04)
         assert shorter.skips == {"": ("n0",)}
         assert [one.kept for one in shorter.lineage] == [True, False, False, False, False]
         assert all(one.low < -0.01 for one in shorter.lineage)
@@ -507,36 +512,36 @@ class TestTuning:
     def test_few_tasks_say_too_little_to_skip(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1")
         made = board(tmp_path, line, lambda nodes, task: True, TASKS[:50])
-        assert not skipped(made, line, 0.01).skips
+        assert not skip_nodes(made, line, 0.01).skips
 
     def test_a_skip_that_costs_the_tolerance_passes_once_in_twenty(self) -> None:
         before = dict.fromkeys(map(str, range(300)), True)
-        lows = [bounded(before, {task: int(task) >= lost for task in before}).low for lost in range(12)]
+        lows = [bound_gain(before, {task: int(task) >= lost for task in before}).low for lost in range(12)]
         passing = [lost for lost, low in enumerate(lows) if low >= -0.01]
         assert passing == [0]
         assert sum(math.comb(300, k) * 0.01**k * 0.99 ** (300 - k) for k in passing) <= 0.05
 
     def test_episodes_that_fail_count_against_what_was_tried(self) -> None:
         before = {str(n): n < 20 for n in range(40)}
-        found = judged(before, {str(n): True for n in range(14)})  # of the others nothing is known any more
+        found = estimate_gain(before, {str(n): True for n in range(14)})  # of the others nothing is known any more
         assert (found.tasks, round(found.gain, 3)) == (40, -0.15)
-        assert judged(before, {}).gain == -0.5
+        assert estimate_gain(before, {}).gain == -0.5
 
     def test_a_network_names_no_code_that_is_run(self, tmp_path: Path) -> None:
         write_network(tmp_path / "n.json", replace(FORK, embed="tests.flow_teams:vectors"))
         with pytest.raises(ValueError, match=r"made by 'tests.flow_teams:vectors', and team.embed is ''"):
             Flow(network=str(tmp_path / "n.json"))
         ours = Flow(network=str(tmp_path / "n.json"), embed="tests.flow_teams:vectors")
-        assert context_of(ours.flow, "Add up.") == ""
+        assert match_context(ours.flow, "Add up.") == ""
         with pytest.raises(ValueError, match="'math:pi' is no function of texts"):
             Flow(network=str(tmp_path / "n.json"), embed="math:pi")
-        assert runs_code({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
+        assert find_code_keys({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
 
     def test_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1")
         made = board(tmp_path, line, lambda nodes, task: None, TASKS[:5])  # type: ignore[arg-type, return-value]
         with pytest.raises(ValueError, match="of none is it known whether it was solved"):
-            skipped(made, line, 0.01)
+            skip_nodes(made, line, 0.01)
 
 
 def test_a_network_is_grown_and_shown_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -544,8 +549,8 @@ def test_a_network_is_grown_and_shown_by_command(tmp_path: Path, capsys: pytest.
     actions = (make_action("a", text="plan the parts"), make_action("b", text="do them", index=1))
     done = Episode(Task("t", "Add up."), "train/0", 0, actions, "terminated", success=True)
     write_episodes(folder.episodes / "step_000001.parquet", [done])
-    grow([folder.path], tmp_path / "network.json", Growth(), None)
-    grow([folder.path], tmp_path / "network.json", Growth(), tmp_path / "network.json")
+    grow([folder.path], tmp_path / "network.json", GrowthOptions(), None)
+    grow([folder.path], tmp_path / "network.json", GrowthOptions(), tmp_path / "network.json")
     show(tmp_path / "network.json", tmp_path / "network.svg")
     said = capsys.readouterr().out
     assert "2 nodes, 3 edges, 1 kind of tasks" in said
@@ -558,19 +563,20 @@ def test_the_planted_world_plays_on_threads_as_on_its_bench(tmp_path: Path, monk
     monkeypatch.syspath_prepend(BENCHMARKS)
     import flow_world as world
 
-    from marft_lab.flows.growing import grown
-    from marft_lab.scripted import ScriptedTeam
+    from marft_lab.flows.growth import grow_network
+    from marft_lab.scripted_team import ScriptedTeam
 
     run = world.recipe(3, {"organization": "orchestrated", "most": 6}, router=True)
     tasks = list(run.environment.tasks("train"))[:60]  # type: ignore[attr-defined]
     habit = world.Bench(run, run.environment, world.by_habit, ("router", *world.SEATS))
     recorded = habit(run.team, [Attempt(task, "train/0") for task in tasks])
-    write_network(tmp_path / "network.json", grown(recorded, Growth(0.4, apart=frozenset({"router"}))))
+    network = grow_network(recorded, GrowthOptions(0.4, excluded_roles=frozenset({"router"})))
+    write_network(tmp_path / "network.json", network)
     run = world.recipe(3, {"organization": "flow", "network": str(tmp_path / "network.json")}, router=False)
     attempts = [Attempt(task, "train/1") for task in tasks[:4]]
     bench = world.Bench(run, run.environment, world.by_node, tuple(world.SEATS))(run.team, attempts)
     with ScriptedTeam(run, world.by_node) as team:
-        threads = list(team.attempt(attempts))
+        threads = list(team.play_attempts(attempts))
     assert [episode.error for episode in threads] == [""] * 4
     assert [[a.text for a in e.actions] for e in threads] == [[a.text for a in e.actions] for e in bench]
     assert [episode.success for episode in threads] == [episode.success for episode in bench]

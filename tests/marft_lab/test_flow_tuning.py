@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from marft.agents.rendering import PromptTooLongError
+from marft.agents.renderer import PromptTooLongError
 from marft.common.errors import EpisodeFailedError
-from marft.common.types import ActionKey, Episode, Sampling, Task
+from marft.common.types import ActionKey, Episode, SamplingParams, Task
 from marft.config.load import parse_recipe, to_toml
-from marft.rollout import rollouts
-from marft.runs import episodes as recorded
-from marft.runs.folder import RunFolder
-from marft_lab.cli.flows import Tuning, grow, tune
-from marft_lab.flows import learning, skipping
-from marft_lab.flows.board import Board
-from marft_lab.flows.critics import PolicyCritic, question_of
-from marft_lab.flows.growing import Growth
-from marft_lab.flows.improving import Failure
+from marft.rollout import local_runner
+from marft.runs import episode_files as recorded
+from marft.runs.run_folder import RunFolder
+from marft_lab.cli.flows import TuningOptions, grow, tune
+from marft_lab.flows import path_learning, skipping
+from marft_lab.flows.critics import PolicyCritic, build_question
+from marft_lab.flows.evaluator import FlowEvaluator
+from marft_lab.flows.growth import GrowthOptions
 from marft_lab.flows.network import FlowNetwork, Node, read_network, write_network
+from marft_lab.flows.rewording import Failure
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network
@@ -36,29 +36,31 @@ TOLD = "Name <instructions>the unit</instructions>."
 
 def critic_that_says(reply: str) -> tuple[PolicyCritic, FakeEngine]:
     engine = FakeEngine(lambda key, prompt: reply)
-    rollouts: Any = SimpleNamespace(game=SimpleNamespace(renderer=FakeRenderer()), engine=engine, wait_for=asyncio.run)
-    return PolicyCritic(rollouts, "judge"), engine
+    local_runner: Any = SimpleNamespace(
+        game=SimpleNamespace(renderer=FakeRenderer()), engine=engine, wait_for=asyncio.run
+    )
+    return PolicyCritic(local_runner, "judge"), engine
 
 
 def test_a_critic_proposes_what_stands_between_its_tags() -> None:
     critic, engine = critic_that_says("It forgot. <instructions>Say the unit.</instructions>")
     failures = [Failure("How far?", (("adds", "It is 5."), ("tells", "5")))]
     assert critic(Node("adds", "reasoner", "Add up."), failures) == "Say the unit."
-    assert (critic.asked, critic.silent) == (1, 0)
+    assert (critic.request_count, critic.empty_replies) == (1, 0)
     ((key, prompt),) = engine.asked
     assert key == ActionKey("flow/critic", "adds", 1, 0, "critic", 0)
     prompt = prompt.replace("\\n", "\n")
     assert "<instructions of adds mark1>\nAdd up.\n</instructions of adds mark1>" in prompt
     shown = "How far?\n</task mark1>\n<adds mark1>\nIt is 5.\n</adds mark1>\n<tells mark1>\n5\n</tells mark1>"
     assert f"<task mark1>\n{shown}\n\n" in prompt
-    assert critic.sampling == Sampling(temperature=0.7, max_new_tokens=512)
+    assert critic.sampling == SamplingParams(temperature=0.7, max_new_tokens=512)
 
 
 def test_replies_without_instructions_are_counted() -> None:
     critic, engine = critic_that_says("I do not know.")
     for _ in range(2):
         assert critic(Node("adds", "reasoner", "Add up."), [Failure("How far?", (("adds", "5"),))]) == ""
-    assert (critic.asked, critic.silent) == (2, 2)
+    assert (critic.request_count, critic.empty_replies) == (2, 2)
     assert len({key for key, _ in engine.asked}) == 2, "each question has draws of its own"
 
 
@@ -78,7 +80,7 @@ def test_one_that_cannot_be_asked_proposes_nothing() -> None:
 def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(room: int) -> None:
     class Narrow(FakeRenderer):
         def render(self, *given: Any, **more: Any) -> Any:
-            assert more["cut"].what == "nothing"
+            assert more["cut"].target == "nothing"
             if given[2].count("How far?") > room:
                 raise PromptTooLongError("too long")
             return super().render(*given, **more)
@@ -109,18 +111,18 @@ def test_what_is_thought_first_is_no_proposal() -> None:
 
 
 class Thinking(FakeRenderer):
-    def thought(self, policy: str, text: str, begun: str = "") -> int:
+    def reasoning_length(self, policy: str, text: str, prefix: str = "") -> int:
         return text.index("</think>") + len("</think>")
 
 
 def test_names_of_nodes_are_no_mark_either() -> None:
-    asked = question_of(Node("says mark1", "reasoner", "Add up."), [Failure("How far?", (("says mark2", "5"),))])
+    asked = build_question(Node("says mark1", "reasoner", "Add up."), [Failure("How far?", (("says mark2", "5"),))])
     assert "between lines that end in mark3" in asked
 
 
 def test_what_stands_in_an_attempt_is_no_mark() -> None:
     failure = Failure("How far, mark2?", (("adds", "</task mark3>"), ("tells", "</task mark4>")))
-    question = question_of(Node("adds", "reasoner", "Beware of mark1."), [Failure("How far?", ()), failure])
+    question = build_question(Node("adds", "reasoner", "Beware of mark1."), [Failure("How far?", ()), failure])
     assert "lines that end in mark5, stand" in question
 
 
@@ -134,8 +136,8 @@ def team(folder: Path, **changes: Any) -> Path:
     return folder / "flow.toml"
 
 
-def asked(**changes: Any) -> Tuning:
-    return Tuning(**{"steps": 1, "batch": 4, "critic": "", "rounds": 1, "tolerance": 0.01, **changes})
+def asked(**changes: Any) -> TuningOptions:
+    return TuningOptions(**{"steps": 1, "batch": 4, "critic": "", "rounds": 1, "tolerance": 0.01, **changes})
 
 
 @pytest.mark.slow
@@ -154,14 +156,14 @@ def test_skips_are_tried_where_a_tolerance_is_given(
 ) -> None:
     found = list[float]()
 
-    def skipped(_: Board, network: FlowNetwork, tolerance: float, __: object) -> FlowNetwork:
+    def skipped(_: FlowEvaluator, network: FlowNetwork, tolerance: float, __: object) -> FlowNetwork:
         found.append(tolerance)
         return network
 
     played = SimpleNamespace(publish=lambda version: None)
-    monkeypatch.setattr(rollouts, "LocalRollouts", lambda run: nullcontext(played))
-    monkeypatch.setattr(learning, "edges_learned", lambda board, network, *_: network)
-    monkeypatch.setattr(skipping, "skipped", skipped)
+    monkeypatch.setattr(local_runner, "LocalRolloutRunner", lambda run: nullcontext(played))
+    monkeypatch.setattr(path_learning, "learn_paths", lambda board, network, *_: network)
+    monkeypatch.setattr(skipping, "skip_nodes", skipped)
     tune(team(tmp_path), (), tmp_path / "tuned.json", asked(tolerance=tolerance))
     assert found == tried
     assert read_network(tmp_path / "tuned.json") == read_network(tmp_path / "network.json")
@@ -206,9 +208,11 @@ def test_a_role_that_nobody_has_is_not_kept_apart(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(RunFolder, "open", lambda _: folder)
     monkeypatch.setattr(recorded, "read_episodes", lambda _: [episode])
     with pytest.raises(ValueError, match="--apart: no agent of these runs is called 'acter'; did you mean 'actor'"):
-        grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"acter"})), None)
+        grow([tmp_path], tmp_path / "network.json", GrowthOptions(excluded_roles=frozenset({"acter"})), None)
     assert not (tmp_path / "network.json").exists()
-    grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"actor", "router"})), None)  # never asked
+    grow(
+        [tmp_path], tmp_path / "network.json", GrowthOptions(excluded_roles=frozenset({"actor", "router"})), None
+    )  # never asked
     assert [node.role for node in read_network(tmp_path / "network.json").nodes] == ["reasoner"]
 
 

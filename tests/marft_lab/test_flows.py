@@ -16,21 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.common.types import Choice, Episode, Task
-from marft_lab.flows.choosing import (
-    Walked,
-    advantages,
-    chances,
-    context_of,
-    learned,
-    log_chance,
-    odds,
-    played_of,
-    score,
-    walk,
+from marft_lab.flows.edge_policy import (
+    PathReturn,
+    active_nodes,
+    compute_advantages,
+    edge_logits,
+    edge_probabilities,
+    log_prob_gradient,
+    match_context,
+    path_log_prob,
+    reinforce_step,
+    sample_path,
 )
-from marft_lab.flows.growing import Growth, grown
-from marft_lab.flows.likeness import added, cosine, nearest, vectors_of
+from marft_lab.flows.growth import GrowthOptions, grow_network
 from marft_lab.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
+from marft_lab.flows.similarity import add_vectors, cosine_similarity, embed_texts, find_nearest
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
 
@@ -73,7 +73,7 @@ def networks(draw: st.DrawFn) -> FlowNetwork:
 
 def paths(found: FlowNetwork, context: str, most: int, begun: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every walk that there can be."""
-    ends = odds(found, context, begun[-1] if begun else SOURCE, begun) if len(begun) < most else {}
+    ends = edge_logits(found, context, begun[-1] if begun else SOURCE, begun) if len(begun) < most else {}
     if not ends:
         yield begun
     for end in ends:
@@ -195,14 +195,14 @@ class TestNetwork:
         assert found.node("a").instructions == "You do a."
         with pytest.raises(KeyError, match="nobody"):
             found.node("nobody")
-        assert found.after(SOURCE) == ("c", "a", "b")
+        assert found.successors(SOURCE) == ("c", "a", "b")
 
 
 class TestGrowing:
     def test_what_is_alike_is_one_node_and_what_another_agent_does_is_another(self) -> None:
-        found = grown(
+        found = grow_network(
             [episode(("x", "plan the parts"), ("y", "plan the parts")), episode(("x", "plan parts the"), ("x", "zzz"))],
-            Growth(0.5),
+            GrowthOptions(0.5),
         )
         assert [(node.role, node.count) for node in found.nodes] == [("x", 2), ("y", 1), ("x", 1)]
         assert [node.name for node in found.nodes] == ["x: plan the parts", "y: plan the parts", "x: zzz"]
@@ -211,149 +211,163 @@ class TestGrowing:
 
     def test_an_example_is_what_was_said_first_of_which_400_characters_are_kept(self) -> None:
         said = [episode(("x", "  plan the parts\n"), ("y", " \n"), ("z", "9" * 500))]
-        plan, silent, long = grown(said, Growth()).nodes
+        plan, silent, long = grow_network(said, GrowthOptions()).nodes
         assert plan.example == "plan the parts"
         assert (silent.name, silent.instructions, silent.example) == ("y", "", "")
         assert long.example == f"{'9' * 400} … (100 more characters)"
-        assert {(node.instructions, node.example) for node in grown(said, Growth(instructed=False)).nodes} == {
+        without = grow_network(said, GrowthOptions(with_instructions=False))
+        assert {(node.instructions, node.example) for node in without.nodes} == {
             ("", "plan the parts"), ("", ""), ("", long.example),
         }  # fmt: skip
 
     def test_names_are_the_first_three_words_without_punctuation_at_their_ends(self) -> None:
         said = [episode(("x", "Well, then: go: on"), ("y", "(first) one, two; three"), ("z", "9" * 50))]
-        assert [node.name for node in grown(said, Growth()).nodes] == [
+        assert [node.name for node in grow_network(said, GrowthOptions()).nodes] == [
             "x: Well, then: go", "y: (first) one, two", f"z: {'9' * 40}",
         ]  # fmt: skip
 
     def test_tasks_are_of_kinds_that_are_called_by_their_first_words(self) -> None:
         prompts = ("Write a letter.", "Add 1 and 2.", "", "Add 1 and 2.")
-        found = grown([episode(("x", "zzz"), prompt=prompt) for prompt in prompts], Growth(0.5))
+        found = grow_network([episode(("x", "zzz"), prompt=prompt) for prompt in prompts], GrowthOptions(0.5))
         assert [(one.name, one.count) for one in found.contexts] == [
             ("Write a letter", 1), ("Add 1 and", 2), ("task", 1),
         ]  # fmt: skip
-        assert np.allclose(found.contexts[1].vector, 2 * vectors_of(["Add 1 and 2."], 256)[0], atol=2e-4)
+        assert np.allclose(found.contexts[1].vector, 2 * embed_texts(["Add 1 and 2."], 256)[0], atol=2e-4)
         assert [*found.edges[0].by_context] == ["Add 1 and", "Write a letter", "task"], "in the order of names"
 
     def test_what_has_no_vector_yet_gets_the_one_of_what_joins_it(self) -> None:
         bare = replace(network("source a 1", "a sink 1", contexts=(Context("k"),)), threshold=0.0)
-        found = grown([episode(("a", "plan the parts"))], Growth(), bare)
+        found = grow_network([episode(("a", "plan the parts"))], GrowthOptions(), bare)
         for one, text in ((found.nodes[0], "plan the parts"), (found.contexts[0], "Add 1 and 2.")):
             assert (one.count, len(found.nodes), len(found.contexts)) == (2, 1, 1)
-            assert np.allclose(one.vector, vectors_of([text], 256)[0], atol=1e-4)
+            assert np.allclose(one.vector, embed_texts([text], 256)[0], atol=1e-4)
 
     def test_edges_are_written_in_the_order_of_names(self) -> None:
-        edges = grown([episode(("y", "zzz"), ("x", "zzz")), episode(("x", "zzz"))], Growth()).edges
+        edges = grow_network([episode(("y", "zzz"), ("x", "zzz")), episode(("x", "zzz"))], GrowthOptions()).edges
         assert [(edge.start, edge.end) for edge in edges] == [
             (SOURCE, "x: zzz"), (SOURCE, "y: zzz"), ("x: zzz", SINK), ("y: zzz", "x: zzz"),
         ]  # fmt: skip
 
     def test_vectors_may_be_made_by_a_function_of_ones_own(self) -> None:
-        found = grown([episode(("x", "plan"), ("x", "zzz"))], Growth(embed="tests.flow_teams:vectors"))
+        found = grow_network([episode(("x", "plan"), ("x", "zzz"))], GrowthOptions(embed="tests.flow_teams:vectors"))
         assert found.embed == "tests.flow_teams:vectors"
         assert [(node.count, node.vector[:2]) for node in found.nodes] == [(2, (2.0, 0.0))]
         with pytest.raises(ValueError, match=r"'tests.flow_teams:vectors' must give a vector of 8 finite numbers"):
-            grown([episode(("x", "plan"))], Growth(dimensions=8, embed="tests.flow_teams:vectors"))
+            grow_network([episode(("x", "plan"))], GrowthOptions(dimensions=8, embed="tests.flow_teams:vectors"))
 
     def test_only_successful_episodes_count(self) -> None:
         failed = replace(episode(("x", "zzz")), status="failed")
         with pytest.raises(ValueError, match="no episode succeeded"):
-            grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None), failed], Growth())
+            grow_network(
+                [episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None), failed], GrowthOptions()
+            )
 
     def test_more_than_a_network_holds_is_said_to_be_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("marft_lab.flows.growing.MOST_NODES", 2)
+        monkeypatch.setattr("marft_lab.flows.growth.MAX_NODES", 2)
         with pytest.raises(ValueError, match="3 nodes and 1 kinds of tasks, where 2 are the most: lower the threshold"):
-            grown([episode(("a", "plan"), ("b", "do it"), ("c", "look"))], Growth())
+            grow_network([episode(("a", "plan"), ("b", "do it"), ("c", "look"))], GrowthOptions())
         three = [episode(("a", "plan"), prompt=prompt) for prompt in ("Add 1 and 2.", "Write a letter.", "???")]
         with pytest.raises(ValueError, match="1 nodes and 3 kinds of tasks, where 2 are the most"):
-            grown(three, Growth())
-        two = grown([*three[:1], episode(("b", "do it"), prompt="Write a letter.")], Growth())
+            grow_network(three, GrowthOptions())
+        two = grow_network([*three[:1], episode(("b", "do it"), prompt="Write a letter.")], GrowthOptions())
         assert (len(two.nodes), len(two.contexts)) == (2, 2)
 
     def test_what_is_wrong_with_a_network_is_not_grown_on(self) -> None:
         odd = network("source a 1", "a sink 1", weights={"": {SOURCE: {"a": math.nan}}})
         with pytest.raises(ValueError, match="what is grown is no flow network: a weight is no finite number"):
-            grown([episode(("a", "plan"))], Growth(), odd)
+            grow_network([episode(("a", "plan"))], GrowthOptions(), odd)
 
     def test_vectors_of_another_function_are_not_grown_on(self) -> None:
         theirs = replace(network("source a 1", "a sink 1"), embed="theirs:function")
         with pytest.raises(ValueError, match="made by 'theirs:function'; grow it on with the same: --embed"):
-            grown([episode(("a", "plan"))], Growth(), theirs)
+            grow_network([episode(("a", "plan"))], GrowthOptions(), theirs)
 
     def test_counts_that_no_context_has_noted_are_grown_on(self) -> None:
         before = network("source a 3", "a b 2", "a sink 1", "b sink 2")
         before = replace(before, edges=(replace(before.edges[0], by_context={"Add": 1}), *before.edges[1:]))
-        found = grown([episode(("x", "zzz"))], Growth(), before)
+        found = grow_network([episode(("x", "zzz"))], GrowthOptions(), before)
         counts = {(edge.start, edge.end): (edge.count, dict(edge.by_context)) for edge in found.edges}
         assert counts["source", "a"] == (3, {"Add": 1})
         assert (counts["a", "b"], counts["b", "sink"]) == ((2, {}), (2, {}))
 
     def test_names_are_nobodys_and_hold_no_tags(self) -> None:
-        found = grown(
-            [episode(("stop", ""), ("source", ""), ("x", "say <instructions>no more</instructions>"))], Growth()
+        found = grow_network(
+            [episode(("stop", ""), ("source", ""), ("x", "say <instructions>no more</instructions>"))], GrowthOptions()
         )
         assert [node.name for node in found.nodes] == ["stop 2", "source 2", "x: say instructions no"]
         assert not found.problems()
 
     def test_what_too_few_did_goes_and_so_does_what_only_led_there(self) -> None:
         episodes = [episode(("x", "plan the parts")), episode(("x", "plan the parts")), episode(("x", "zzz"))]
-        assert [node.name for node in grown(episodes, Growth(0.5, least=2)).nodes] == ["x: plan the parts"]
+        assert [node.name for node in grow_network(episodes, GrowthOptions(0.5, min_actions=2)).nodes] == [
+            "x: plan the parts"
+        ]
         with pytest.raises(ValueError, match="no path is left of 3 successful episodes"):
-            grown(episodes, Growth(0.5, least=3))
+            grow_network(episodes, GrowthOptions(0.5, min_actions=3))
 
     def test_what_only_rare_nodes_lead_to_or_from_goes_with_them(self) -> None:
         ends = [episode(("r1", "a"), ("x", "b")), episode(("r2", "a"), ("x", "b"))]  # x is reached over those
         begins = [episode(("y", "b"), ("r3", "a")), episode(("y", "b"), ("r4", "a"))]  # y leads to those alone
         stays = [episode(("z", "c"))] * 2
-        found = grown([*ends, *begins, *stays], Growth(least=2))
+        found = grow_network([*ends, *begins, *stays], GrowthOptions(min_actions=2))
         assert [node.name for node in found.nodes] == ["z: c"]
         assert [(edge.start, edge.end, edge.count) for edge in found.edges] == [(SOURCE, "z: c", 2), ("z: c", SINK, 2)]
 
     def test_a_routers_choices_are_no_nodes(self) -> None:
-        found = grown([episode(("router", "x"), ("x", "zzz"))], Growth(apart=frozenset({"router"})))
+        found = grow_network(
+            [episode(("router", "x"), ("x", "zzz"))], GrowthOptions(excluded_roles=frozenset({"router"}))
+        )
         assert [node.role for node in found.nodes] == ["x"]
         whole = episode(("x", "plan the parts"), ("x", "zzz"))
         chosen = replace(whole.actions[1], choice=Choice((), 0, np.zeros(0, np.float32)))
-        found = grown([replace(whole, actions=(whole.actions[0], chosen))], Growth())
+        found = grow_network([replace(whole, actions=(whole.actions[0], chosen))], GrowthOptions())
         assert [node.name for node in found.nodes] == ["x: plan the parts"]
 
     def test_each_step_is_a_path_of_its_own(self) -> None:
         actions = tuple(make_action(role, step=step, text=TEXTS[step]) for step, role in enumerate("xy"))
-        found = grown([replace(episode(), actions=actions)], Growth())
+        found = grow_network([replace(episode(), actions=actions)], GrowthOptions())
         first, second = (node.name for node in found.nodes)
         pairs = {(SOURCE, first), (first, SINK), (SOURCE, second), (second, SINK)}
         assert {(edge.start, edge.end) for edge in found.edges} == pairs
 
     def test_what_somebody_else_began_is_not_what_an_agent_did(self) -> None:
         begun = replace(make_action("x", text="Begun by y: plan the parts"), response_prefix=12)
-        found = grown([replace(episode(), actions=(begun,))], Growth(0.5))
-        assert found.nodes == grown([episode(("x", "plan the parts"))], Growth(0.5)).nodes
+        found = grow_network([replace(episode(), actions=(begun,))], GrowthOptions(0.5))
+        assert found.nodes == grow_network([episode(("x", "plan the parts"))], GrowthOptions(0.5)).nodes
 
     def test_a_network_grows_on_by_its_own_threshold(self) -> None:
-        first = grown([episode(("x", "compute it all"))], Growth(0.99))
-        on = grown([episode(("x", "now compute it all"))], Growth(0.1), first)
+        first = grow_network([episode(("x", "compute it all"))], GrowthOptions(0.99))
+        on = grow_network([episode(("x", "now compute it all"))], GrowthOptions(0.1), first)
         assert (len(on.nodes), on.threshold) == (2, 0.99)
-        assert len(grown([episode(("x", "now compute it all"))], Growth(), replace(first, threshold=0.5)).nodes) == 1
+        assert (
+            len(
+                grow_network(
+                    [episode(("x", "now compute it all"))], GrowthOptions(), replace(first, threshold=0.5)
+                ).nodes
+            )
+            == 1
+        )
 
     def test_what_goes_is_skipped_no_more(self) -> None:
-        first = grown([episode(("x", "plan the parts"), ("x", "zzz"))], Growth(0.5))
+        first = grow_network([episode(("x", "plan the parts"), ("x", "zzz"))], GrowthOptions(0.5))
         skips = {"": ("x: plan the parts", "x: zzz")}
-        on = grown([episode(("x", "plan the parts"))], Growth(least=2), replace(first, skips=skips))
+        on = grow_network([episode(("x", "plan the parts"))], GrowthOptions(min_actions=2), replace(first, skips=skips))
         assert on.skips == {"": ("x: plan the parts",)}
 
     @FEW
     @given(many(), st.integers(0, 5))
     def test_growing_on_is_growing_at_once(self, episodes: list[Episode], place: int) -> None:
-        growth = Growth(0.5)
+        growth = GrowthOptions(0.5)
         first, rest = episodes[: 1 + place], episodes[1 + place :]
-        on = grown(first, growth)
+        on = grow_network(first, growth)
         if any(one.success for one in rest):
-            on = grown(rest, growth, on)
-        assert on == grown(episodes, growth)
+            on = grow_network(rest, growth, on)
+        assert on == grow_network(episodes, growth)
 
     @FEW
     @given(many())
     def test_every_successful_episode_is_a_path(self, episodes: list[Episode]) -> None:
-        found, solved = grown(episodes, Growth(0.5)), sum(bool(one.success) for one in episodes)
+        found, solved = grow_network(episodes, GrowthOptions(0.5)), sum(bool(one.success) for one in episodes)
         assert sum(edge.count for edge in found.edges if edge.start == SOURCE) == solved
         assert sum(edge.count for edge in found.edges if edge.end == SINK) == solved
         assert sum(context.count for context in found.contexts) == solved
@@ -368,7 +382,7 @@ class TestGrowing:
         sums: list[np.ndarray] = []
         counts: list[int] = []
         for text in texts:
-            vector = vectors_of([text], 256)[0].astype(np.float64)
+            vector = embed_texts([text], 256)[0].astype(np.float64)
             scores = [float(vector @ other / np.linalg.norm(vector) / np.linalg.norm(other)) for other in sums]
             best = int(np.argmax(scores)) if scores else -1
             if scores and scores[best] >= 0.5:
@@ -376,33 +390,33 @@ class TestGrowing:
             else:
                 sums.append(vector)
                 counts.append(1)
-        found = grown([episode(*(("x", text) for text in texts))], Growth(0.5))
+        found = grow_network([episode(*(("x", text) for text in texts))], GrowthOptions(0.5))
         assert [node.count for node in found.nodes] == counts
         assert np.allclose([node.vector for node in found.nodes], sums, atol=1e-3)
 
 
 class TestLikeness:
     def test_what_has_no_vector_is_like_nothing(self) -> None:
-        assert nearest(np.ones(4), [(), (0.0,) * 4], 0.1) is None
+        assert find_nearest(np.ones(4), [(), (0.0,) * 4], 0.1) is None
 
     def test_what_is_nearest(self) -> None:
         table = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
-        assert nearest(np.array([0.9, 0.1]), table, 0.5) == 0
-        assert nearest(np.array([-1.0, 0.0]), table, 0.5) is None
-        assert nearest(np.array([1.0, 0.0]), [], 0.0) is None
-        assert cosine(np.zeros(2), (1.0, 0.0)) == 0.0
-        assert nearest(np.array([3.0, 4.0]), [(1.0, 0.0)], 0.6) == 0, "as alike as it has to be"
+        assert find_nearest(np.array([0.9, 0.1]), table, 0.5) == 0
+        assert find_nearest(np.array([-1.0, 0.0]), table, 0.5) is None
+        assert find_nearest(np.array([1.0, 0.0]), [], 0.0) is None
+        assert cosine_similarity(np.zeros(2), (1.0, 0.0)) == 0.0
+        assert find_nearest(np.array([3.0, 4.0]), [(1.0, 0.0)], 0.6) == 0, "as alike as it has to be"
 
     def test_a_sum_of_vectors_is_written_down_in_four_places(self) -> None:
-        assert added((1.0, 0.5), np.array([1 / 3, 2 / 3])) == (1.3333, 1.1667)
+        assert add_vectors((1.0, 0.5), np.array([1 / 3, 2 / 3])) == (1.3333, 1.1667)
 
     def test_cosines_have_six_places(self) -> None:
-        assert cosine(np.array([1.0, 0.0]), (1.0, 7.0)) == 0.141421
+        assert cosine_similarity(np.array([1.0, 0.0]), (1.0, 7.0)) == 0.141421
 
     def test_a_task_that_is_like_none_has_no_context(self) -> None:
         found = network("source a 1", "a sink 1", contexts=contexts("Add the numbers 1 and 2.", "Write a letter."))
-        assert context_of(found, "Add the numbers 3 and 4.") == "Add the numbers 1 and 2."
-        assert context_of(found, "???") == ANY
+        assert match_context(found, "Add the numbers 3 and 4.") == "Add the numbers 1 and 2."
+        assert match_context(found, "???") == ANY
 
 
 class TestChoosing:
@@ -410,15 +424,15 @@ class TestChoosing:
     @given(networks(), st.sampled_from((ANY, "c")), st.integers(1, 4))
     def test_all_walks_together_are_certain(self, found: FlowNetwork, context: str, most: int) -> None:
         walks = list(paths(found, context, most))
-        assert math.fsum(math.exp(log_chance(found, context, one, most)) for one in walks) == pytest.approx(1.0)
+        assert math.fsum(math.exp(path_log_prob(found, context, one, most)) for one in walks) == pytest.approx(1.0)
 
     @FEW
     @given(networks(), st.sampled_from((ANY, "c")), st.integers(0, 50))
     def test_the_gradient_of_a_walk_is_its_finite_difference(self, found: FlowNetwork, context: str, seed: int) -> None:
-        path = walk(found, context, 3, 1.0, Random(seed))
-        slopes = score(found, context, path, 3)
+        path = sample_path(found, context, 3, 1.0, Random(seed))
+        slopes = log_prob_gradient(found, context, path, 3)
         for (row, start, end), slope in slopes.items():
-            high, low = (log_chance(moved(found, row, start, end, by), context, path, 3) for by in (1e-5, -1e-5))
+            high, low = (path_log_prob(moved(found, row, start, end, by), context, path, 3) for by in (1e-5, -1e-5))
             assert slope == pytest.approx((high - low) / 2e-5, abs=1e-6)
 
     @FEW
@@ -427,12 +441,12 @@ class TestChoosing:
         """Σ π(path) R ∇log π(path) is the gradient of the expected reward."""
 
         def expected(one: FlowNetwork) -> float:
-            return math.fsum(math.exp(log_chance(one, "c", path, 3)) * earns(path) for path in paths(one, "c", 3))
+            return math.fsum(math.exp(path_log_prob(one, "c", path, 3)) * earns(path) for path in paths(one, "c", 3))
 
         whole = Counter[tuple[str, str, str]]()
         for path in paths(found, "c", 3):
-            for key, slope in score(found, "c", path, 3).items():
-                whole[key] += math.exp(log_chance(found, "c", path, 3)) * earns(path) * slope  # type: ignore[assignment]
+            for key, slope in log_prob_gradient(found, "c", path, 3).items():
+                whole[key] += math.exp(path_log_prob(found, "c", path, 3)) * earns(path) * slope  # type: ignore[assignment]
         for key, slope in list(whole.items())[:4]:
             difference = expected(moved(found, *key, 1e-5)) - expected(moved(found, *key, -1e-5))
             assert slope == pytest.approx(difference / 2e-5, abs=1e-6)
@@ -440,15 +454,15 @@ class TestChoosing:
     @FEW
     @given(networks(), st.integers(0, 99))
     def test_no_node_comes_twice(self, found: FlowNetwork, seed: int) -> None:
-        path = walk(found, "c", 2, 1.0, Random(seed))
+        path = sample_path(found, "c", 2, 1.0, Random(seed))
         assert len(set(path)) == len(path) <= 2
         assert path in set(paths(found, "c", 2))
 
     def test_walks_come_as_often_as_they_should(self) -> None:
         found = network("source a 3", "source b 1", "a b 1", "a sink 1", "b sink 1")
-        counts = Counter(walk(found, ANY, 3, 1.0, Random(seed)) for seed in range(4000))
+        counts = Counter(sample_path(found, ANY, 3, 1.0, Random(seed)) for seed in range(4000))
         for path, count in counts.items():
-            chance = math.exp(log_chance(found, ANY, path, 3))
+            chance = math.exp(path_log_prob(found, ANY, path, 3))
             assert count / 4000 == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
 
     def test_the_logit_of_an_edge_is_of_its_counts_and_of_the_weights_that_there_are(self) -> None:
@@ -456,47 +470,51 @@ class TestChoosing:
         first = replace(found.edges[0], by_context={"c": 2})
         found = replace(found, edges=(first, *found.edges[1:]))
         found = replace(found, weights={ANY: {SOURCE: {"a": 0.5}}, "c": {SOURCE: {"b": -0.25}}})
-        assert odds(found, ANY, SOURCE) == pytest.approx({"a": math.log(3.75) + 0.5, "b": math.log(1.25)})
-        assert odds(found, "c", SOURCE) == pytest.approx({"a": math.log(2.75) + 0.5, "b": math.log(0.25) - 0.25})
-        assert odds(found, "c", SOURCE, ["a"]) == pytest.approx({"b": math.log(0.25) - 0.25})
+        assert edge_logits(found, ANY, SOURCE) == pytest.approx({"a": math.log(3.75) + 0.5, "b": math.log(1.25)})
+        assert edge_logits(found, "c", SOURCE) == pytest.approx({"a": math.log(2.75) + 0.5, "b": math.log(0.25) - 0.25})
+        assert edge_logits(found, "c", SOURCE, ["a"]) == pytest.approx({"b": math.log(0.25) - 0.25})
 
     def test_chances_sharpen_as_the_temperature_falls(self) -> None:
         logits = {"a": 1000.0, "b": 1000.0 + math.log(3)}
-        assert chances(logits) == pytest.approx({"a": 0.25, "b": 0.75})
-        assert chances(logits, 0.5) == pytest.approx({"a": 0.1, "b": 0.9})
-        assert chances(logits, 2.0)["b"] == pytest.approx(math.sqrt(3) / (1 + math.sqrt(3)))
-        assert chances({**logits, "c": logits["b"]}, 0.0) == {"a": 0.0, "b": 1.0, "c": 0.0}
+        assert edge_probabilities(logits) == pytest.approx({"a": 0.25, "b": 0.75})
+        assert edge_probabilities(logits, 0.5) == pytest.approx({"a": 0.1, "b": 0.9})
+        assert edge_probabilities(logits, 2.0)["b"] == pytest.approx(math.sqrt(3) / (1 + math.sqrt(3)))
+        assert edge_probabilities({**logits, "c": logits["b"]}, 0.0) == {"a": 0.0, "b": 1.0, "c": 0.0}
 
     def test_edges_of_its_own_context_count_for_more(self) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
         edges = tuple(replace(edge, by_context={"c": 1} if edge.end == "b" else {"d": 1}) for edge in found.edges)
-        assert chances(odds(replace(found, edges=edges), "c", SOURCE)) == pytest.approx({"a": 0.25, "b": 0.75})
+        assert edge_probabilities(edge_logits(replace(found, edges=edges), "c", SOURCE)) == pytest.approx(
+            {"a": 0.25, "b": 0.75}
+        )
 
     @FEW
     @given(st.lists(st.tuples(st.sampled_from("cd"), st.floats(-3, 3), st.integers(0, 3)), min_size=1, max_size=8))
     def test_advantages_leave_one_episode_out(self, earned: list[tuple[str, float, int]]) -> None:
-        walks = [Walked(context, (), value, episode) for context, value, episode in earned]
-        for one, advantage in zip(walks, advantages(walks), strict=True):
-            others = [w.earned for w in walks if w.episode != one.episode and w.context == one.context]
-            assert advantage == pytest.approx(one.earned - sum(others) / len(others) if others else 0.0, abs=1e-9)
+        walks = [PathReturn(context, (), value, episode) for context, value, episode in earned]
+        for one, advantage in zip(walks, compute_advantages(walks), strict=True):
+            others = [w.episode_return for w in walks if w.episode != one.episode and w.context == one.context]
+            assert advantage == pytest.approx(
+                one.episode_return - sum(others) / len(others) if others else 0.0, abs=1e-9
+            )
 
     def test_what_earned_more_becomes_likelier_and_other_contexts_stay_what_they_were(self) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
-        better = learned(found, [Walked("c", ("a",), 1.0, 0), Walked("c", ("b",), 0.0, 1)], 1.0, 3)
-        assert log_chance(better, "c", ("a",), 3) > log_chance(found, "c", ("a",), 3)
+        better = reinforce_step(found, [PathReturn("c", ("a",), 1.0, 0), PathReturn("c", ("b",), 0.0, 1)], 1.0, 3)
+        assert path_log_prob(better, "c", ("a",), 3) > path_log_prob(found, "c", ("a",), 3)
         assert better.weights["c"] == better.weights[ANY]  # all walks were of one context
-        alone = learned(found, [Walked("c", ("a",), 1.0, 0), Walked("d", ("b",), 0.0, 1)], 1.0, 3)
+        alone = reinforce_step(found, [PathReturn("c", ("a",), 1.0, 0), PathReturn("d", ("b",), 0.0, 1)], 1.0, 3)
         assert alone.weights == {}  # each is alone in its context, and there is nothing to compare it with
 
     def test_a_step_adds_the_rate_times_the_mean_of_advantage_and_slope(self) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")  # slopes of 1 - 1/2 and of -1/2
-        better = learned(found, [Walked(ANY, ("a",), 1.0, 0), Walked(ANY, ("b",), 0.0, 1)], 2.0, 3)
+        better = reinforce_step(found, [PathReturn(ANY, ("a",), 1.0, 0), PathReturn(ANY, ("b",), 0.0, 1)], 2.0, 3)
         assert better.weights[ANY][SOURCE] == pytest.approx({"a": 1.0, "b": -1.0})
 
     def test_skipped_nodes_do_not_act_unless_nobody_else_would(self) -> None:
         found = network("source a 1", "a b 1", "b e 1", "e sink 1", skips={"c": ("a", "b", "e")})
-        assert played_of(found, "d", ("a", "b", "e")) == ("a", "b", "e")
-        assert played_of(found, "c", ("a", "b", "e")) == ("e",)
+        assert active_nodes(found, "d", ("a", "b", "e")) == ("a", "b", "e")
+        assert active_nodes(found, "c", ("a", "b", "e")) == ("e",)
 
 
 def earns(path: tuple[str, ...]) -> float:
@@ -514,14 +532,14 @@ def test_a_contexts_weights_move_by_the_mean_of_its_own_walks() -> None:
     seen = {"c": 1, "d": 1}
     edges = (Edge(SOURCE, "a", 1, seen), Edge(SOURCE, "b", 1, seen), Edge("a", SINK), Edge("b", SINK))
     net = FlowNetwork((Node("a", "x"), Node("b", "x")), edges, (Context("c"), Context("d")))
-    few = [Walked("c", ("a",), 1.0, 0), Walked("c", ("b",), 0.0, 1)]
-    other = [Walked("d", ("a",), 0.0, number) for number in range(2, 8)]
-    alone, among = learned(net, few, 1.0, 4), learned(net, [*few, *other], 1.0, 4)
+    few = [PathReturn("c", ("a",), 1.0, 0), PathReturn("c", ("b",), 0.0, 1)]
+    other = [PathReturn("d", ("a",), 0.0, number) for number in range(2, 8)]
+    alone, among = reinforce_step(net, few, 1.0, 4), reinforce_step(net, [*few, *other], 1.0, 4)
     assert among.weights["c"][SOURCE] == pytest.approx(alone.weights["c"][SOURCE])
     assert among.weights[""][SOURCE]["a"] == pytest.approx(alone.weights[""][SOURCE]["a"] / 4)
 
 
 def test_a_network_of_other_dimensions_is_grown_on_in_its_own() -> None:
-    first = grown([episode(("x", "plan the parts"))], Growth(0.5, dimensions=64))
-    found = grown([episode(("x", "plan the parts"))], Growth(0.5), first)
+    first = grow_network([episode(("x", "plan the parts"))], GrowthOptions(0.5, dimensions=64))
+    found = grow_network([episode(("x", "plan the parts"))], GrowthOptions(0.5), first)
     assert (found.dimensions, len(found.nodes), len(found.nodes[0].vector)) == (64, 1, 64)

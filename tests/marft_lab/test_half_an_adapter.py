@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from marft.models.pool import Models
-from marft.runs.folder import RunFolder
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
-from marft_lab.federated.privacy import norm_of
-from marft_lab.federated.site import Site
-from marft_lab.federated.words import About, Asked, data_of, files_of
+from marft_lab.federated.messages import Assignment, TrainRequest, pack_files, unpack_files
+from marft_lab.federated.privacy import global_norm
+from marft_lab.federated.site import SiteTrainer
 from tests.helpers import settings
 from tests.marft_lab.test_federated_sites import site_in
 from tests.runs import finished
@@ -30,21 +30,21 @@ def halves(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
 
 
 def test_half_as_many_parameters_learn_and_no_gradient_is_made_for_the_others(tmp_path: Path) -> None:
-    models = Models(settings("tiny", tmp_path, *B_ALONE))
+    models = PolicyRegistry(settings("tiny", tmp_path, *B_ALONE))
     for name in ("reasoner", "actor"):
         policy = models.policies[name]
         assert policy.parameters()
         assert all(parameter.endswith("lora_B") for parameter in policy.parameters())
         for adapter in policy.backbone.adapters(name).values():
             assert (adapter.a.requires_grad, adapter.b.requires_grad) == (False, True)
-    whole = Models(settings("tiny", tmp_path)).policies["actor"].parameters()
+    whole = PolicyRegistry(settings("tiny", tmp_path)).policies["actor"].parameters()
     assert len(whole) == 2 * len(models.policies["actor"].parameters())
 
 
 @pytest.mark.slow
 def test_a_stays_to_the_bit_and_b_learns(tmp_path: Path) -> None:
     run, folder = finished(tmp_path, *B_ALONE, *REWARDED)
-    Models(run).save_policy("actor", tmp_path / "began")
+    PolicyRegistry(run).save_policy("actor", tmp_path / "began")
     began, ended = (halves(one) for one in (tmp_path / "began", folder.saved_steps()[-1] / "policies" / "actor"))
     assert all(torch.equal(tensor, ended[0][name]) for name, tensor in began[0].items())
     assert not any(torch.equal(tensor, ended[1][name]) for name, tensor in began[1].items())
@@ -62,10 +62,12 @@ def test_noise_is_on_what_learns_alone(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "own", "north") / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("alpha = 4 }", 'alpha = 4, trains = "B" }'))
     federation = {"id": "1", "seed": 0, "steps": 4, "clip": 0.5, "noise": 1.0, "counts": False}
-    about = About({"name": "north", "folder": str(tmp_path / "n"), "recipe": str(recipe), "changes": {}}, federation)
-    place = Site(about, _place(tmp_path / "n"))
-    began = files_of(place.beginning())
-    sent = files_of(place.learned(Asked(1, 2, *data_of(began))))
+    about = Assignment(
+        {"name": "north", "folder": str(tmp_path / "n"), "recipe": str(recipe), "changes": {}}, federation
+    )
+    place = SiteTrainer(about, _place(tmp_path / "n"))
+    began = unpack_files(place.initial_update())
+    sent = unpack_files(place.train_round(TrainRequest(1, 2, *pack_files(began))))
     for name in began:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(began[name])
@@ -77,11 +79,11 @@ def test_noise_is_on_what_learns_alone(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, sent_a[name]) for name, tensor in a.items())
         change = {name: sent_b[name] - tensor for name, tensor in b.items()}
         wanted = 0.5 * sum(tensor.numel() for tensor in b.values()) ** 0.5
-        assert norm_of(change) == pytest.approx(wanted, rel=0.3), "clip 0.5, and noise of 0.5 on each number"
+        assert global_norm(change) == pytest.approx(wanted, rel=0.3), "clip 0.5, and noise of 0.5 on each number"
 
 
 def _place(path: Path) -> object:
-    from marft_lab.federated.place import Place
+    from marft_lab.federated.site_folder import SiteFolder
 
     path.mkdir()
-    return Place(path)
+    return SiteFolder(path)

@@ -16,20 +16,20 @@ import pytest
 from marft.agents.environment import Environment
 from marft.agents.game import Attempt
 from marft.common.seeds import derive_seed
-from marft.common.types import Declared, Episode, Observation, Status, Task, Transition
+from marft.common.types import Episode, Observation, Status, StepInfo, Task, Transition
 from marft.config import RunSettings, parse_recipe
-from marft.config.parts import WorldModelPart
-from marft.rollout.collection import Collection
-from marft.rollout.rollouts import LocalRollouts
+from marft.config.plugin_types import WorldModelPart
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import RolloutBatch
 from marft.runs.checkpoints import State
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
-from marft_lab.world_models.counts import Counts
-from marft_lab.world_models.experience import Experience
-from marft_lab.world_models.imagined import CUT, UNCERTAINTY
-from marft_lab.world_models.imagining import Imagining, _begins
-from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from marft_lab.world_models.counts import CountModel
+from marft_lab.world_models.environment import TRUNCATED, UNCERTAINTY
+from marft_lab.world_models.experience_buffer import ExperienceBuffer
+from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, WorldModel
+from marft_lab.world_models.rollout_source import ImaginedRolloutSource, _start_histories
 from marft_lab.world_models.settings import DynaSettings
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game, goes_on
@@ -60,13 +60,13 @@ def real(step: int, sample: int, length: int = 6) -> Episode:
 class Gathered:
     """Gathers what is real."""
 
-    def collect(self, state: State, on_done: Any) -> Collection:
+    def collect(self, state: State, on_done: Any) -> RolloutBatch:
         episodes = [real(state.step, sample) for sample in range(8)]
         for episode in episodes:
             on_done(episode)
-        return Collection(episodes, list(episodes), list(episodes), 2, {"theirs": 1.0})
+        return RolloutBatch(episodes, list(episodes), list(episodes), 2, {"theirs": 1.0})
 
-    def write(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         (folder / "theirs").write_text("")
 
 
@@ -86,12 +86,12 @@ class Rollouts:
         ]
 
 
-def imagining(run: RunSettings, folder: Path | None = None) -> tuple[Imagining, Rollouts]:
+def imagining(run: RunSettings, folder: Path | None = None) -> tuple[ImaginedRolloutSource, Rollouts]:
     rollouts = Rollouts(run)
-    return Imagining(Gathered(), rollouts, folder), rollouts  # type: ignore[arg-type]
+    return ImaginedRolloutSource(Gathered(), rollouts, folder), rollouts  # type: ignore[arg-type]
 
 
-def steps_of(gathering: Imagining, first: int, count: int) -> list[Collection]:
+def steps_of(gathering: ImaginedRolloutSource, first: int, count: int) -> list[RolloutBatch]:
     told: list[Episode] = []
     found = [gathering.collect(State(step=step), told.append) for step in range(first, first + count)]
     assert not any(episode.imagined for episode in told)
@@ -104,16 +104,16 @@ class Turned(WorldModelPart):
     after: int = 100
     what: str = "rewards"
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        model = Counts().fit(lived, seed)
-        return Wrong(model, self.what) if len(lived) >= self.after else model
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
+        model = CountModel().fit(transitions, seed)
+        return Wrong(model, self.what) if len(transitions) >= self.after else model
 
 
 class Nothing(WorldModelPart):
     """Knows nothing, whatever it has lived."""
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        return Counts().fit([], seed)
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
+        return CountModel().fit([], seed)
 
 
 class Seeded(Nothing):
@@ -121,23 +121,23 @@ class Seeded(Nothing):
 
     seeds: ClassVar[list[int]] = []
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         self.seeds.append(seed)
-        return super().fit(lived, seed)
+        return super().fit(transitions, seed)
 
 
 class Wrong:
     def __init__(self, model: WorldModel, what: str) -> None:
         self.model, self.what = model, what
 
-    def predict(self, situation: Situation, action: str) -> Prediction:
-        said = self.model.predict(situation, action)
+    def predict(self, history: History, action: str) -> Prediction:
+        said = self.model.predict(history, action)
         return replace(said, outcomes=tuple(map(self.turned, said.outcomes)))
 
     def turned(self, outcome: Outcome) -> Outcome:
         if self.what == "rewards":
             return replace(outcome, reward=1.0 - outcome.reward)
-        return replace(outcome, following="at 0" if outcome.following != "at 0" else "at 3")
+        return replace(outcome, next_observation="at 0" if outcome.next_observation != "at 0" else "at 3")
 
 
 @pytest.mark.parametrize("begins", ["first", "anywhere"])
@@ -146,11 +146,13 @@ def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
     gathering, rollouts = imagining(run)
     steps_of(gathering, 0, 4)
     for world in rollouts.worlds:
-        assert len(set(world.begins.values())) == len(world.begins)
-        assert len(world.begins) == 1 or begins == "anywhere"
+        assert len(set(world.start_histories.values())) == len(world.start_histories)
+        assert len(world.start_histories) == 1 or begins == "anywhere"
     named = {(one.task.id, one.stream, one.sample) for one in rollouts.attempts}
     assert (
-        len(named) == len(rollouts.attempts) == 4 * 3 * DynaSettings.of(run).extra_tasks(0, run.rollout.tasks_per_step)
+        len(named)
+        == len(rollouts.attempts)
+        == 4 * 3 * DynaSettings.from_run(run).extra_tasks(0, run.rollout.tasks_per_step)
     )
 
 
@@ -161,8 +163,8 @@ def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
     assert not second.imagined
     assert not rollouts.worlds
     (third,) = steps_of(gathering, 2, 1)
-    assert len(third.played) == len(third.recorded) == 8
-    assert not any(episode.imagined for episode in (*third.played, *third.recorded))
+    assert len(third.episodes) == len(third.recorded) == 8
+    assert not any(episode.imagined for episode in (*third.episodes, *third.recorded))
     assert all(episode.imagined for episode in third.imagined)
     assert len(third.imagined) == 2 * 3 * 2  # three imagined tasks for each real one, of two attempts
     kept = [episode for episode in third.credit_inputs if episode.imagined]
@@ -170,7 +172,7 @@ def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
     assert kept
     assert third.metrics["imagined/share"] == len(kept) / (8 + len(kept))
     assert third.metrics["theirs"] == 1.0
-    assert not {episode.task.id for episode in kept} & {episode.task.id for episode in third.played}
+    assert not {episode.task.id for episode in kept} & {episode.task.id for episode in third.episodes}
     assert rollouts.most == 32
 
 
@@ -220,9 +222,9 @@ def test_every_step_fits_the_model_with_a_seed_of_its_own_and_the_same_one_again
 
 def test_what_was_observed_often_is_begun_with_once_where_anything_is() -> None:
     lived = line(steps=100)
-    experience = Experience().with_steps(lived, 100)
-    assert sorted(one.observed for one in _begins(experience, True)) == [(f"at {n}",) for n in range(5)]
-    assert len(_begins(experience, False)) == sum(one.first for one in lived) > 1
+    experience = ExperienceBuffer().add_transitions(lived, 100)
+    assert sorted(one.observations for one in _start_histories(experience, True)) == [(f"at {n}",) for n in range(5)]
+    assert len(_start_histories(experience, False)) == sum(one.is_first for one in lived) > 1
 
 
 def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
@@ -230,9 +232,9 @@ def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
         raise AssertionError("the recipe's terms are of real episodes")
 
     real: Any = SimpleNamespace(game=game(Script([])), compose=composed, wait_for=asyncio.run, engine=FakeEngine())
-    real._gate, real._play = asyncio.Semaphore(4), partial(LocalRollouts._play, real)
+    real._gate, real._play = asyncio.Semaphore(4), partial(LocalRolloutRunner._play, real)
     world = Script([goes_on(0.25), goes_on(0.5), goes_on(1.0)])
-    (episode,) = LocalRollouts.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)
+    (episode,) = LocalRolloutRunner.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)
     assert (episode.status, episode.total_reward) == ("truncated", 0.75)
 
 
@@ -240,7 +242,7 @@ def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
     for begins, expected in (("first", {"at 0"}), ("anywhere", {f"at {n}" for n in range(5)})):
         gathering, rollouts = imagining(dyna_of(begins=begins, share=0.95, warm_up=0))
         steps_of(gathering, 0, 2)
-        found = {begin.observed[-1] for world in rollouts.worlds for begin in world.begins.values()}
+        found = {begin.observations[-1] for world in rollouts.worlds for begin in world.start_histories.values()}
         assert found == expected
 
 
@@ -284,7 +286,7 @@ def test_unwatched_it_stays_on() -> None:
     assert steps_of(gathering, 2, 1)[0].metrics["imagined/on"] == 1.0
 
 
-def names_and_returns(found: Sequence[Collection]) -> list[Any]:
+def names_and_returns(found: Sequence[RolloutBatch]) -> list[Any]:
     return [
         [(e.name, e.total_reward, e.status, [t.observation.text for t in e.transitions]) for e in step.imagined]
         for step in found
@@ -296,25 +298,25 @@ def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
     expected = steps_of(whole, 0, 6)
     stopped, _ = imagining(dyna_of())
     steps_of(stopped, 0, 3)
-    stopped.write(tmp_path)
+    stopped.save(tmp_path)
     assert (tmp_path / "theirs").is_file()
     again, _ = imagining(dyna_of(), tmp_path)
     found = steps_of(again, 3, 3)
     assert names_and_returns(found) == names_and_returns(expected[3:])
     assert [step.metrics for step in found] == [step.metrics for step in expected[3:]]
-    assert again.kept == whole.kept
-    assert again.kept.fitted == 6
+    assert again.model_state == whole.model_state
+    assert again.model_state.fit_step == 6
 
 
 class Fixed(WorldModelPart):
     """Whatever it has lived: after "x" comes "y" with probability 3/4, else the end, which pays 1; no more is known."""
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         return self
 
-    def predict(self, situation: Situation, action: str) -> Prediction:
+    def predict(self, history: History, action: str) -> Prediction:
         known = Prediction((Outcome("y", 0.0), Outcome("", 1.0)), np.array([0.75, 0.25]), 0.0)
-        return known if situation.observed[-1] == "x" else Prediction()
+        return known if history.observations[-1] == "x" else Prediction()
 
 
 class Given(Gathered):
@@ -323,9 +325,9 @@ class Given(Gathered):
     def __init__(self, *episodes: Episode) -> None:
         self.episodes = episodes
 
-    def collect(self, state: State, on_done: Any) -> Collection:
-        learned = [episode for episode in self.episodes if episode.scored]
-        return Collection(list(self.episodes), learned, list(self.episodes), 2, {})
+    def collect(self, state: State, on_done: Any) -> RolloutBatch:
+        learned = [episode for episode in self.episodes if episode.is_scored]
+        return RolloutBatch(list(self.episodes), learned, list(self.episodes), 2, {})
 
 
 def episode_of(texts: str, *rewards: float, status: Status = "terminated", sample: int = 0) -> Episode:
@@ -337,12 +339,12 @@ def episode_of(texts: str, *rewards: float, status: Status = "terminated", sampl
 ENDS = [episode_of("x", 1.0, sample=sample) for sample in range(8)]  # which the fixed model expects one time in four
 
 
-def fixed(*episodes: Episode, samples: int = 2, **changes: Any) -> tuple[Imagining, Rollouts]:
+def fixed(*episodes: Episode, samples: int = 2, **changes: Any) -> tuple[ImaginedRolloutSource, Rollouts]:
     """Two imagined tasks a step beside what was lived."""
     run = dyna_of("--rollout.samples_per_task", str(samples), **{"share": 0.5, "warm_up": 0, **changes})
     object.__setattr__(run.section(DynaSettings), "model", Fixed())
     rollouts = Rollouts(run)
-    return Imagining(Given(*episodes), rollouts), rollouts  # type: ignore[arg-type]
+    return ImaginedRolloutSource(Given(*episodes), rollouts), rollouts  # type: ignore[arg-type]
 
 
 def test_what_the_model_says_of_real_episodes_is_a_mean_over_those_of_which_it_knows_something() -> None:
@@ -356,15 +358,15 @@ def test_what_the_model_says_of_real_episodes_is_a_mean_over_those_of_which_it_k
     assert found.metrics["imagined/missed"] == pytest.approx((1 / 4 + 3 / 4) / 2)
     assert found.metrics["imagined/reward_error"] == pytest.approx((0.25 + 0.75) / 2)
     assert found.metrics["imagined/fitted"] == 2 + 1 + 1
-    assert gathering.kept.experience.returns == {"": (0.0, 1.5)}
+    assert gathering.model_state.buffer.returns == {"": (0.0, 1.5)}
 
 
 def test_of_what_is_imagined_the_metrics_are_means_over_what_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     gathering, rollouts = fixed(*ENDS)
 
     def ended(attempt: Attempt, uncertain: Sequence[float], reward: float, status: Status, cut: bool) -> Episode:
-        measures = [{UNCERTAINTY: one} | ({CUT: 1.0} if cut else {}) for one in uncertain]
-        steps = tuple(Transition(Observation("x"), reward, declared=Declared(measures=one)) for one in measures)
+        measures = [{UNCERTAINTY: one} | ({TRUNCATED: 1.0} if cut else {}) for one in uncertain]
+        steps = tuple(Transition(Observation("x"), reward, declared=StepInfo(measures=one)) for one in measures)
         return Episode(attempt.task, attempt.stream, attempt.sample, (), status, steps)
 
     how: list[tuple[Sequence[float], float, Status, bool]] = [
@@ -389,13 +391,13 @@ def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing(
 
     class Interleaved(Rollouts):
         def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
-            paid = (Transition(Observation("x"), 0.0, declared=Declared(measures={UNCERTAINTY: 0.0})),)
+            paid = (Transition(Observation("x"), 0.0, declared=StepInfo(measures={UNCERTAINTY: 0.0})),)
             return [
                 Episode(one.task, one.stream, one.sample, (), "terminated", (replace(paid[0], reward=one.sample),))
                 for one in sorted(attempts, key=lambda attempt: attempt.sample)
             ]
 
-    gathering = Imagining(Given(episode_of("xy", 0.0, 1.0)), Interleaved(run))  # type: ignore[arg-type]
+    gathering = ImaginedRolloutSource(Given(episode_of("xy", 0.0, 1.0)), Interleaved(run))  # type: ignore[arg-type]
     found = next(step for step in steps_of(gathering, 0, 9) if len({one.task.id for one in step.imagined}) == 2)
     assert [episode.name for episode in found.credit_inputs[1:]] == [episode.name for episode in found.imagined]
 
@@ -413,7 +415,7 @@ def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew() -
 def test_what_is_begun_with_is_drawn_anew_in_every_step() -> None:
     gathering, rollouts = fixed(episode_of("xy", 0.0, 1.0), begins="anywhere")
     steps_of(gathering, 0, 9)
-    assert len({tuple(world.begins.values()) for world in rollouts.worlds}) > 1
+    assert len({tuple(world.start_histories.values()) for world in rollouts.worlds}) > 1
 
 
 def test_where_nothing_was_lived_nothing_is_imagined() -> None:
@@ -426,7 +428,7 @@ def test_where_nothing_was_lived_nothing_is_imagined() -> None:
 def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
     gathering, _ = fixed(episode_of("xy", 0.0, 1.0, status="failed"))
     (found,) = steps_of(gathering, 0, 1)
-    assert (found.credit_inputs, found.metrics, len(found.played)) == ([], {}, 1)
+    assert (found.credit_inputs, found.metrics, len(found.episodes)) == ([], {}, 1)
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from marft.agents.game import Attempt
 from marft.common.seeds import generator
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.load import parse_recipe
-from marft.config.pools import slots_of
+from marft.config.opponent_pools import slot_names
 from marft.config.run import RunSettings
-from marft.rollout.collection import Collection
+from marft.rollout.rollout_batch import RolloutBatch
 from marft.runs.checkpoints import State
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.league.elo import expected_score
-from marft_lab.league.gathering import Against, score
-from marft_lab.league.pool import Member, Pool, superfluous
+from marft_lab.league.pool import OpponentPool, PoolMember, find_redundant
+from marft_lab.league.rollout_source import OpponentPoolSource, match_score
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 
@@ -80,77 +80,81 @@ class TestPool:
     def test_the_untuned_version_and_the_newest_are_always_there_and_no_slot_is_used_twice(
         self, steps: list[int], size: int
     ) -> None:
-        slots, now = slots_of("rival", size), 0
-        pool = Pool((Member("rival", 0),))
+        slots, now = slot_names("rival", size), 0
+        pool = OpponentPool((PoolMember("rival", 0),))
         for step in steps:
             now += step
-            pool = pool.joined(slots, now)
-            assert pool.members[0] == Member("rival", 0)
+            pool = pool.add_member(slots, now)
+            assert pool.members[0] == PoolMember("rival", 0)
             assert pool.members[-1].step == now
             assert len({member.slot for member in pool.members}) == len(pool.members) <= size
             assert [m.step for m in pool.members] == sorted(m.step for m in pool.members)
 
     def test_a_pool_of_one_is_the_untuned_version(self) -> None:
-        pool = Pool((Member("rival", 0),))
-        assert pool.joined(slots_of("rival", 1), 5) == pool
+        pool = OpponentPool((PoolMember("rival", 0),))
+        assert pool.add_member(slot_names("rival", 1), 5) == pool
 
     def test_who_leaves_is_whose_neighbours_are_nearest(self) -> None:
-        assert superfluous([0, 10, 12, 14, 30]) == 2
-        pool = Pool(tuple(Member(f"s{step}", step) for step in (0, 10, 12, 14, 30)))
-        joined = pool.joined([f"s{step}" for step in (0, 10, 12, 14, 30)], 40)
+        assert find_redundant([0, 10, 12, 14, 30]) == 2
+        pool = OpponentPool(tuple(PoolMember(f"s{step}", step) for step in (0, 10, 12, 14, 30)))
+        joined = pool.add_member([f"s{step}" for step in (0, 10, 12, 14, 30)], 40)
         assert [member.step for member in joined.members] == [0, 10, 14, 30, 40]
         assert joined.members[-1].slot == "s12"
 
-        assert superfluous([0, 1, 10, 20]) == 1
-        assert superfluous([0, 1, 10, 11]) == 1, "the first of those that are missed as little"
-        assert superfluous([0, 10, 20, 21]) == 2
+        assert find_redundant([0, 1, 10, 20]) == 1
+        assert find_redundant([0, 1, 10, 11]) == 1, "the first of those that are missed as little"
+        assert find_redundant([0, 10, 20, 21]) == 2
 
     def test_the_latest_is_always_the_newest(self) -> None:
-        pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
-        assert {pool.drawn(u, "latest", 1.0).slot for u in (0.0, 0.5, 0.999)} == {"c"}
+        pool = OpponentPool((PoolMember("a", 0), PoolMember("b", 3), PoolMember("c", 6)))
+        assert {pool.sample_opponent(u, "latest", 1.0).slot for u in (0.0, 0.5, 0.999)} == {"c"}
 
     def test_uniform_draws_give_each_version_the_same_share(self) -> None:
-        pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
-        drawn = [pool.drawn(u, "uniform", 2.0).slot for u in (0.0, 0.3, 0.35, 0.65, 0.7, 0.999)]
+        pool = OpponentPool((PoolMember("a", 0), PoolMember("b", 3), PoolMember("c", 6)))
+        drawn = [pool.sample_opponent(u, "uniform", 2.0).slot for u in (0.0, 0.3, 0.35, 0.65, 0.7, 0.999)]
         assert drawn == ["a", "a", "b", "b", "c", "c"]
-        ten = Pool(tuple(Member(str(step), step) for step in range(10)))  # whose shares sum to a little below 1
-        assert ten.drawn(float(np.nextafter(1.0, 0.0)), "uniform", 2.0).slot == "9"
+        ten = OpponentPool(
+            tuple(PoolMember(str(step), step) for step in range(10))
+        )  # whose shares sum to a little below 1
+        assert ten.sample_opponent(float(np.nextafter(1.0, 0.0)), "uniform", 2.0).slot == "9"
 
     def test_the_hardest_is_whom_the_learner_beats_least(self) -> None:
-        members = [Member("a", 0, won=3.0, played=4.0), Member("b", 3, won=1.0, played=4.0), Member("c", 6)]
-        assert Pool(tuple(members)).hardest.slot == "b"
+        members = [PoolMember("a", 0, won=3.0, played=4.0), PoolMember("b", 3, won=1.0, played=4.0), PoolMember("c", 6)]
+        assert OpponentPool(tuple(members)).hardest_opponent.slot == "b"
 
     def test_prioritised_draws_follow_the_share_of_matches_not_won(self) -> None:
-        pool = Pool((Member("a", 0, won=9.5, played=10.0), Member("b", 3, won=4.5, played=9.0)))
+        pool = OpponentPool((PoolMember("a", 0, won=9.5, played=10.0), PoolMember("b", 3, won=4.5, played=9.0)))
         rates = [10 / 11, 0.5]
         expected = np.array([(1 - rate) ** 2 for rate in rates])
-        assert pool.chances("prioritised", 2.0) == pytest.approx(expected / expected.sum())
-        assert pool.chances("prioritised", 1e9).tolist() == [float(share == max(expected)) for share in expected]
+        assert pool.sampling_probabilities("prioritised", 2.0) == pytest.approx(expected / expected.sum())
+        assert pool.sampling_probabilities("prioritised", 1e9).tolist() == [
+            float(share == max(expected)) for share in expected
+        ]
         uniforms = np.linspace(0, 1, 1000, endpoint=False)
-        share = np.mean([pool.drawn(u, "prioritised", 2.0).slot == "a" for u in uniforms])
+        share = np.mean([pool.sample_opponent(u, "prioritised", 2.0).slot == "a" for u in uniforms])
         assert share == pytest.approx(expected[0] / expected.sum(), abs=2e-3)
-        assert pool.chances("uniform", 2.0).tolist() == [0.5, 0.5]
-        assert [pool.drawn(u, "uniform", 2.0).slot for u in (0.0, 0.499, 0.5, 0.999)] == ["a", "a", "b", "b"]
+        assert pool.sampling_probabilities("uniform", 2.0).tolist() == [0.5, 0.5]
+        assert [pool.sample_opponent(u, "uniform", 2.0).slot for u in (0.0, 0.499, 0.5, 0.999)] == ["a", "a", "b", "b"]
 
     def test_a_rating_moves_by_what_was_not_expected(self) -> None:
-        pool = Pool((Member("a", 0), Member("b", 3, rating=100.0)), rating=50.0)
+        pool = OpponentPool((PoolMember("a", 0), PoolMember("b", 3, rating=100.0)), rating=50.0)
         moved = pool.with_results({"a": [1.0, 1.0], "b": [0.5]}).rating - 50.0
         surprise = [1 - expected_score(50, 0)] * 2 + [0.5 - expected_score(50, 100)]
         assert moved == pytest.approx(64.0 * sum(surprise) / 3)
         assert pool.with_results({}).rating == 50.0
 
     def test_earlier_matches_count_less_with_every_step(self) -> None:
-        pool = Pool((Member("a", 0),)).with_results({"a": [1.0, 0.0, 1.0]}).with_results({"a": [1.0]})
+        pool = OpponentPool((PoolMember("a", 0),)).with_results({"a": [1.0, 0.0, 1.0]}).with_results({"a": [1.0]})
         assert pool.members[0].won == pytest.approx(0.9 * 2 + 1)
         assert pool.members[0].played == pytest.approx(0.9 * 3 + 1)
 
     def test_a_run_that_goes_back_forgets_later_versions(self) -> None:
-        pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
-        assert [member.step for member in pool.until(4).members] == [0, 3]
-        assert pool.until(3) == pool.until(4)
+        pool = OpponentPool((PoolMember("a", 0), PoolMember("b", 3), PoolMember("c", 6)))
+        assert [member.step for member in pool.truncate(4).members] == [0, 3]
+        assert pool.truncate(3) == pool.truncate(4)
 
     def test_a_match_scores_by_its_sign(self) -> None:
-        assert [score(reward) for reward in (1.0, 0.5, 0.0, -0.5)] == [1.0, 1.0, 0.5, 0.0]
+        assert [match_score(reward) for reward in (1.0, 0.5, 0.0, -0.5)] == [1.0, 1.0, 0.5, 0.0]
 
 
 @dataclass
@@ -179,7 +183,7 @@ class Matches:
     models: Weights = field(default_factory=Weights)
     published: list[dict[str, int]] = field(default_factory=list)
     used: Counter[str] = field(default_factory=Counter)
-    set_aside: dict[str, str] = field(default_factory=dict)
+    excluded_tasks: dict[str, str] = field(default_factory=dict)
     silent: bool = False  # the game is over before south has a turn
 
     def publish_versions(self, versions: Mapping[str, int]) -> None:
@@ -209,11 +213,11 @@ class Matches:
 TASKS = [Task(f"t{n}", "o") for n in range(4)]
 
 
-def against(matches: Matches, folder: Path | None = None) -> Against:
-    return Against(matches, TASKS, folder)  # type: ignore[arg-type]
+def against(matches: Matches, folder: Path | None = None) -> OpponentPoolSource:
+    return OpponentPoolSource(matches, TASKS, folder)  # type: ignore[arg-type]
 
 
-def gathered(pool: Against, step: int = 0) -> Collection:
+def gathered(pool: OpponentPoolSource, step: int = 0) -> RolloutBatch:
     return pool.collect(State(step=step), lambda episode: None)
 
 
@@ -221,53 +225,53 @@ class TestGathering:
     def test_it_begins_with_the_untuned_version_and_what_it_becomes_joins(self, tmp_path: Path) -> None:
         matches = Matches(league(tmp_path, "--policies.rival.pool.every", "2", "--policies.rival.pool.size", "3"))
         pool = against(matches)
-        assert (pool.pool, matches.published) == (Pool((Member("rival", 0),)), [{"rival": 0}])
+        assert (pool.pool, matches.published) == (OpponentPool((PoolMember("rival", 0),)), [{"rival": 0}])
         assert pool.pool.rating == 0.0
         for step in range(1, 8):
             matches.models.held["player"] = f"step {step}"
-            pool.published(State(step=step))
+            pool.on_publish(State(step=step))
         assert matches.published == [{"rival": 0}, {"rival@1": 2}, {"rival@2": 4}, {"rival@1": 6}]
         assert matches.models.held == {
             "player": "step 7", "rival": "untuned", "rival@1": "step 6", "rival@2": "step 4",
         }  # fmt: skip
         assert [member.step for member in pool.pool.members] == [0, 4, 6]
-        pool.abandon(State(step=5))
+        pool.on_rollback(State(step=5))
         assert [member.step for member in pool.pool.members] == [0, 4]
 
     def test_nobody_joins_a_pool_of_one(self, tmp_path: Path) -> None:
         matches = Matches(league(tmp_path, "--policies.rival.pool.size", "1"))
-        against(matches).published(State(step=1))
+        against(matches).on_publish(State(step=1))
         assert matches.published == [{"rival": 0}]
         assert matches.models.held == {"player": "untuned", "rival": "untuned"}
 
     def test_all_attempts_at_a_task_are_played_against_a_version_that_its_name_draws(self, tmp_path: Path) -> None:
         matches = Matches(league(tmp_path, "--rollout.tasks_per_step", "8"))
         pool = against(matches)
-        pool.published(State(step=1))
+        pool.on_publish(State(step=1))
         found = gathered(pool, step=1)
-        assert [len(episode.actions) for episode in found.played] == [2] * 16
-        for episode in found.played:
+        assert [len(episode.actions) for episode in found.episodes] == [2] * 16
+        for episode in found.episodes:
             north, south = episode.actions
             uniform = generator(matches.run.seed, "league", episode.stream, episode.task.id).random()
             assert (north.policy, south.policy) == ("player", "rival" if uniform < 0.5 else "rival@1")
-        assert {episode.actions[1].policy for episode in found.played} == {"rival", "rival@1"}
+        assert {episode.actions[1].policy for episode in found.episodes} == {"rival", "rival@1"}
 
     def test_versions_that_are_beaten_are_hardly_drawn_where_those_are_prioritised(self, tmp_path: Path) -> None:
         hard = "--policies.rival.pool.choose", "prioritised", "--policies.rival.pool.power", "60"
         pool = against(Matches(league(tmp_path, "--rollout.tasks_per_step", "8", *hard)))
         gathered(pool)  # all of them are won
-        pool.published(State(step=1))
-        assert {episode.actions[1].policy for episode in gathered(pool, step=1).played} == {"rival@1"}
+        pool.on_publish(State(step=1))
+        assert {episode.actions[1].policy for episode in gathered(pool, step=1).episodes} == {"rival@1"}
 
     def test_what_is_played_moves_the_ratings_and_is_measured(self, tmp_path: Path) -> None:
         def earns(slot: str, attempt: Attempt) -> float | None:
             return {"t0": None, "t1": 0.0}.get(attempt.task.id, -2.0)
 
         pool = against(Matches(league(tmp_path), earns))
-        pool.published(State(step=1))
+        pool.on_publish(State(step=1))
         joined = pool.pool
         found = gathered(pool)
-        scored = [episode for episode in found.played if episode.scored]
+        scored = [episode for episode in found.episodes if episode.is_scored]
         assert len(scored) == 6
         scores: dict[str, list[float]] = {}
         for episode in scored:
@@ -284,7 +288,7 @@ class TestGathering:
     def test_a_game_that_ends_before_the_opponents_turn_is_no_match(self, tmp_path: Path) -> None:
         pool = against(Matches(league(tmp_path), silent=True))
         gathered(pool)
-        assert pool.pool == Pool((Member("rival", 0),))
+        assert pool.pool == OpponentPool((PoolMember("rival", 0),))
 
     def test_a_steps_use_is_what_was_used_since_it_began(self, tmp_path: Path) -> None:
         matches = Matches(league(tmp_path))
@@ -292,18 +296,18 @@ class TestGathering:
         for step in (0, 1):
             gathered(pool, step)
             matches.used["scored"] += step
-            assert pool.used() == {"sampled": 10.0, "scored": float(step)}
-        assert pool.seconds(2.5) == 2.5
+            assert pool.usage() == {"sampled": 10.0, "scored": float(step)}
+        assert pool.usage_seconds(2.5) == 2.5
 
     def test_the_pass_over_the_tasks_goes_on_with_the_run(self, tmp_path: Path) -> None:
         matches, seen = Matches(league(tmp_path, "--rollout.tasks_per_step", "2")), list[Episode]()
         pool = against(matches)
         first = pool.collect(State(step=0), seen.append)
         second = pool.collect(State(step=1, tasks_drawn=first.tasks_drawn), seen.append)
-        assert [*first.played, *second.played] == seen
+        assert [*first.episodes, *second.episodes] == seen
         assert (first.tasks_drawn, second.tasks_drawn) == (2, 4)
         assert {episode.task.id for episode in seen} == {"t0", "t1", "t2", "t3"}
-        assert {episode.stream for episode in second.played} == {"train/1"}
+        assert {episode.stream for episode in second.episodes} == {"train/1"}
 
     def test_a_pool_is_written_and_read_with_weights_and_ratings(self, tmp_path: Path) -> None:
         matches = Matches(league(tmp_path))
@@ -311,8 +315,8 @@ class TestGathering:
         for step in (1, 2):
             matches.models.held["player"] = f"step {step}"
             gathered(pool, step)
-            pool.published(State(step=step))
-        pool.write(tmp_path)
+            pool.on_publish(State(step=step))
+        pool.save(tmp_path)
         files = sorted(file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file())
         assert files == ["league/league.json", "league/step_000001/weights", "league/step_000002/weights"]
         again = Matches(matches.run)
@@ -324,7 +328,7 @@ class TestGathering:
         assert again.published == [{"rival": 0, "rival@1": 1, "rival@2": 2}]
 
     def test_what_is_written_of_a_pool(self, tmp_path: Path) -> None:
-        against(Matches(league(tmp_path))).write(tmp_path)
+        against(Matches(league(tmp_path))).save(tmp_path)
         assert (tmp_path / "league" / "league.json").read_text() == WRITTEN
 
     @pytest.mark.parametrize(

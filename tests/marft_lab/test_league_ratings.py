@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
 from marft.common.types import Choice, Episode, Observation, Task, Transition
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.run import RunSettings
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.interfaces import Floats
 from marft.trainer.loop import train
-from marft_envs.textarena.kuhn_value import exploitability
-from marft_lab.league.elo import SCALE, expected_score
-from marft_lab.league.evaluation.matches import League, Pairing, attempts_of, league_of, pairing_of
-from marft_lab.league.evaluation.ratings import SPREAD, Tally, ratings
-from marft_lab.league.evaluation.versions import casting, sides_of, versions_of
-from marft_lab.league.evaluation.written import headline, tables, write_league
+from marft_envs.textarena.kuhn_value import compute_exploitability
+from marft_lab.league.elo import ELO_SCALE, expected_score
+from marft_lab.league.evaluation.matches import LeagueResult, PairResult, pair_attempts, play_league, score_pair
+from marft_lab.league.evaluation.ratings import PRIOR_STD, MatchRecord, fit_ratings
+from marft_lab.league.evaluation.report import build_tables, format_headline, write_report
+from marft_lab.league.evaluation.versions import assign_policies, find_versions, game_sides
 from tests.episodes import make_action
 from tests.marft_lab.test_league import league
 from tests.nights import BY_NIGHT
@@ -34,18 +34,18 @@ from tests.nights import BY_NIGHT
 
 def chances(mine: float, theirs: float, draw: float) -> tuple[float, float, float]:
     """Davidson's of winning, drawing and losing, by Elo and ν."""
-    a, b = math.exp(mine / SCALE), math.exp(theirs / SCALE)
+    a, b = math.exp(mine / ELO_SCALE), math.exp(theirs / ELO_SCALE)
     whole = a + b + draw * math.sqrt(a * b)
     return a / whole, draw * math.sqrt(a * b) / whole, b / whole
 
 
-def simulated(elo: list[float], matches: int, draw: float, seed: int) -> list[Tally]:
+def simulated(elo: list[float], matches: int, draw: float, seed: int) -> list[MatchRecord]:
     random = np.random.default_rng(seed)
     found = []
     for i in range(len(elo)):
         for j in range(i + 1, len(elo)):
             won, drawn, lost = random.multinomial(matches, chances(elo[i], elo[j], draw))
-            found.append(Tally(i, j, int(won), int(drawn), int(lost)))
+            found.append(MatchRecord(i, j, int(won), int(drawn), int(lost)))
     return found
 
 
@@ -54,7 +54,7 @@ STRENGTHS = [-200.0, -50.0, 50.0, 200.0]
 
 @pytest.mark.parametrize("draw", [0.0, 0.7])
 def test_players_of_known_strength_are_rated_by_it(draw: float) -> None:
-    found = ratings(4, simulated(STRENGTHS, 20_000, draw, 1))
+    found = fit_ratings(4, simulated(STRENGTHS, 20_000, draw, 1))
     assert [rating.elo for rating in found] == pytest.approx(STRENGTHS, abs=6.0)
     assert sum(rating.elo for rating in found) == pytest.approx(0.0, abs=1e-6)
 
@@ -63,7 +63,7 @@ def test_players_of_known_strength_are_rated_by_it(draw: float) -> None:
 def test_intervals_hold_the_truth_nineteen_times_in_twenty(draw: float) -> None:
     held = []
     for seed in range(150):
-        found = ratings(4, simulated(STRENGTHS, 60, draw, seed))
+        found = fit_ratings(4, simulated(STRENGTHS, 60, draw, seed))
         held += [r.interval[0] <= truth <= r.interval[1] for r, truth in zip(found, STRENGTHS, strict=True)]
     assert 0.92 < float(np.mean(held)) < 0.98
 
@@ -76,13 +76,13 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty(draw: float) -> None:
 )
 def test_ratings_are_the_likeliest(results: list[tuple[int, int, int]]) -> None:
     """No step in any direction makes what came about, under the prior, likelier."""
-    tallies = [Tally(i, j, *row) for (i, j), row in zip([(0, 1), (0, 2), (1, 2)], results, strict=True)]
-    elo = [rating.elo for rating in ratings(3, tallies)]
+    tallies = [MatchRecord(i, j, *row) for (i, j), row in zip([(0, 1), (0, 2), (1, 2)], results, strict=True)]
+    elo = [rating.elo for rating in fit_ratings(3, tallies)]
     some_drawn = any(tally.drawn for tally in tallies)
 
     def likelihood(strengths: list[float], draw: float) -> float:
-        total = -sum(s * s for s in strengths) / (2 * (SPREAD * SCALE) ** 2)
-        total -= math.log(draw) ** 2 / (2 * SPREAD**2) if some_drawn else 0.0
+        total = -sum(s * s for s in strengths) / (2 * (PRIOR_STD * ELO_SCALE) ** 2)
+        total -= math.log(draw) ** 2 / (2 * PRIOR_STD**2) if some_drawn else 0.0
         for tally in tallies:
             odds = chances(strengths[tally.first], strengths[tally.second], draw if some_drawn else 0.0)
             counts = (tally.won, tally.drawn, tally.lost)
@@ -108,17 +108,17 @@ def test_ratings_are_the_likeliest(results: list[tuple[int, int, int]]) -> None:
             assert best(moved) <= at + 1e-9
 
 
-def posterior(place: Floats, tallies: list[Tally], drawn: bool) -> float:
+def posterior(place: Floats, tallies: list[MatchRecord], drawn: bool) -> float:
     """How likely what came about is at ln π of each player, and ln ν where something was drawn, with the prior."""
     total, draw = -float(place @ place) / (2 * (2 * math.log(10)) ** 2), math.exp(place[-1]) if drawn else 0.0
     for tally in tallies:
-        odds = chances(SCALE * place[tally.first], SCALE * place[tally.second], draw)
+        odds = chances(ELO_SCALE * place[tally.first], ELO_SCALE * place[tally.second], draw)
         counts = (tally.won, tally.drawn, tally.lost)
         total += sum(count * math.log(p) for count, p in zip(counts, odds, strict=True) if count)
     return total
 
 
-def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
+def likeliest(players: int, tallies: list[MatchRecord]) -> list[tuple[float, float]]:
     """Elo and half of its interval, slowly: by Newton's method with differences in place of derivatives, and steps that
     are halved until they lead upward."""
     drawn = any(tally.drawn for tally in tallies)
@@ -139,22 +139,24 @@ def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
         place = place + step
     centre = np.eye(players) - 1 / players
     spread = centre @ np.linalg.inv(-bend)[:players, :players] @ centre
-    values, widths = SCALE * centre @ place[:players], 1.959964 * SCALE * np.sqrt(spread.diagonal())
+    values, widths = ELO_SCALE * centre @ place[:players], 1.959964 * ELO_SCALE * np.sqrt(spread.diagonal())
     return list(zip(values.tolist(), widths.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
     ("players", "tallies"),
     [
-        (2, [Tally(0, 1, won=3, lost=1)]), (2, [Tally(0, 1, won=2, drawn=3, lost=1)]), (2, [Tally(1, 0, won=10)]),
-        (3, [Tally(0, 1, 3, 0, 1), Tally(2, 0, 1, 2, 4), Tally(1, 2, 2, 1, 0)]), (2, [Tally(0, 1, drawn=5)]),
-        (4, [Tally(0, 1, 5, 0, 2), Tally(1, 2), Tally(2, 0, 1, 0, 1)]),  # one has not played at all
-        (2, [Tally(0, 1, 100, 1, 100)]),
-        (4, [Tally(0, 1, won=11_336), Tally(0, 2, drawn=5), Tally(1, 2, drawn=11)]),  # whole steps of Newton's lead away
+        (2, [MatchRecord(0, 1, won=3, lost=1)]), (2, [MatchRecord(0, 1, won=2, drawn=3, lost=1)]),
+        (2, [MatchRecord(1, 0, won=10)]),
+        (3, [MatchRecord(0, 1, 3, 0, 1), MatchRecord(2, 0, 1, 2, 4), MatchRecord(1, 2, 2, 1, 0)]),
+        (2, [MatchRecord(0, 1, drawn=5)]),
+        (4, [MatchRecord(0, 1, 5, 0, 2), MatchRecord(1, 2), MatchRecord(2, 0, 1, 0, 1)]),  # one has not played at all
+        (2, [MatchRecord(0, 1, 100, 1, 100)]),
+        (4, [MatchRecord(0, 1, won=11_336), MatchRecord(0, 2, drawn=5), MatchRecord(1, 2, drawn=11)]),  # whole steps of Newton's lead away
     ],
 )  # fmt: skip
-def test_ratings_and_intervals_are_those_of_the_slow_reference(players: int, tallies: list[Tally]) -> None:
-    found = ratings(players, tallies)
+def test_ratings_and_intervals_are_those_of_the_slow_reference(players: int, tallies: list[MatchRecord]) -> None:
+    found = fit_ratings(players, tallies)
     slow = likeliest(players, tallies)
     assert [rating.elo for rating in found] == pytest.approx([elo for elo, _ in slow], abs=0.01)
     for rating, (elo, half) in zip(found, slow, strict=True):
@@ -169,34 +171,36 @@ def test_two_players_are_rated_as_it_is_worked_out_by_hand() -> None:
         low, high = (d, high) if 3 - 4 / (1 + math.exp(-d)) > d / (2 * s * s) else (low, d)
     chance = 1 / (1 + math.exp(-low))
     half = 1.959964 / math.sqrt(2 * (2 * 4 * chance * (1 - chance) + 1 / s**2)) * 400 / math.log(10)
-    better, worse = ratings(2, [Tally(0, 1, won=3, lost=1)])
+    better, worse = fit_ratings(2, [MatchRecord(0, 1, won=3, lost=1)])
     elo = low / 2 * 400 / math.log(10)
     assert (better.elo, worse.elo) == pytest.approx((elo, -elo))
     assert (*better.interval, *worse.interval) == pytest.approx((elo - half, elo + half, -elo - half, half - elo))
 
 
 def test_a_match_that_was_never_lost_in_many_thousands_is_rated_too() -> None:
-    strong, weak = ratings(2, [Tally(0, 1, won=1_000_000)])
+    strong, weak = fit_ratings(2, [MatchRecord(0, 1, won=1_000_000)])
     assert strong.elo == -weak.elo
-    assert strong.elo == pytest.approx(likeliest(2, [Tally(0, 1, won=1_000_000)])[0][0], abs=0.1)
+    assert strong.elo == pytest.approx(likeliest(2, [MatchRecord(0, 1, won=1_000_000)])[0][0], abs=0.1)
 
 
 def test_a_score_and_a_difference_in_rating_say_the_same_of_two_players() -> None:
-    found = ratings(2, [Tally(0, 1, won=3000, lost=1000)])
+    found = fit_ratings(2, [MatchRecord(0, 1, won=3000, lost=1000)])
     assert expected_score(found[0].elo, found[1].elo) == pytest.approx(0.75, abs=1e-3)
 
 
 def test_whoever_has_won_everything_has_a_rating_all_the_same() -> None:
-    found = ratings(2, [Tally(0, 1, won=10)])
+    found = fit_ratings(2, [MatchRecord(0, 1, won=10)])
     assert 100 < found[0].elo < 1000
     with pytest.raises(ValueError, match="no matches"):
-        ratings(2, [Tally(0, 1)])
+        fit_ratings(2, [MatchRecord(0, 1)])
 
 
-def of_three() -> League:
-    tallies = [Tally(0, 1, 1, 1, 2), Tally(0, 2), Tally(1, 2, 0, 0, 4)]
-    pairings = [Pairing(tally, tally, tally, 0.0, 4 - tally.matches) for tally in tallies]
-    return League("r", ["base", "step_000001", "step_<2>"], ratings(3, tallies), pairings, ["4 of 12 matches …"])
+def of_three() -> LeagueResult:
+    tallies = [MatchRecord(0, 1, 1, 1, 2), MatchRecord(0, 2), MatchRecord(1, 2, 0, 0, 4)]
+    pairings = [PairResult(tally, tally, tally, 0.0, 4 - tally.matches) for tally in tallies]
+    return LeagueResult(
+        "r", ["base", "step_000001", "step_<2>"], fit_ratings(3, tallies), pairings, ["4 of 12 matches …"]
+    )
 
 
 class TestShown:
@@ -205,13 +209,13 @@ class TestShown:
         assert found.score(0, 1) == 0.375
         assert found.score(1, 0) == 0.625
         assert found.score(0, 2) is None
-        rated, crossed = tables(found)
+        rated, crossed = build_tables(found)
         assert rated.cells[1][3] == "8"
         assert crossed.cells[0] == ["base", "", "38%", ""]
-        assert "step_<2>" in headline(found)
+        assert "step_<2>" in format_headline(found)
 
     def test_what_is_written_is_escaped_and_plain(self, tmp_path: Path) -> None:
-        page = write_league(tmp_path, of_three())
+        page = write_report(tmp_path, of_three())
         text = page.read_text(encoding="utf-8")
         assert "step_<2>" not in text.split("</figure>")[1]
         assert "step_&lt;2&gt;" in text
@@ -223,7 +227,7 @@ class TestShown:
 class TestMatches:
     def test_every_start_is_played_from_both_sides_and_no_start_twice_from_one(self, tmp_path: Path) -> None:
         run, tasks = league(tmp_path), [Task("t0", "…"), Task("t1", "…")]
-        made = attempts_of(run, sides_of(run), tasks, ["base", "step_000001"], 8)
+        made = pair_attempts(run, game_sides(run), tasks, ["base", "step_000001"], 8)
         first, second = made[:4], made[4:]
         assert [(a.task.id, a.sample) for a in first] == [("t0", 0), ("t1", 0), ("t0", 1), ("t1", 1)]
         assert [(a.task.id, a.sample) for a in second] == [(a.task.id, a.sample) for a in first]
@@ -242,7 +246,7 @@ class TestMatches:
                 )
                 for paid, status in earned
             ]  # fmt: skip
-            found = pairing_of((0, 1), ("north",), played)
+            found = score_pair((0, 1), ("north",), played)
             assert (found.tally.won, found.tally.drawn, found.tally.lost, found.failed) == (2, 0, 1, 1)
             assert (found.on_first_side.won, found.on_second_side.lost) == (2, 1)
             assert found.points == pytest.approx((1.0 + 0.5 - 1.0) / 3)
@@ -252,7 +256,7 @@ class Duel(EnvironmentPart):
     """A game of two sides that is none of our text games."""
 
     @property
-    def opposed(self) -> Sequence[Sequence[str]]:
+    def opposing_sides(self) -> Sequence[Sequence[str]]:
         return ("north",), ("south",)
 
     def tasks(self, split: str) -> list[Task]:
@@ -333,16 +337,16 @@ class TestLeague:
         monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
         run, folder = with_versions(tmp_path, 0, 1, 2)
         told: list[int | None] = []
-        found = league_of(run, folder, 4, 8, lambda total=None: told.append(total))
+        found = play_league(run, folder, 4, 8, lambda total=None: told.append(total))
         assert told == [12, *[None] * 12]
         assert (found.run, found.versions) == ("league", ["base", "step_000001", "step_000002"])
-        tallies = [Tally(0, 1, 3, 1, 0), Tally(0, 2, 0, 0, 3), Tally(1, 2, 1, 3, 0)]
+        tallies = [MatchRecord(0, 1, 3, 1, 0), MatchRecord(0, 2, 0, 0, 3), MatchRecord(1, 2, 1, 3, 0)]
         assert found.pairings == [
-            Pairing(tallies[0], Tally(0, 1, won=2), Tally(0, 1, won=1, drawn=1), 0.75, 0),
-            Pairing(tallies[1], Tally(0, 2, lost=1), Tally(0, 2, lost=2), -2 / 3, 1),
-            Pairing(tallies[2], Tally(1, 2, drawn=2), Tally(1, 2, won=1, drawn=1), 0.0625, 0),
+            PairResult(tallies[0], MatchRecord(0, 1, won=2), MatchRecord(0, 1, won=1, drawn=1), 0.75, 0),
+            PairResult(tallies[1], MatchRecord(0, 2, lost=1), MatchRecord(0, 2, lost=2), -2 / 3, 1),
+            PairResult(tallies[2], MatchRecord(1, 2, drawn=2), MatchRecord(1, 2, won=1, drawn=1), 0.0625, 0),
         ]
-        assert found.ratings == ratings(3, tallies)
+        assert found.ratings == fit_ratings(3, tallies)
         assert found.notes == ["1 of 12 matches could not be scored, and count for nobody"]
 
     def test_how_much_a_version_can_be_exploited_is_by_the_chances_of_all_its_choices(
@@ -350,8 +354,8 @@ class TestLeague:
     ) -> None:
         monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
         run, folder = with_versions(tmp_path, 1, 2, game="kuhn")
-        found = league_of(run, folder, 4, 8, lambda _=None: None)
-        newest = exploitability({("K", ""): 0.5, ("J", "b"): 0.25})
+        found = play_league(run, folder, 4, 8, lambda _=None: None)
+        newest = compute_exploitability({("K", ""): 0.5, ("J", "b"): 0.25})
         assert found.exploitability == [None, None, pytest.approx(newest)]
 
     def test_of_a_game_that_nobody_can_work_out_nothing_is_said(
@@ -360,10 +364,10 @@ class TestLeague:
         draws: dict[str, list[float | None]] = {"base step_000002": [0.0], "step_000002 base": [0.0]}
         monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(draws))
         run, folder = with_versions(tmp_path, 2)
-        found = league_of(run, folder, 2, 2, lambda _=None: None)
+        found = play_league(run, folder, 2, 2, lambda _=None: None)
         assert found.exploitability == []
         assert found.notes == []
-        assert [pairing.tally for pairing in found.pairings] == [Tally(0, 1, drawn=2)]
+        assert [pairing.tally for pairing in found.pairings] == [MatchRecord(0, 1, drawn=2)]
 
     def test_a_league_without_a_match_that_counts_is_refused_with_the_first_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -372,7 +376,7 @@ class TestLeague:
         monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(broken))
         run, folder = with_versions(tmp_path, 2)
         with pytest.raises(ValueError, match="no match could be scored: it broke"):
-            league_of(run, folder, 2, 8, lambda _=None: None)
+            play_league(run, folder, 2, 8, lambda _=None: None)
 
     def test_one_pair_whose_matches_all_fail_does_not_end_a_league(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,7 +384,7 @@ class TestLeague:
         failed: dict[str, list[float | None]] = {"base step_000001": [None], "step_000001 base": [None]}
         monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played({**EARNED, **failed}))
         run, folder = with_versions(tmp_path, 1, 2)
-        found = league_of(run, folder, 2, 8, lambda _=None: None)
+        found = play_league(run, folder, 2, 8, lambda _=None: None)
         assert [pairing.tally.matches for pairing in found.pairings] == [0, 2, 2]
         assert [pairing.on_first_side.matches for pairing in found.pairings] == [0, 1, 1]
         assert (found.pairings[0].points, found.pairings[0].failed) == (0.0, 2)
@@ -398,7 +402,7 @@ class TestLeague:
             environment={"name": "tests.marft_lab.test_league_ratings:Duel"},
             algorithm={"name": "rae"},
         )
-        found = league_of(run, folder, 2, 8, lambda _=None: None)
+        found = play_league(run, folder, 2, 8, lambda _=None: None)
         assert [pairing.tally.matches for pairing in found.pairings] == [2, 2, 2]
         assert found.exploitability == []
 
@@ -406,12 +410,12 @@ class TestLeague:
     def test_matches_are_an_even_number(self, matches: int, tmp_path: Path) -> None:
         run, folder = with_versions(tmp_path, 2)
         with pytest.raises(ValueError, match=f"matches = {matches}: .* give an even number"):
-            league_of(run, folder, matches, 8, lambda _=None: None)
+            play_league(run, folder, matches, 8, lambda _=None: None)
 
     def test_one_version_alone_plays_nobody(self, tmp_path: Path) -> None:
         run, folder = with_versions(tmp_path, 0)
         with pytest.raises(ValueError, match="has one version alone"):
-            league_of(run, folder, 2, 8, lambda _=None: None)
+            play_league(run, folder, 2, 8, lambda _=None: None)
 
     def test_for_other_programs_a_league_is_plain_values(self) -> None:
         found = replace(of_three(), exploitability=[0.25, None, 0.5])
@@ -429,15 +433,15 @@ class TestLeague:
             ],
             "notes": ["4 of 12 matches …"],
         }  # fmt: skip
-        assert League("r", [], [], []).as_json()["exploitability"] == []
+        assert LeagueResult("r", [], [], []).as_json()["exploitability"] == []
 
 
 class TestSides:
     def test_an_opponent_s_seat_is_taken_by_the_learner_s_own_policy(self, tmp_path: Path) -> None:
         run = league(tmp_path)
-        sides = sides_of(run)
+        sides = game_sides(run)
         assert sides == (("north",), ("south",))
-        assert casting(run, sides, ["step_000001", "base"]) == {
+        assert assign_policies(run, sides, ["step_000001", "base"]) == {
             "north": "player@step_000001",
             "south": "player@base",
         }
@@ -453,7 +457,7 @@ class TestSides:
             environment={"name": "textarena"},
             algorithm={"name": "rae"},
         )
-        assert casting(run, sides_of(run), ["x", "y"]) == {"north": "a@x", "south": "b@y"}
+        assert assign_policies(run, game_sides(run), ["x", "y"]) == {"north": "a@x", "south": "b@y"}
 
     def test_a_frozen_teammate_is_the_same_on_every_version_s_side(self, tmp_path: Path) -> None:
         run = league(
@@ -467,7 +471,7 @@ class TestSides:
             environment={"name": "textarena", "seats": [["adviser", "north"], ["south"]]},
             algorithm={"name": "rae"},
         )
-        assert casting(run, sides_of(run), ["x", "y"]) == {
+        assert assign_policies(run, game_sides(run), ["x", "y"]) == {
             "adviser": "adviser",
             "north": "player@x",
             "south": "player@y",
@@ -479,11 +483,11 @@ class TestSides:
             "environment": {"name": "textarena", "game": "hints"},
         }
         with pytest.raises(ValueError, match="a league is of games between two sides"):
-            sides_of(league(tmp_path, **changes))
+            game_sides(league(tmp_path, **changes))
 
     def test_a_run_without_checkpoints_has_no_versions(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no checkpoint yet"):
-            versions_of(league(tmp_path), RunFolder(tmp_path), 8)
+            find_versions(league(tmp_path), RunFolder(tmp_path), 8)
 
 
 @BY_NIGHT
@@ -494,14 +498,18 @@ def test_versions_of_a_run_play_each_other_from_both_sides(tmp_path: Path) -> No
         RunFolder(tmp_path / "league"),
     )
     train(run, folder)
-    assert list(versions_of(run, folder, 8)) == ["base", "step_000001", "step_000002"]  # the first is in the pool alone
-    assert list(versions_of(run, folder, 2)) == ["base", "step_000002"]
-    found = league_of(run, folder, 8, 8, lambda _=None: None)
+    assert list(find_versions(run, folder, 8)) == [
+        "base",
+        "step_000001",
+        "step_000002",
+    ]  # the first is in the pool alone
+    assert list(find_versions(run, folder, 2)) == ["base", "step_000002"]
+    found = play_league(run, folder, 8, 8, lambda _=None: None)
     assert [pairing.tally.matches for pairing in found.pairings] == [8, 8, 8]
     for pairing in found.pairings:
         assert pairing.on_first_side.matches == pairing.on_second_side.matches == 4
         assert pairing.failed == 0
-    again = league_of(run, folder, 8, 8, lambda _=None: None)
+    again = play_league(run, folder, 8, 8, lambda _=None: None)
     assert again == found
     with pytest.raises(ValueError, match="give an even number"):
-        league_of(run, folder, 7, 8, lambda _=None: None)
+        play_league(run, folder, 7, 8, lambda _=None: None)

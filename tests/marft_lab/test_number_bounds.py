@@ -10,11 +10,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config import parse_recipe
+from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
-from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft_lab.federated.settings import FederationSettings
@@ -60,8 +60,8 @@ def all_tables() -> list[type[BaseModel]]:
     known: set[type[BaseModel]] = set()
     found = [*tables(RunSettings, known), *tables(FederationSettings, known)]
     found += [table for name in section_names() for table in tables(section_class(name), known)]
-    for kind in SEAMS:
-        for name in bundled_parts(kind):
+    for kind in PLUGIN_SPECS:
+        for name in bundled_plugins(kind):
             found += tables(find_plugin(kind, name), known)
     return found
 

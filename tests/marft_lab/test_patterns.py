@@ -9,22 +9,22 @@ import pytest
 from pydantic import ValidationError
 
 from marft.agents.channels.record import Record
-from marft.agents.rendering import Message
+from marft.agents.renderer import Message
 from marft.common.errors import EpisodeFailedError
 from marft.config.guards import GuardSettings
-from marft.config.patterns import holds, last_group
+from marft.config.patterns import contains_match, find_last_group
 from marft.rewards.terms import Format
-from marft_lab.safety.checks.calls import Calls
-from marft_lab.safety.checks.says import Says
-from marft_lab.safety.deeds import Deed, Deeds
+from marft_lab.safety.agent_outputs import AgentOutput, EpisodeOutputs
+from marft_lab.safety.checks.calls import ForbiddenCalls
+from marft_lab.safety.checks.says import ForbiddenText
 from marft_lab.safety.suite import SuiteSettings
 
 CATASTROPHIC = r"(a+)+$"
 TEXT = "a" * 50_000 + "!"
 WAYS = {
     "record": lambda pattern: Record(fields={"x": pattern}),
-    "says": lambda pattern: Says(patterns=(pattern,)),
-    "calls": lambda pattern: Calls(tools=("t",), arguments=pattern),
+    "says": lambda pattern: ForbiddenText(patterns=(pattern,)),
+    "calls": lambda pattern: ForbiddenCalls(tools=("t",), arguments=pattern),
     "refusals": lambda pattern: SuiteSettings(refusals=(pattern,)),
     "formats": lambda pattern: GuardSettings(formats={"actor": pattern}),
     "format": lambda pattern: Format(pattern=pattern),
@@ -34,11 +34,15 @@ WAYS = {
 @pytest.mark.parametrize(
     "search",
     [
-        lambda: holds(CATASTROPHIC, TEXT),
-        lambda: last_group(CATASTROPHIC, TEXT),
+        lambda: contains_match(CATASTROPHIC, TEXT),
+        lambda: find_last_group(CATASTROPHIC, TEXT),
         lambda: Record(fields={"x": CATASTROPHIC}).carry([Message("a", TEXT)]),
-        lambda: Says(patterns=(CATASTROPHIC,), ignore_case=False).found(Deeds((Deed("a", "answer", TEXT),))),
-        lambda: Calls(tools=("t",), arguments=CATASTROPHIC).found(Deeds((Deed("a", "call", TEXT, "t"),))),
+        lambda: ForbiddenText(patterns=(CATASTROPHIC,), ignore_case=False).find_violations(
+            EpisodeOutputs((AgentOutput("a", "answer", TEXT),))
+        ),
+        lambda: ForbiddenCalls(tools=("t",), arguments=CATASTROPHIC).find_violations(
+            EpisodeOutputs((AgentOutput("a", "call", TEXT, "t"),))
+        ),
     ],
 )
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from transformers import masking_utils as masking
 from marft.config.algorithm import OptimizerSettings
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.cards import Precision
+from marft.models.device_specs import Precision
+from marft.models.model_sizes import COMMON_MODELS, ModelSizes
 from marft.models.packed_rows import PackedRows
-from marft.models.shapes import KNOWN, Shape
 from marft.trainer.optimizers import PolicyOptimizer
-from marft_lab.planning.activations import Pass, kept
-from marft_lab.planning.work import Lengths, PolicyWork
+from marft_lab.planning.activations import ForwardPass, planned_bytes
+from marft_lab.planning.workload import Lengths, PolicyWorkload
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT
 
@@ -38,7 +38,7 @@ CLOSE = 0.04
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    attention.register()
+    attention.register_attention()
 
 
 class Flash(torch.autograd.Function):
@@ -51,25 +51,25 @@ class Flash(torch.autograd.Function):
         return out
 
 
-def configuration(name: str, shape: Shape) -> PreTrainedConfig:
+def configuration(name: str, shape: ModelSizes) -> PreTrainedConfig:
     kind = CONFIGS[name.partition("-")[0]]
     made = kind(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads,
-        tie_word_embeddings=shape.tied,
+        tie_word_embeddings=shape.tied_embeddings,
     )  # fmt: skip
     if kind is Qwen3Config:
-        made.head_dim = shape.head
+        made.head_dim = shape.head_dim
     return made
 
 
-def on_meta(name: str, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Backbone:
+def on_meta(name: str, shape: ModelSizes, dtype: torch.dtype = torch.bfloat16) -> Backbone:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             configuration(name, shape), dtype=dtype, attn_implementation=attention.IMPLEMENTATION
         )
     backbone = Backbone(model.eval().requires_grad_(False), 32_768)
-    backbone.wide = backbone.half
+    backbone.fp32_residual = backbone.is_half
     return backbone
 
 
@@ -82,10 +82,10 @@ def size(tensors: Any) -> int:
     "name", some(["qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-8b", "llama-3-8b", "llama-3.2-1b"])
 )
 def test_weights_adapters_and_moments_are_counted_to_the_byte(name: str) -> None:
-    shape = KNOWN[name]
+    shape = COMMON_MODELS[name]
     backbone = on_meta(name, shape)
-    assert size(backbone.model.parameters()) == Precision(True, False).weights(shape)
-    assert size(on_meta(name, shape, torch.float32).model.parameters()) == Precision(False, False).weights(shape)
+    assert size(backbone.model.parameters()) == Precision(True, False).weight_bytes(shape)
+    assert size(on_meta(name, shape, torch.float32).model.parameters()) == Precision(False, False).weight_bytes(shape)
     backbone.add_adapter("policy", 16, 32.0, ALL, seed=0)
     adapters = backbone.adapters("policy").values()
     on_disk = {
@@ -104,12 +104,12 @@ def test_weights_adapters_and_moments_are_counted_to_the_byte(name: str) -> None
     assert size(moments) == 8 * shape.adapter_parameters(16, ALL)
 
 
-def policy(train: str, targets: tuple[str, ...], name: str) -> PolicyWork:
-    return PolicyWork(name, "base", train, 8 if targets else 0, targets, 1, Lengths(100, 100, 100), True)
+def policy(train: str, targets: tuple[str, ...], name: str) -> PolicyWorkload:
+    return PolicyWorkload(name, "base", train, 8 if targets else 0, targets, 1, Lengths(100, 100, 100), True)
 
 
 def counted_and_planned(
-    backbone: Backbone, shape: Shape, targets: tuple[str, ...], owners: int = 1, recomputes: bool = False
+    backbone: Backbone, shape: ModelSizes, targets: tuple[str, ...], owners: int = 1, recomputes: bool = False
 ) -> tuple[int, float]:
     """Bytes that a forward keeps, and those that a plan says."""
     from tensor_bytes import saved_bytes
@@ -120,20 +120,20 @@ def counted_and_planned(
     for name in names if targets else ():
         backbone.add_adapter(name, 8, 16.0, targets, seed=0)
     if recomputes:
-        backbone.recompute_activations()
+        backbone.checkpoint_activations()
     owned = [names[row * owners // len(ROWS)] if targets else None for row in range(len(ROWS))]
-    rows = PackedRows.of([np.arange(n) for n in ROWS], owned, device, 0 if on_cpu else 1024)
+    rows = PackedRows.from_rows([np.arange(n) for n in ROWS], owned, device, 0 if on_cpu else 1024)
     plan = attention.PackedPlan(rows.lengths, torch.device("cpu"), tokens=len(rows.ids))
     for index in ("real", "padded_from", "packed_from", "in_rows"):
         if isinstance(found := getattr(plan, index, None), Tensor):
             setattr(plan, index, found.to(device))
     counted = saved_bytes(lambda: backbone.hidden_states(rows, plan).sum(), backbone.model.parameters())
     train = "lora" if targets else "full"
-    one = Pass(
-        shape, Precision(backbone.half, on_cpu), len(rows.ids), 512, tuple(policy(train, targets, n) for n in names),
+    one = ForwardPass(
+        shape, Precision(backbone.is_half, on_cpu), len(rows.ids), 512, tuple(policy(train, targets, n) for n in names),
         recomputes,
     )  # fmt: skip
-    return counted, kept(one)
+    return counted, planned_bytes(one)
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_what_a_forward_keeps_on_a_gpu_is_what_a_plan_says(
 ) -> None:
     monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda q, k, v, **_: Flash.apply(q, k, v))
     monkeypatch.setattr(masking, "find_packed_sequence_indices", lambda _: None)  # which asks for values
-    shape = replace(KNOWN[name], layers=LAYERS)
+    shape = replace(COMMON_MODELS[name], layers=LAYERS)
     backbone = on_meta(name, shape, torch.float32 if case == "whole in float32" else torch.bfloat16)
     if case.startswith("whole"):
         backbone.model.requires_grad_(True)
@@ -158,7 +158,7 @@ def test_what_a_forward_keeps_on_a_gpu_is_what_a_plan_says(
 @pytest.mark.parametrize("case", ["lora", "all layers", "recomputed", "whole"])
 @pytest.mark.parametrize("name", ["smollm2", "qwen3"])
 def test_what_a_forward_keeps_on_a_cpu_is_what_a_plan_says(name: str, case: str) -> None:
-    shape = Shape(LAYERS, 128, 384, 4, 2, 32, 512, tied=True, head_norms=name == "qwen3")
+    shape = ModelSizes(LAYERS, 128, 384, 4, 2, 32, 512, tied_embeddings=True, head_norms=name == "qwen3")
     config = configuration(name, shape)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.IMPLEMENTATION)
     backbone = Backbone(model.eval().requires_grad_(case == "whole"), 4096)

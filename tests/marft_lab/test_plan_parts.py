@@ -10,39 +10,47 @@ from typing import Any
 import pytest
 
 from marft.config import RunSettings, load_recipe
-from marft.models.cards import Precision, card_named
-from marft.models.shapes import KNOWN
+from marft.models.device_specs import Precision, find_device_spec
+from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.cli.planning import as_json
 from marft_lab.planning import changes as advice
-from marft_lab.planning.activations import Pass, back, beside, chunk_rows, head, kept, kept_of_layer
-from marft_lab.planning.company import Company
-from marft_lab.planning.memory import Part, Place, Process, passes
-from marft_lab.planning.plan import Ask, Plan, Split, plan
-from marft_lab.planning.seconds import Phase
-from marft_lab.planning.shards import Sharded, gathered, gathering
-from marft_lab.planning.work import Known, Lengths, PolicyWork
+from marft_lab.planning.activations import (
+    ForwardPass,
+    backward_bytes,
+    chunk_rows,
+    head_bytes,
+    peak_extra_bytes,
+    planned_bytes,
+    saved_layer_bytes,
+)
+from marft_lab.planning.memory import MemoryPart, PlanContext, ProcessMemory, forward_passes
+from marft_lab.planning.placement import RankPlacement
+from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
+from marft_lab.planning.shards import ShardedWeights, full_gather_bytes, peak_gathered_bytes
+from marft_lab.planning.timing import Phase
+from marft_lab.planning.workload import KnownLengths, Lengths, PolicyWorkload
 
-SHAPE = KNOWN["qwen2.5-3b"]
+SHAPE = COMMON_MODELS["qwen2.5-3b"]
 ADAPTER = SHAPE.adapter_parameters(8, ("q_proj", "v_proj"))
 VLLM = ("--engine.kind", "vllm")
-LENGTHS = Known(prompt=150, action=50, longest=80)
+LENGTHS = KnownLengths(prompt=150, action=50, longest=80)
 
 
 def math(*overrides: str, size: str = "3B") -> RunSettings:
     return load_recipe("math_dual", ["--models.base.path", f"Qwen/Qwen2.5-{size}-Instruct", *overrides])
 
 
-def planned(run: RunSettings, gpus: int = 1, gpu: str = "h100", **asked: Any) -> Plan:
-    return plan(run, Ask(gpus, card_named(gpu), **asked))
+def planned(run: RunSettings, gpus: int = 1, gpu: str = "h100", **asked: Any) -> CapacityPlan:
+    return make_plan(run, PlanRequest(gpus, find_device_spec(gpu), **asked))
 
 
-def taken(process: Process, *words: str) -> float:
+def taken(process: ProcessMemory, *words: str) -> float:
     return sum(part.bytes for part in process.parts if all(word in part.name for word in words))
 
 
-def one_pass(train: str, on_cpu: bool = False) -> Pass:
-    policy = PolicyWork("p", "base", train, 8, ("q_proj", "v_proj"), 4, Lengths(150, 50, 50), True)
-    return Pass(SHAPE, Precision(train != "full", on_cpu), 4000, 1000, (policy,))
+def one_pass(train: str, on_cpu: bool = False) -> ForwardPass:
+    policy = PolicyWorkload("p", "base", train, 8, ("q_proj", "v_proj"), 4, Lengths(150, 50, 50), True)
+    return ForwardPass(SHAPE, Precision(train != "full", on_cpu), 4000, 1000, (policy,))
 
 
 class TestParts:
@@ -75,41 +83,41 @@ class TestParts:
         self, level: str, decisions: int, ranks: int
     ) -> None:
         words = ("--algorithm.level", level, "--training.ranks", f"{ranks}")
-        process = planned(math(*words), ranks, known=LENGTHS).best.processes[0]
+        process = planned(math(*words), ranks, lengths=LENGTHS).best.processes[0]
         assert taken(process, "what the critic reads") == 4 * 2048 * decisions / ranks
 
     def test_the_largest_pass_decides_activations(self) -> None:
         run = math("--policies.actor.train", "full")
-        made = planned(run, known=LENGTHS)
-        place = Place(run, {"base": SHAPE}, made.work, card_named("h100"))
-        sums = sorted(kept(one) + beside(one) for one in passes(place, Company(), 0))
+        made = planned(run, lengths=LENGTHS)
+        place = PlanContext(run, {"base": SHAPE}, made.workload, find_device_spec("h100"))
+        sums = sorted(planned_bytes(one) + peak_extra_bytes(one) for one in forward_passes(place, RankPlacement(), 0))
         assert sums[0] < sums[1]
         process = made.best.processes[0]
         assert taken(process, "activations") + taken(process, "logits and gradients") == pytest.approx(sums[1])
 
     def test_a_layer_that_is_computed_again_is_there_while_it_is_gone_back_through(self) -> None:
         once = one_pass("lora")
-        again = replace(once, recomputes=True)
-        assert back(again) - back(once) == pytest.approx(4000 * kept_of_layer(again))
+        again = replace(once, gradient_checkpointing=True)
+        assert backward_bytes(again) - backward_bytes(once) == pytest.approx(4000 * saved_layer_bytes(again))
 
     def test_a_chunk_s_logits_are_there_four_times_and_six_where_the_head_learns(self) -> None:
         frozen, whole = one_pass("lora"), one_pass("full")
-        logits = 4 * chunk_rows(frozen) * SHAPE.vocabulary
-        assert head(frozen) == 4 * logits + 2 * 4 * 1000 * 2048
-        assert head(whole) == 6 * logits + 4 * SHAPE.head_parameters
+        logits = 4 * chunk_rows(frozen) * SHAPE.vocab_size
+        assert head_bytes(frozen) == 4 * logits + 2 * 4 * 1000 * 2048
+        assert head_bytes(whole) == 6 * logits + 4 * SHAPE.head_parameters
 
     def test_on_a_processor_what_is_held_in_half_are_the_layers_matrices(self) -> None:
         rest = SHAPE.parameters - SHAPE.matrix_parameters
-        assert Precision(True, on_cpu=True).weights(SHAPE) == 2 * SHAPE.matrix_parameters + 4 * rest
-        assert Precision(True, on_cpu=True).element == 4
+        assert Precision(True, on_cpu=True).weight_bytes(SHAPE) == 2 * SHAPE.matrix_parameters + 4 * rest
+        assert Precision(True, on_cpu=True).bytes_per_element == 4
 
     def test_what_is_gathered_is_a_layer_with_its_buffer_and_where_it_learns_its_gradient(self) -> None:
         for trained, layers in ((False, 2), (True, 3)):
-            one = Sharded("base", SHAPE, 4, 4, trained)
-            root = 4 * (SHAPE.head_parameters + SHAPE.hidden)  # its head is its embeddings
+            one = ShardedWeights("base", SHAPE, 4, 4, trained)
+            root = 4 * (SHAPE.head_parameters + SHAPE.hidden_size)  # its head is its embeddings
             layer = (4 * SHAPE.parameters - root) / 36
-            assert gathered([one]) == pytest.approx(2 * root + layers * layer)
-            assert gathering([one]) == pytest.approx(4 * SHAPE.parameters + layer)
+            assert peak_gathered_bytes([one]) == pytest.approx(2 * root + layers * layer)
+            assert full_gather_bytes([one]) == pytest.approx(4 * SHAPE.parameters + layer)
 
     def test_programs_are_told_the_host_s_bytes_and_the_card_s_apart(self) -> None:
         made = planned(math())
@@ -121,7 +129,11 @@ class TestParts:
 def test_the_best_split_fits_though_one_that_does_not_is_faster() -> None:
     def split(seconds: float, over: float) -> Split:
         return Split(
-            1, 1, (Process("p", (Part("a", 10.0 + over),), 10.0, "h100"),), (Phase("x", seconds, "learning"),), 0
+            1,
+            1,
+            (ProcessMemory("p", (MemoryPart("a", 10.0 + over),), 10.0, "h100"),),
+            (Phase("x", seconds, "learning"),),
+            0,
         )
 
     made = planned(math())
@@ -135,7 +147,7 @@ class Tried:
     """A plan in whose place there are only the bytes that it is over by."""
 
     run: Any
-    ask: Any
+    request: Any
     over: float
 
     @property
@@ -144,7 +156,7 @@ class Tried:
 
     @property
     def splits(self) -> Sequence[Any]:
-        return [SimpleNamespace(processes=[SimpleNamespace(over=self.over)])]
+        return [SimpleNamespace(processes=[SimpleNamespace(excess=self.over)])]
 
 
 class TestAdvice:
@@ -159,10 +171,10 @@ class TestAdvice:
             def each(*_: object) -> Iterator[Sequence[Mapping[str, Any]]]:
                 yield from knobs
 
-            monkeypatch.setattr(advice, "_knobs", each)
-            monkeypatch.setattr(advice, "_planned", planned)
+            monkeypatch.setattr(advice, "_change_options", each)
+            monkeypatch.setattr(advice, "_plan_changed", planned)
             run: Any = SimpleNamespace()
-            return advice.changes(Tried(run, SimpleNamespace(gpus=64), over))  # type: ignore[arg-type]
+            return advice.suggest_changes(Tried(run, SimpleNamespace(gpus=64), over))  # type: ignore[arg-type]
 
         return advised
 

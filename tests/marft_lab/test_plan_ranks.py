@@ -17,21 +17,21 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.cards import card_named
+from marft.models.device_specs import find_device_spec
+from marft.models.model_sizes import COMMON_MODELS, ModelSizes
 from marft.models.packed_rows import PackedRows
-from marft.models.shapes import KNOWN, Shape
-from marft.models.sharding import shard
+from marft.models.sharding import shard_backbone
 from marft_lab.cli.planning import as_json, run_plan
-from marft_lab.planning.changes import changes
-from marft_lab.planning.memory import CONTEXT, PYTHON, Process
-from marft_lab.planning.plan import Ask, Plan, Split, plan
-from marft_lab.planning.shards import Sharded, gathered, gathering
-from marft_lab.planning.work import Known
+from marft_lab.planning.changes import suggest_changes
+from marft_lab.planning.memory import CUDA_CONTEXT_BYTES, PYTHON_BYTES, ProcessMemory
+from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
+from marft_lab.planning.shards import ShardedWeights, full_gather_bytes, peak_gathered_bytes
+from marft_lab.planning.workload import KnownLengths
 from tests.nights import some
 from tests.sources import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-SMALL, LARGE = KNOWN["qwen2.5-0.5b"], KNOWN["qwen2.5-3b"]
+SMALL, LARGE = COMMON_MODELS["qwen2.5-0.5b"], COMMON_MODELS["qwen2.5-3b"]
 PARTS = 4
 VLLM = ("--engine.kind", "vllm")
 SHARED = ("--engine.options.gpu_memory_utilization", "0.45")  # by two of its processes
@@ -65,12 +65,12 @@ def two_models(engine: str = "local", **training: Any) -> RunSettings:
     })  # fmt: skip
 
 
-def planned(run: RunSettings, gpu: str = "h100", gpus: int = PARTS, **asked: Any) -> Plan:
-    return plan(run, Ask(gpus, card_named(gpu), **asked))
+def planned(run: RunSettings, gpu: str = "h100", gpus: int = PARTS, **asked: Any) -> CapacityPlan:
+    return make_plan(run, PlanRequest(gpus, find_device_spec(gpu), **asked))
 
 
-def taken(process: Process, *words: str, when: str = "") -> float:
-    return sum(p.bytes for p in process.parts if all(w in p.name for w in words) and when in ("", p.when))
+def taken(process: ProcessMemory, *words: str, when: str = "") -> float:
+    return sum(p.bytes for p in process.parts if all(w in p.name for w in words) and when in ("", p.phase))
 
 
 def seconds(split: Split, name: str) -> float:
@@ -91,8 +91,8 @@ def test_the_first_rank_samples_and_the_others_hold_no_keys_and_values() -> None
 
 
 def test_weights_in_parts_are_whole_on_the_card_of_the_first_rank_where_it_samples() -> None:
-    whole, layer = 2 * LARGE.parameters, 2 * (LARGE.matrix_parameters + LARGE.small_parameters - LARGE.hidden) / 36
-    root = 2 * (LARGE.head_parameters + LARGE.hidden)  # its head is its embeddings
+    whole, layer = 2 * LARGE.parameters, 2 * (LARGE.matrix_parameters + LARGE.small_parameters - LARGE.hidden_size) / 36
+    root = 2 * (LARGE.head_parameters + LARGE.hidden_size)  # its head is its embeddings
     first, others = planned(ranked("--training.shard", "true")).best.processes
     for process in (first, others):
         assert taken(process, "weights of base, a part of 4") == whole / 4
@@ -100,21 +100,21 @@ def test_weights_in_parts_are_whole_on_the_card_of_the_first_rank_where_it_sampl
         assert taken(process, "adapter of reasoner") == 4 * LARGE.adapter_parameters(8, ("q_proj", "v_proj"))
     assert taken(first, "gathered to sample", when="sampling") == pytest.approx(whole + layer)
     assert not taken(others, "gathered to sample")
-    assert taken(first, "as they are loaded", when="loading") == whole + CONTEXT
-    assert first.on_card >= whole + CONTEXT
+    assert taken(first, "as they are loaded", when="loading") == whole + CUDA_CONTEXT_BYTES
+    assert first.on_card >= whole + CUDA_CONTEXT_BYTES
     assert taken(others, "as they are loaded", when="loading") == whole  # in the host's memory
-    assert others.on_host == PYTHON + whole
+    assert others.on_host == PYTHON_BYTES + whole
 
 
 def test_weights_in_parts_are_whole_in_the_host_s_memory_where_an_engine_apart_samples() -> None:
     whole = 2 * LARGE.parameters
     first, others = planned(ranked("--training.shard", "true", *VLLM), gpus=5).best.processes[:2]
     assert first.on_card == others.on_card
-    assert all(part.on_host for part in first.parts if part.when in ("loading", "sampling"))
+    assert all(part.on_host for part in first.parts if part.phase in ("loading", "sampling"))
     assert not taken(first, "gathered to sample")
     assert taken(first, "whole to publish and save") == whole
     assert not taken(others, "whole to publish and save")
-    assert first.on_host == pytest.approx(PYTHON + whole + taken(first, "copy of what learns"))
+    assert first.on_host == pytest.approx(PYTHON_BYTES + whole + taken(first, "copy of what learns"))
 
 
 def test_a_whole_policy_in_parts_has_a_part_of_all_that_it_steps_with() -> None:
@@ -135,7 +135,7 @@ def test_moments_on_the_host_come_to_the_card_for_one_policy_s_step() -> None:
     assert taken(process, "moments of the policy that steps", when="stepping") == 8 * numbers
     here = planned(math(), gpus=1).best.processes[0]
     assert here.on_host == process.on_host - 16 * numbers
-    assert here.always == process.always + 16 * numbers
+    assert here.permanent == process.permanent + 16 * numbers
 
 
 def test_a_rank_holds_the_models_that_it_learns_on_and_the_first_holds_all() -> None:
@@ -180,9 +180,13 @@ def test_links_carry_sums_of_gradients_layers_and_what_the_first_rank_gathers() 
 
 def test_a_slow_link_makes_ranks_wait_for_layers() -> None:
     run = ranked("--training.shard", "true")
-    known = Known(prompt=100, action=100, longest=100)
-    slow = planned(run, known=known, efficiencies=Ask(1, card_named("h100")).efficiencies.with_changes(["link=1e-6"]))
-    quick = planned(run, known=known)
+    known = KnownLengths(prompt=100, action=100, longest=100)
+    slow = planned(
+        run,
+        lengths=known,
+        efficiencies=PlanRequest(1, find_device_spec("h100")).efficiencies.with_overrides(["link=1e-6"]),
+    )
+    quick = planned(run, lengths=known)
     assert seconds(slow.best, "update") > 100 * seconds(quick.best, "update")
     assert seconds(slow.best, "critic") > 100 * seconds(quick.best, "critic")
 
@@ -214,14 +218,14 @@ def test_an_engine_that_sleeps_leaves_its_card_to_the_learner() -> None:
     assert sleeping.fits
     assert not awake.fits
     engine = sleeping.best.processes[-1]
-    assert engine.always == 0
-    assert taken(engine, "while it sleeps") > 2 * KNOWN["qwen2.5-7b"].parameters
+    assert engine.permanent == 0
+    assert taken(engine, "while it sleeps") > 2 * COMMON_MODELS["qwen2.5-7b"].parameters
 
 
 def test_several_bases_share_the_cards_of_their_engines() -> None:
     made = planned(two_models(engine="vllm"), gpus=5)
     assert not made.fits
-    assert any("engine.options.gpu_memory_utilization" in one.keys for one in changes(made))
+    assert any("engine.options.gpu_memory_utilization" in one.keys for one in suggest_changes(made))
 
 
 def test_our_own_engine_apart_has_one_card() -> None:
@@ -252,21 +256,21 @@ def test_parts_are_advised_where_they_make_it_fit() -> None:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--models.base.dtype", "float32")
     made = planned(ranked(*VLLM, *SHARED, *words), gpus=5)
     assert not made.fits
-    assert {"training.shard": True} in [one.keys for one in changes(made)]
+    assert {"training.shard": True} in [one.keys for one in suggest_changes(made)]
 
 
 def test_weights_are_advised_whole_where_the_first_rank_has_no_room_for_its_part_beside_all() -> None:
     words = ("--training.shard", "true", "--models.base.gradient_checkpointing", "true")
     made = planned(ranked(*words, size="32B"))
     assert [process.fits for process in made.best.processes] == [False, True]
-    assert {"training.shard": False} in [one.keys for one in changes(made)]
+    assert {"training.shard": False} in [one.keys for one in suggest_changes(made)]
 
 
 def test_moments_on_the_host_are_advised_where_they_make_it_fit() -> None:
     run = math(*VLLM, *SHARED, "--policies.actor.train", "full", "--policies.reasoner.train", "full", size="0.5B")
     made = planned(run, "rtx4090", gpus=2)
     assert not made.fits
-    assert {"training.offload_optimizer": True} in [one.keys for one in changes(made)]
+    assert {"training.offload_optimizer": True} in [one.keys for one in suggest_changes(made)]
 
 
 def test_models_are_advised_ranks_of_their_own() -> None:
@@ -277,18 +281,18 @@ def test_models_are_advised_ranks_of_their_own() -> None:
     table["training"]["tokens_per_micro_batch"] = 1024
     made = planned(parse_recipe(table), "h100")
     assert not made.fits
-    keys = [set(one.keys) for one in changes(made)]
+    keys = [set(one.keys) for one in suggest_changes(made)]
     assert any({"models.small.ranks", "models.large.ranks"} <= one for one in keys)
 
 
 def test_what_to_run_and_the_host_s_memory_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*VLLM, "--rollout.tasks_per_step", "64"]
-    run_plan(Path("math_dual"), words, 4, "h100", Known(), None, 1, [], None, "")
+    run_plan(Path("math_dual"), words, 4, "h100", KnownLengths(), None, 1, [], None, "")
     said = capsys.readouterr().out
     assert "To run it so:  --training.ranks" in said
     assert "--engine.devices '[\"" in said
     assert "Of the host's memory, all processes together:" in said
-    run_plan(Path("math_dual"), [], 16, "h100", Known(), None, None, [], None, "")
+    run_plan(Path("math_dual"), [], 16, "h100", KnownLengths(), None, None, [], None, "")
     assert "Ranks are on one machine, which needs 16 GPUs for them" in capsys.readouterr().out
     worker = as_json(planned(math("--rollout.processes", "2")), [])["best"]["processes"][-1]
     assert (worker["count"], worker["room"]) == (2, None)
@@ -311,43 +315,45 @@ def test_parts_and_what_is_gathered_of_them_are_those_of_fsdp(
     whole: bool, tied: bool, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    attention.register()
+    attention.register_attention()
     from tensor_bytes import Held
 
-    shape = Shape(6, 256, 704, 4, 2, 64, 4096, tied)
+    shape = ModelSizes(6, 256, 704, 4, 2, 64, 4096, tied)
     config = LlamaConfig(
         vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=tied,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.IMPLEMENTATION)
     backbone = Backbone(model.eval().requires_grad_(whole), 4096)
-    planned = Sharded("base", shape, 4, PARTS, whole)
+    planned = ShardedWeights("base", shape, 4, PARTS, whole)
     with Held(model.state_dict().values()) as held:
-        shard(backbone, mesh)
-        assert held.most == pytest.approx(planned.whole, rel=0.05)  # as it is loaded, and taken apart layer by layer
+        shard_backbone(backbone, mesh)
+        assert held.most == pytest.approx(
+            planned.full_bytes, rel=0.05
+        )  # as it is loaded, and taken apart layer by layer
         shards = backbone.shards
         assert shards is not None
-        shards.let_go()
-        shards.gather(keep=True)
+        shards.release_weights()
+        shards.gather_weights(keep=True)
         gc.collect()
-        assert held.now() == pytest.approx(planned.whole + planned.whole / PARTS, rel=1e-3)
-        assert held.most == pytest.approx(gathering([planned]) + planned.whole / PARTS, rel=0.01)
-        shards.let_go()
-        shards.gather(keep=False)
-        shards.let_go()
+        assert held.now() == pytest.approx(planned.full_bytes + planned.full_bytes / PARTS, rel=1e-3)
+        assert held.most == pytest.approx(full_gather_bytes([planned]) + planned.full_bytes / PARTS, rel=0.01)
+        shards.release_weights()
+        shards.gather_weights(keep=False)
+        shards.release_weights()
         gc.collect()
         parts = held.now()
-        assert parts == pytest.approx(planned.whole / PARTS, rel=1e-3)
+        assert parts == pytest.approx(planned.full_bytes / PARTS, rel=1e-3)
         held.most = parts
-        rows = PackedRows.of([np.arange(4)], [None], backbone.device, 0)
+        rows = PackedRows.from_rows([np.arange(4)], [None], backbone.device, 0)
         hidden = backbone.hidden_states(rows, attention.PackedPlan(rows.lengths, torch.device("cpu"), tokens=4))
         if whole:
             backbone.model.lm_head(hidden).sum().backward()  # its head's gradient lies there until the pass is over
-    gradients = planned.whole / PARTS if whole else 0.0
-    assert held.most - parts == pytest.approx(gathered([planned]) + gradients, rel=0.15)
+    gradients = planned.full_bytes / PARTS if whole else 0.0
+    assert held.most - parts == pytest.approx(peak_gathered_bytes([planned]) + gradients, rel=0.15)
 
 
 def test_an_engine_apart_is_advised_where_the_first_rank_has_no_room_to_sample() -> None:
     made = planned(load_recipe("math_32b", []), "a100-40", gpus=8)
     assert not made.fits
-    assert {"engine.kind": "vllm"} in [one.keys for one in changes(made)]
+    assert {"engine.kind": "vllm"} in [one.keys for one in suggest_changes(made)]

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from marft.config import RunSettings, load_recipe
-from marft.models.cards import card_named
-from marft.models.shapes import KNOWN
+from marft.models.device_specs import find_device_spec
+from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.memory import Place, micro_batch
-from marft_lab.planning.plan import Ask, Split, plan
-from marft_lab.planning.seconds import learned
-from marft_lab.planning.work import Known, Lengths, PolicyWork, work_of
+from marft_lab.planning.memory import PlanContext, micro_batch_tokens
+from marft_lab.planning.plan import PlanRequest, Split, make_plan
+from marft_lab.planning.timing import training_operations
+from marft_lab.planning.workload import KnownLengths, Lengths, PolicyWorkload, compute_workload
 
-SHAPE = KNOWN["qwen2.5-3b"]
+SHAPE = COMMON_MODELS["qwen2.5-3b"]
 VLLM = ("--engine.kind", "vllm")
 LINK = 0.6 * 450e9  # bytes a second that an H100's link is taken to reach
 
@@ -25,7 +25,7 @@ def math(*overrides: str) -> RunSettings:
 
 
 def split(run: RunSettings, gpus: int = 1, **asked: Any) -> Split:
-    return plan(run, Ask(gpus, card_named("h100"), **asked)).best
+    return make_plan(run, PlanRequest(gpus, find_device_spec("h100"), **asked)).best
 
 
 def seconds(one: Split, name: str) -> float:
@@ -35,7 +35,9 @@ def seconds(one: Split, name: str) -> float:
 def test_episodes_that_are_not_live_wait_for_those_that_are() -> None:
     words = ("--rollout.tasks_per_step", "64", "--rollout.samples_per_task", "1", "--rollout.max_live_episodes", "24")
     run = math(*words)
-    assert seconds(split(run, environment_seconds=2.0), "environment") == 3 * 2.0 * work_of(run).environment_steps
+    assert (
+        seconds(split(run, environment_seconds=2.0), "environment") == 3 * 2.0 * compute_workload(run).environment_steps
+    )
 
 
 def test_adapters_are_published_as_float32_over_the_link() -> None:
@@ -53,24 +55,24 @@ def test_all_but_the_first_minibatch_are_scored_before_the_update() -> None:
 
 
 def test_gradient_checkpointing_takes_a_forward_more() -> None:
-    policy = work_of(math(), Known(prompt=100, action=100, longest=100)).policies[0]
-    more = learned(SHAPE, policy, True, True) - learned(SHAPE, policy, False, True)
-    assert more == pytest.approx(2 * SHAPE.matrix_parameters + 2 * 200 * SHAPE.queries * SHAPE.layers)
+    policy = compute_workload(math(), KnownLengths(prompt=100, action=100, longest=100)).policies[0]
+    more = training_operations(SHAPE, policy, True, True) - training_operations(SHAPE, policy, False, True)
+    assert more == pytest.approx(2 * SHAPE.matrix_parameters + 2 * 200 * SHAPE.query_dim * SHAPE.layers)
 
 
 def test_the_longest_action_is_waited_for() -> None:
     short, longer = (
-        seconds(split(math(), known=Known(prompt=100, action=100, longest=longest)), "writing")
+        seconds(split(math(), lengths=KnownLengths(prompt=100, action=100, longest=longest)), "writing")
         for longest in (100, 500)
     )
     assert longer > 1.5 * short
 
 
 def test_agents_of_a_chain_take_turns_and_those_of_a_parallel_team_do_not() -> None:
-    chain = work_of(math("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2"))
-    assert (chain.episodes, chain.asked_at_once) == (16, 16)
+    chain = compute_workload(math("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2"))
+    assert (chain.episodes, chain.concurrent_actions) == (16, 16)
     words = ("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2", "--team.organization", "parallel")
-    assert work_of(math(*words)).asked_at_once == 32
+    assert compute_workload(math(*words)).concurrent_actions == 32
 
 
 def test_micro_batches_are_cut_evenly() -> None:
@@ -78,25 +80,26 @@ def test_micro_batches_are_cut_evenly() -> None:
     run = run.model_copy(
         update={"rollout": run.rollout.model_copy(update={"tasks_per_step": 12, "samples_per_task": 1})}
     )
-    work = work_of(run, Known(prompt=500, action=500, longest=500))
-    place = Place(run, {"base": SHAPE}, work, card_named("h100"))
+    work = compute_workload(run, KnownLengths(prompt=500, action=500, longest=500))
+    place = PlanContext(run, {"base": SHAPE}, work, find_device_spec("h100"))
     # 12 rows of each agent: 12,000 tokens in two of 6,000, give or take half a row
-    assert micro_batch(place, work.policies[:1], 1) == 6000 + 500
-    assert micro_batch(place, work.policies[:1], 2) == 6000
+    assert micro_batch_tokens(place, work.policies[:1], 1) == 6000 + 500
+    assert micro_batch_tokens(place, work.policies[:1], 2) == 6000
     halves = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"minibatches": 3})})
-    assert micro_batch(Place(halves, place.shapes, work, place.card), work.policies[:1], 1) == 4000
+    assert micro_batch_tokens(PlanContext(halves, place.shapes, work, place.card), work.policies[:1], 1) == 4000
 
 
-def a_policy(**more: Any) -> PolicyWork:
+def a_policy(**more: Any) -> PolicyWorkload:
     given = {"train": "lora", "rank": 8, "targets": ("q_proj", "v_proj"), **more}
-    return PolicyWork("actor", "base", actions=4, lengths=Lengths(150, 50, 50), here=True, **given)  # type: ignore[arg-type]
+    return PolicyWorkload("actor", "base", actions=4, lengths=Lengths(150, 50, 50), is_local=True, **given)  # type: ignore[arg-type]
 
 
 def test_where_all_is_trained_a_weight_takes_six_operations_and_else_four() -> None:
     whole, frozen = (
-        learned(SHAPE, a_policy(train=train, rank=0, targets=()), False, False) for train in ("full", "lora")
+        training_operations(SHAPE, a_policy(train=train, rank=0, targets=()), False, False)
+        for train in ("full", "lora")
     )
-    attention = 3.5 * 2 * 200 * SHAPE.queries * SHAPE.layers
+    attention = 3.5 * 2 * 200 * SHAPE.query_dim * SHAPE.layers
     assert whole == pytest.approx(6 * SHAPE.matrix_parameters + attention + 8 * SHAPE.head_parameters / 4)
     assert frozen == pytest.approx(4 * SHAPE.matrix_parameters + attention + 4 * SHAPE.head_parameters / 4)
 
@@ -104,26 +107,31 @@ def test_where_all_is_trained_a_weight_takes_six_operations_and_else_four() -> N
 @pytest.mark.parametrize(("dtype", "flops"), [("bfloat16", 989e12), ("float32", 67e12)])
 def test_what_is_trained_whole_is_computed_at_the_rate_of_its_precision(dtype: str, flops: float) -> None:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
-    reached = Efficiencies().with_changes(["launch=1e-9"])
-    known = Known(prompt=1500, action=500, longest=500)
-    made = plan(math(*words, "--models.base.dtype", dtype), Ask(1, card_named("h100"), known, efficiencies=reached))
-    actor = next(policy for policy in made.work.policies if policy.name == "actor")
+    reached = Efficiencies().with_overrides(["launch=1e-9"])
+    known = KnownLengths(prompt=1500, action=500, longest=500)
+    made = make_plan(
+        math(*words, "--models.base.dtype", dtype),
+        PlanRequest(1, find_device_spec("h100"), known, efficiencies=reached),
+    )
+    actor = next(policy for policy in made.workload.policies if policy.name == "actor")
     rate = reached.rate(flops, 3350e9)
-    assert seconds(made.best, "update") == pytest.approx(actor.tokens * learned(SHAPE, actor, False, False) / rate)
+    assert seconds(made.best, "update") == pytest.approx(
+        actor.tokens * training_operations(SHAPE, actor, False, False) / rate
+    )
 
 
 def test_a_critic_of_tokens_reads_actions_too() -> None:
-    known = Known(prompt=300, action=100, longest=100)
+    known = KnownLengths(prompt=300, action=100, longest=100)
     tokens, actions = (
-        seconds(split(math("--algorithm.level", level), known=known), "critic") for level in ("token", "action")
+        seconds(split(math("--algorithm.level", level), lengths=known), "critic") for level in ("token", "action")
     )
     assert actions / tokens == pytest.approx(300 / 400)
 
 
 def test_kl_to_the_base_takes_a_reading_of_it() -> None:
-    known = Known(prompt=300, action=100, longest=100)
+    known = KnownLengths(prompt=300, action=100, longest=100)
     run = math("--algorithm.kl.coefficient", "0.1")
-    scores = seconds(split(run, known=known), "scores of the base")
+    scores = seconds(split(run, lengths=known), "scores of the base")
     token_level = math("--algorithm.kl.coefficient", "0.1", "--algorithm.level", "token")
-    assert scores == pytest.approx(seconds(split(token_level, known=known), "critic"))
-    assert seconds(split(math(), known=known), "scores of the base") == 0
+    assert scores == pytest.approx(seconds(split(token_level, lengths=known), "critic"))
+    assert seconds(split(math(), lengths=known), "scores of the base") == 0

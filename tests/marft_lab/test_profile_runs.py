@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import RunSettings
-from marft.evaluation.session import put_in_place
-from marft.rollout.rollouts import LocalRollouts
+from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
+from marft.evaluation.session import load_checkpoint
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import read_record
-from marft.runs.episodes import read_episodes
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
-from marft.runs.stated import LINEAGE, told_at
+from marft.runs.episode_files import read_episodes
+from marft.runs.export.exporter import export_run
+from marft.runs.run_folder import RunFolder
+from marft.runs.state_schema import LINEAGE_ADAPTER, read_learned_prompts
 from marft.trainer.loop import train
-from marft_lab.profiles.tuning import _Turn
+from marft_lab.prompt_optimization.search import _AgentSearch
 from tests.helpers import settings
 from tests.marft_lab.test_profiles import TABLE
 from tests.runs import contents
@@ -33,7 +33,7 @@ def learning(output: Path, *overrides: str) -> RunSettings:
 def keeping() -> Iterator[None]:
     """Whatever was tried is kept: models as small as these solve nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Turn, "_accepts", lambda *_: True)
+        patch.setattr(_AgentSearch, "_accepts", lambda *_: True)
         yield
 
 
@@ -49,12 +49,12 @@ def played(keeping: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
 @pytest.mark.slow
 class TestRuns:
     def test_a_run_records_what_was_tried_and_told(self, played: RunFolder) -> None:
-        lineage = LINEAGE.validate_json((played.path / "profiles.json").read_bytes())
+        lineage = LINEAGE_ADAPTER.validate_json((played.path / "profiles.json").read_bytes())
         first, last = (read_record(path).state.profiles for path in played.saved_steps())
         assert first is not None
         assert lineage == last
         assert lineage.rounds == 2
-        assert lineage.told() == told_at(played.saved_steps()[-1])
+        assert lineage.current_versions() == read_learned_prompts(played.saved_steps()[-1])
         rows = played.read_metrics()
         assert [row["profiles/tried"] for row in rows] == [4.0, 4.0]
         assert sum(row["profiles/tokens"] for row in rows) == lineage.tokens > 0
@@ -63,21 +63,21 @@ class TestRuns:
                 assert action.profile_version == current[action.agent]
 
     def test_what_was_sampled_after_other_instructions_is_learned_with_them(self, played: RunFolder) -> None:
-        with LocalRollouts(learning(played.path)) as rollouts:
+        with LocalRolloutRunner(learning(played.path)) as rollouts:
             first, last = (read_episodes(path)[0].actions[-1].prompt for path in played.recorded_steps())
             text = [rollouts.decode("actor", prompt) for prompt in (first, last)]
             assert "Act." in text[0]
-            assert told_at(played.saved_steps()[0])[1].instructions in text[1]
-            put_in_place(rollouts, played.saved_steps()[-1])
+            assert read_learned_prompts(played.saved_steps()[0])[1].instructions in text[1]
+            load_checkpoint(rollouts, played.saved_steps()[-1])
             told = {agent.role: agent.profile.instructions for agent in rollouts.team.agents}
-            assert told == {one.role: one.instructions for one in told_at(played.saved_steps()[-1])}
-            put_in_place(rollouts, None)
+            assert told == {one.role: one.instructions for one in read_learned_prompts(played.saved_steps()[-1])}
+            load_checkpoint(rollouts, None)
             assert [agent.profile.instructions for agent in rollouts.team.agents] == ["Reason.", "Act."]
 
     def test_an_export_says_what_was_learned(self, played: RunFolder, tmp_path: Path) -> None:
         export = export_run(played, "last", tmp_path / "export")
         agents = tomllib.loads((export / "recipe.toml").read_text())["agents"]
-        learned = {one.role: one.instructions for one in told_at(played.saved_steps()[-1])}
+        learned = {one.role: one.instructions for one in read_learned_prompts(played.saved_steps()[-1])}
         assert {agent["role"]: agent["instructions"] for agent in agents} == learned
 
     def test_seats_of_another_team_are_told_what_those_learned_that_they_are_like(
@@ -88,14 +88,14 @@ class TestRuns:
             {"role": "second", "like": "reasoner"},
             {"role": "actor", "instructions": "Own."},
         ]
-        into, run = Reorganization("more", {"agents": seats}), learning(played.path)
-        other = reorganized(run, into)
-        learned = {one.role: one.instructions for one in told_at(played.saved_steps()[-1])}
+        into, run = TeamChange("more", {"agents": seats}), learning(played.path)
+        other = apply_team_change(run, into)
+        learned = {one.role: one.instructions for one in read_learned_prompts(played.saved_steps()[-1])}
         wanted = {"reasoner": learned["reasoner"], "second": learned["reasoner"], "actor": "Own."}
-        with LocalRollouts(other) as rollouts:
-            put_in_place(rollouts, played.saved_steps()[-1], changes_of_team(run, other, into)["told"])
+        with LocalRolloutRunner(other) as rollouts:
+            load_checkpoint(rollouts, played.saved_steps()[-1], describe_team_change(run, other, into)["told"])
             assert {agent.role: agent.profile.instructions for agent in rollouts.team.agents} == wanted
-        export = export_run(played, "last", tmp_path / "export", into=into)
+        export = export_run(played, "last", tmp_path / "export", target_team=into)
         agents = tomllib.loads((export / "recipe.toml").read_text())["agents"]
         assert {agent["role"]: agent["instructions"] for agent in agents} == wanted
 

@@ -14,68 +14,70 @@ from hypothesis import strategies as st
 from marft.agents.agents import Agent
 from marft.agents.game import Attempt
 from marft.agents.team import Team
-from marft.common.lineage import Lineage, Version, Worth
-from marft.common.types import Action, ActionKey, Episode, Profile, Sampling, Task
-from marft.config.consulting import without_helpers
-from marft.config.parts import ProposerPart
+from marft.common.prompt_history import PromptHistory, PromptScore, PromptVersion
+from marft.common.types import Action, ActionKey, AgentProfile, Episode, SamplingParams, Task
+from marft.config.helpers import without_helpers
+from marft.config.plugin_types import ProposerPart
 from marft.config.run import RunSettings
-from marft.runs.stated import LINEAGE
-from marft_lab.planning.work import work_of
-from marft_lab.profiles.asking import instructions_in, mark_beside
-from marft_lab.profiles.proposals import Asked, Proposal, Told, ranked
-from marft_lab.profiles.proposers.edits import Edits, crossed, mutated, sentences_of
-from marft_lab.profiles.proposers.evolution import Evolution
-from marft_lab.profiles.proposers.gradient import Gradient
-from marft_lab.profiles.settings import ProfileSettings
-from marft_lab.profiles.tuning import Tuner
-from marft_serve.serving.settings import served_table
+from marft.runs.state_schema import LINEAGE_ADAPTER
+from marft_lab.planning.workload import compute_workload
+from marft_lab.prompt_optimization.prompts import parse_instructions, unique_marker
+from marft_lab.prompt_optimization.proposals import AttemptTranscript, Proposal, ProposalRequest, rank_versions
+from marft_lab.prompt_optimization.proposers.edits import SentenceEditProposer, cross_over, mutate, split_sentences
+from marft_lab.prompt_optimization.proposers.evolution import EvolutionProposer
+from marft_lab.prompt_optimization.proposers.gradient import TextGradientProposer
+from marft_lab.prompt_optimization.search import PromptSearch
+from marft_lab.prompt_optimization.settings import PromptOptimizerSettings
+from marft_serve.serving.settings import build_served_table
 from tests.helpers import settings
 
 POOL = ("Add.", "Be brief.", "Say so.")
 TABLE = {"every": 1, "candidates": 2, "tasks": 4, "proposer": {"name": "edits", "sentences": list(POOL)}}
 
 
-def version(number: int, text: str = "Add.", low: float | None = None, **fields: Any) -> Version:
-    found = None if low is None else Worth(10, low, low, low, 0.0, 0.0, 0.0)
-    return Version("actor", number, text, worth=found, **fields)
+def version(number: int, text: str = "Add.", low: float | None = None, **fields: Any) -> PromptVersion:
+    found = None if low is None else PromptScore(10, low, low, low, 0.0, 0.0, 0.0)
+    return PromptVersion("actor", number, text, worth=found, **fields)
 
 
 def asked(
-    versions: Sequence[Version], says: Sequence[str] = (), count: int = 4, **fields: Any
-) -> tuple[Asked, list[str]]:
+    versions: Sequence[PromptVersion], says: Sequence[str] = (), count: int = 4, **fields: Any
+) -> tuple[ProposalRequest, list[str]]:
     heard, replies = list[str](), iter(says)
 
-    def ask(_: str, question: str, __: Sampling) -> str:
+    def ask(_: str, question: str, __: SamplingParams) -> str:
         heard.append(question)
         return next(replies, "")
 
-    given = {"failed": [Told("1 + 1?", (("actor", "three"),))], "solved": [], **fields}
+    given = {"failed": [AttemptTranscript("1 + 1?", (("actor", "three"),))], "solved": [], **fields}
     rng = np.random.default_rng(0)
-    return Asked("actor", versions[0], versions, count=count, rng=rng, ask=ask, **given), heard
+    return ProposalRequest("actor", versions[0], versions, count=count, rng=rng, ask=ask, **given), heard
 
 
 class TestLineage:
     def test_an_accepted_version_is_told_and_a_refused_one_is_only_known(self) -> None:
-        lineage = Lineage.begun({"actor": "Act.", "critic": "Judge."})
-        after = lineage.tried(
+        lineage = PromptHistory.start({"actor": "Act.", "critic": "Judge."})
+        after = lineage.add_versions(
             [replace(version(1, "No.", parents=(0,)), accepted=False), version(2, "Yes.", parents=(0,))]
         )
-        assert [one.instructions for one in after.told()] == ["Yes.", "Judge."]
-        assert [one.number for one in after.ancestry("actor")] == [0, 2]
+        assert [one.instructions for one in after.current_versions()] == ["Yes.", "Judge."]
+        assert [one.number for one in after.ancestors("actor")] == [0, 2]
         assert len(after.versions) == 4
         assert not after.problems()
 
     def test_a_run_that_goes_back_is_told_what_it_was_and_knows_what_it_tried(self) -> None:
-        first = Lineage.begun({"actor": "Act."})
-        second = first.tried([version(1, "Add.", parents=(0,))])
-        back = second.tried([version(2, "Up.", parents=(1,))]).back_to(second)
-        assert back.now("actor").instructions == "Add."
-        assert back.back_to(None).now("actor").instructions == "Act."
+        first = PromptHistory.start({"actor": "Act."})
+        second = first.add_versions([version(1, "Add.", parents=(0,))])
+        back = second.add_versions([version(2, "Up.", parents=(1,))]).roll_back(second)
+        assert back.current_version("actor").instructions == "Add."
+        assert back.roll_back(None).current_version("actor").instructions == "Act."
         assert len(back.versions) == 3
 
     def test_it_reads_back_as_it_was_written(self) -> None:
-        lineage = Lineage.begun({"actor": "Act."}).tried([version(1, low=0.1 + 0.2, parents=(0,), how="mutation")])
-        assert LINEAGE.validate_json(LINEAGE.dump_json(lineage)) == lineage
+        lineage = PromptHistory.start({"actor": "Act."}).add_versions(
+            [version(1, low=0.1 + 0.2, parents=(0,), how="mutation")]
+        )
+        assert LINEAGE_ADAPTER.validate_json(LINEAGE_ADAPTER.dump_json(lineage)) == lineage
 
     @pytest.mark.parametrize(
         "spoiled",
@@ -87,19 +89,19 @@ class TestLineage:
         ],
     )
     def test_what_is_no_lineage_is_refused(self, spoiled: dict[str, Any]) -> None:
-        lineage = replace(Lineage.begun({"actor": "Act."}), **spoiled)
+        lineage = replace(PromptHistory.start({"actor": "Act."}), **spoiled)
         with pytest.raises(ValueError, match="version"):
-            LINEAGE.validate_json(LINEAGE.dump_json(lineage))
+            LINEAGE_ADAPTER.validate_json(LINEAGE_ADAPTER.dump_json(lineage))
 
     def test_the_current_version_leads_and_others_follow_by_the_lower_end_of_their_worth(self) -> None:
         versions = [version(0), version(1, low=0.2), version(2, low=0.4), version(3, low=0.1)]
-        assert [one.number for one in ranked(versions, versions[3])] == [3, 2, 1, 0]
+        assert [one.number for one in rank_versions(versions, versions[3])] == [3, 2, 1, 0]
 
 
 class TestEdits:
     @given(text=st.lists(st.sampled_from(["A.", "B!", "C?"]), unique=True, max_size=3), seed=st.integers(0, 99))
     def test_a_mutation_is_one_edit(self, text: list[str], seed: int) -> None:
-        before, after = set(text), mutated(tuple(text), POOL, np.random.default_rng(seed))
+        before, after = set(text), mutate(tuple(text), POOL, np.random.default_rng(seed))
         assert len(before ^ set(after)) <= 2
         assert len(set(after)) == len(after)
         assert set(after) <= before | set(POOL)
@@ -107,22 +109,23 @@ class TestEdits:
     @given(seed=st.integers(0, 99))
     def test_a_crossing_has_the_beginning_of_one_and_the_end_of_the_other(self, seed: int) -> None:
         first, second = ("A.", "B."), ("C.", "D.")
-        child = crossed(first, second, np.random.default_rng(seed))
+        child = cross_over(first, second, np.random.default_rng(seed))
         assert child in [first[:n] + second[m:] for n in range(3) for m in range(3)]
 
     @given(st.lists(st.sampled_from(POOL), max_size=3))
     def test_sentences_join_to_what_they_were_split_from(self, sentences: list[str]) -> None:
-        assert " ".join(sentences_of(" ".join(sentences))) == " ".join(sentences)
+        assert " ".join(split_sentences(" ".join(sentences))) == " ".join(sentences)
 
     def test_proposals_are_new_and_name_what_they_were_made_of(self) -> None:
         versions = [version(0, "Act."), version(1, "Add.", low=0.5)]
         told, heard = asked(versions, count=8)
-        found = Edits(sentences=POOL, longest=2).propose(told)
+        found = SentenceEditProposer(sentences=POOL, longest=2).propose(told)
         texts = [one.instructions for one in found]
         assert len(set(texts)) == len(texts) == 8
         assert not {"Act.", "Add."} & set(texts)
         assert all(
-            len(sentences_of(text)) <= 2 and set(one.parents) <= {0, 1} for one, text in zip(found, texts, strict=True)
+            len(split_sentences(text)) <= 2 and set(one.parents) <= {0, 1}
+            for one, text in zip(found, texts, strict=True)
         )
         assert not heard
 
@@ -130,7 +133,7 @@ class TestEdits:
 class TestAskingPolicies:
     def test_a_gradient_is_asked_for_by_what_failed_and_applied_by_a_second_question(self) -> None:
         told, heard = asked([version(0, "Act.")], ["It adds wrong.", "So: <instructions>Add right.</instructions>"], 1)
-        assert Gradient(policy="critic").propose(told) == [Proposal("Add right.", (0,), "gradient")]
+        assert TextGradientProposer(policy="critic").propose(told) == [Proposal("Add right.", (0,), "gradient")]
         assert "1 + 1?" in heard[0]
         assert "three" in heard[0]
         assert "It adds wrong." in heard[1]
@@ -138,12 +141,12 @@ class TestAskingPolicies:
 
     def test_without_failures_there_is_no_gradient(self) -> None:
         told, heard = asked([version(0)], failed=[])
-        assert Gradient(policy="critic").propose(told) == []
+        assert TextGradientProposer(policy="critic").propose(told) == []
         assert not heard
 
     def test_earlier_versions_are_shown_with_what_they_were_worth(self) -> None:
         told, heard = asked([version(0, "Act."), version(1, "Shout.", low=0.25)], ["Bad.", ""], 1)
-        Gradient(policy="critic").propose(told)
+        TextGradientProposer(policy="critic").propose(told)
         assert "solved 25%" in heard[1]
         assert "Shout." in heard[1]
 
@@ -151,30 +154,32 @@ class TestAskingPolicies:
         told, heard = asked(
             [version(0, "Act."), version(1, "Add.", low=0.5)], ["<instructions>Sum.</instructions>"] * 9, 9
         )
-        for one, question in zip(Evolution(policy="critic").propose(told), heard, strict=True):
+        for one, question in zip(EvolutionProposer(policy="critic").propose(told), heard, strict=True):
             assert {("Act.", "Add.")[parent] for parent in one.parents} == {
                 t for t in ("Act.", "Add.") if t in question
             }
-            assert one.how == ("crossover" if len(one.parents) == 2 else "mutation")
+            assert one.kind == ("crossover" if len(one.parents) == 2 else "mutation")
 
     @given(st.lists(st.text(max_size=20) | st.sampled_from(["mark1", "mark2 mark1"]), max_size=5))
     def test_what_is_read_cannot_end_the_place_it_stands_in(self, texts: list[str]) -> None:
-        assert not any(mark_beside(texts) in text for text in texts)
+        assert not any(unique_marker(texts) in text for text in texts)
 
     def test_a_reply_without_tags_proposes_nothing(self) -> None:
-        assert instructions_in("Add right.") == ""
+        assert parse_instructions("Add right.") == ""
 
 
 class Planted:
     """Plays a world in which a team solves a task by chance that its instructions decide."""
 
     def __init__(self, run: RunSettings, chances: dict[tuple[str, str], float]) -> None:
-        self.run, self.chances, self.set_aside, self.played = run, chances, dict[str, str](), 0
+        self.run, self.chances, self.excluded_tasks, self.played = run, chances, dict[str, str](), 0
         self.recipe = Team(tuple(Agent(a.profile, a.policy) for a in run.agents), run.team)  # type: ignore[arg-type]
         self.team = self.recipe
 
-    def instruct(self, versions: Sequence[Version]) -> None:
-        self.team = self.recipe.instructed(versions, {agent.role: agent.instructions for agent in self.run.agents})
+    def instruct(self, versions: Sequence[PromptVersion]) -> None:
+        self.team = self.recipe.with_prompt_versions(
+            versions, {agent.role: agent.instructions for agent in self.run.agents}
+        )
 
     def version(self, _: str) -> int:
         return 7
@@ -196,18 +201,18 @@ class Planted:
         return Episode(attempt.task, attempt.stream, 0, (action,), "terminated", success=bool(success))
 
 
-def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[Tuner, Planted, list[str]]:
+def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[PromptSearch, Planted, list[str]]:
     run, notes = settings(profiles={**TABLE, "tasks": 60, **table}), list[str]()
     world = Planted(run, chances)
     tasks = [Task(str(number), "") for number in range(200)]
-    return Tuner(world, run.section(ProfileSettings), tasks, notes.append), world, notes  # type: ignore[arg-type]
+    return PromptSearch(world, run.section(PromptOptimizerSettings), tasks, notes.append), world, notes  # type: ignore[arg-type]
 
 
 class TestRounds:
     def test_what_is_better_on_tasks_that_did_not_choose_it_is_kept_for_the_next_agent(self) -> None:
         chances = {("Reason.", text): 0.9 for text in ("Add.", "Act. Add.", "Add. Act.")}
         rounds, world, notes = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
-        lineage, metrics = rounds.round(rounds.begun(), 10, [])
+        lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         kept = [one for one in lineage.versions if one.accepted and one.number]
         assert f"step 10: profiles.actor: v{kept[0].number} is what it is told from here on: +" in notes[-1]
         assert notes[-1].endswith(" on 60 tasks")
@@ -223,7 +228,7 @@ class TestRounds:
 
     def test_what_is_no_better_is_refused_with_its_interval(self) -> None:
         rounds, world, notes = tuner({})
-        lineage, metrics = rounds.round(rounds.begun(), 10, [])
+        lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert metrics["profiles/accepted"] == 0.0
         assert len(notes) == 2
         assert all("is tried and not taken: " in note for note in notes)
@@ -232,15 +237,15 @@ class TestRounds:
 
     def test_every_token_is_counted(self) -> None:
         rounds, world, _ = tuner({}, proposer={"name": "evolution", "policy": "actor"}, candidates=3)
-        lineage, metrics = rounds.round(rounds.begun(), 10, [])
+        lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert lineage.tokens == 4 * world.played + 2 * 3 * (5 + 3) == metrics["profiles/tokens"]
         assert {one.by for one in lineage.versions if one.number} == {"evolution: actor@7"}
 
     def test_what_all_rounds_may_take_ends_them(self) -> None:
         rounds, _, notes = tuner({}, tokens=10)
-        lineage, _ = rounds.round(rounds.begun(), 10, [])
+        lineage, _ = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert {one.role for one in lineage.versions if one.number} == {"reasoner"}
-        again, _ = rounds.round(lineage, 20, [])
+        again, _ = rounds.play_round(lineage, 20, [])
         assert again.versions == lineage.versions
         assert "profiles.tokens = 10" in notes[-1]
 
@@ -251,55 +256,55 @@ class TestRounds:
         )  # fmt: skip
         for name, says in broken:
             rounds, _, notes = tuner({}, proposer={"name": f"tests.marft_lab.test_profiles:{name}"})
-            lineage, metrics = rounds.round(rounds.begun(), 10, [])
+            lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
             assert metrics["profiles/tried"] == 0.0
             assert lineage.rounds == 1
             assert says in notes[0]
 
     def test_a_longer_proposal_than_may_be_is_dropped(self) -> None:
         rounds, _, notes = tuner({}, longest=3)
-        rounds.round(rounds.begun(), 10, [])
+        rounds.play_round(rounds.initial_lineage(), 10, [])
         assert "is dropped (profiles.longest)" in notes[0]
 
     def test_few_tasks_are_shared_between_choosing_and_testing(self) -> None:
         rounds, _, _ = tuner({})
         rounds.tasks = rounds.tasks[:30]
-        lineage, _ = rounds.round(rounds.begun(), 10, [])
+        lineage, _ = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert max(one.worth.tasks for one in lineage.versions if one.worth) == 20
 
 
 class Raising(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         raise KeyError(asked.role)
 
 
 class Strange(ProposerPart):
-    def propose(self, asked: Asked) -> list[str]:
+    def propose(self, asked: ProposalRequest) -> list[str]:
         return [asked.role]
 
 
 class Orphan(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (99,), "made up")]
 
 
 class Counting(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (0,), 5)]  # type: ignore[arg-type]  # no word of how it was made
 
 
 class Halved(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal("half \ud800", (0,), "made up")]  # no file takes that
 
 
 class Doubtful(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (False,), "made up")]
 
 
 class Listed(ProposerPart):
-    def propose(self, asked: Asked) -> list[Proposal]:
+    def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, [0], "made up")]  # type: ignore[arg-type]
 
 
@@ -326,20 +331,20 @@ class TestRecipes:
             "tiny", "runs", "--policies.asked", "{ model = 'base', train = 'frozen' }",
             profiles={**TABLE, "proposer": {"name": "evolution", "policy": "asked"}},
         )  # fmt: skip
-        assert ProfileSettings.of(run).proposer.asks == ("asked",)
-        assert [(one.name, one.actions > 0) for one in work_of(run).policies][-1] == ("asked", False)
+        assert PromptOptimizerSettings.from_run(run).proposer.prompted_policies == ("asked",)
+        assert [(one.name, one.actions > 0) for one in compute_workload(run).policies][-1] == ("asked", False)
         assert set(without_helpers(run).policies) == {"reasoner", "actor"}
-        assert served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
+        assert build_served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
 
     def test_rounds_end_where_they_are_to(self) -> None:
-        due = ProfileSettings(every=3, last=6, proposer=Edits(sentences=POOL)).due
+        due = PromptOptimizerSettings(every=3, last=6, proposer=SentenceEditProposer(sentences=POOL)).is_due
         assert [step for step in range(1, 13) if due(step)] == [3, 6]
 
 
 class TestTeams:
     def test_what_skills_add_to_a_profile_stays(self) -> None:
         for before, whole in (("Act.", "Act.\n\nA skill."), ("", "A skill.")):
-            team = Team((Agent(Profile("actor", whole), "actor"),), None)  # type: ignore[arg-type]
-            told = team.instructed([version(3, "Add.")], {"actor": before}).agents[0].profile
+            team = Team((Agent(AgentProfile("actor", whole), "actor"),), None)  # type: ignore[arg-type]
+            told = team.with_prompt_versions([version(3, "Add.")], {"actor": before}).agents[0].profile
             assert (told.instructions, told.version) == ("Add.\n\nA skill.", 3)
-            assert team.instructed([], {"actor": before}) == team
+            assert team.with_prompt_versions([], {"actor": before}) == team

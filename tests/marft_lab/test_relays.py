@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from marft.common.processes import handover
-from marft.common.processes.starting import LocalStarter, Started, start_all
+from marft.common.processes import weight_transfer
+from marft.common.processes.launcher import LocalLauncher, ProcessHandle, start_all
 from marft.common.version import __version__
-from marft.config.placement import open_starter
-from marft_lab.cluster.relay import LARGEST, Drawn, Relay
+from marft.config.placement import open_launcher
+from marft_lab.cluster.relay import MAX_BUFFER_BYTES, ProcessOutput, Relay
 from tests.helpers import settings
 
 ECHO = """
@@ -67,14 +67,14 @@ def begun(relay: Relay, command: object) -> Relay:
     return relay
 
 
-def whole(relay: Relay) -> Drawn:
+def whole(relay: Relay) -> ProcessOutput:
     """All that it says until it says nothing more."""
-    data, lines, drawn = b"", list[str](), Drawn()
-    while not drawn.over:
-        drawn = relay.draw()
+    data, lines, drawn = b"", list[str](), ProcessOutput()
+    while not drawn.closed:
+        drawn = relay.read_output()
         data += drawn.data
         lines += drawn.lines
-    return Drawn(data, tuple(lines), True)
+    return ProcessOutput(data, tuple(lines), True)
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ class TestRelay:
         begun(relay, echo)
         sent = b"".join(number.to_bytes(4, "big") for number in range(100_000))
         for first in range(0, len(sent), 30_001):
-            relay.feed(sent[first : first + 30_001])
-        relay.feed(b"")
+            relay.write_input(sent[first : first + 30_001])
+        relay.write_input(b"")
         drawn = whole(relay)
         assert drawn.data == sent
         how, lines = relay.outcome()
@@ -95,20 +95,20 @@ class TestRelay:
         begun(relay, flood)
         time.sleep(1.0)
         said = list(relay._lines)
-        assert LARGEST / 65536 <= len(said) < 150  # what the socket's buffers take comes on top
-        assert len(relay._data) < LARGEST + 2**18
+        assert MAX_BUFFER_BYTES / 65536 <= len(said) < 150  # what the socket's buffers take comes on top
+        assert len(relay._data) < MAX_BUFFER_BYTES + 2**18
         drawn = whole(relay)
         assert drawn.data == b"".join(bytes([number % 251]) * 65536 for number in range(160))
 
     def test_a_draw_comes_back_where_nothing_is_said(self, relay: Relay) -> None:
-        assert begun(relay, echo).draw() == Drawn()
+        assert begun(relay, echo).read_output() == ProcessOutput()
 
     def test_one_that_is_ended_is_over_and_says_how(self, relay: Relay) -> None:
         begun(relay, echo)
         threading.Timer(0.2, relay.end).start()
-        assert whole(relay).over
+        assert whole(relay).closed
         assert relay.outcome()[0] == "was killed (SIGTERM)"
-        relay.feed(b"nobody hears this")
+        relay.write_input(b"nobody hears this")
 
     def test_a_command_is_asked_for_where_it_runs(self, relay: Relay) -> None:
         with pytest.raises(ValueError, match=r"engine\.python"):
@@ -117,7 +117,7 @@ class TestRelay:
     def test_folders_are_carried_in_pieces_and_go_with_it(
         self, relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(handover, "SHARED", tmp_path)
+        monkeypatch.setattr(weight_transfer, "SHARED_MEMORY", tmp_path)
         begun(relay, echo)
         place = Path(relay.folder("7"))
         for piece in (b"one ", b"two", b""):
@@ -130,10 +130,10 @@ class TestRelay:
         assert not place.exists()
         relay.end()
         relay.outcome()
-        assert not list(tmp_path.glob(f"{handover.PREFIX}*"))
+        assert not list(tmp_path.glob(f"{weight_transfer.PREFIX}*"))
 
     def test_it_says_what_is_there_and_what_is_not(self, relay: Relay, tmp_path: Path) -> None:
-        found = relay.look([str(tmp_path), "/no/such/folder"])
+        found = relay.node_info([str(tmp_path), "/no/such/folder"])
         assert (found.version, found.missing) == (__version__, ("/no/such/folder",))
         assert sys.version.startswith(found.python)
 
@@ -160,7 +160,7 @@ class TestWithoutAProcess:
         relay, did = Relay(), list[str]()
 
         def outcome() -> str:
-            relay._hear("KeyError: 'w'")
+            relay._add_line("KeyError: 'w'")
             return "ended itself (exit status 1)"
 
         end = SimpleNamespace(close=lambda: did.append("let go"))
@@ -172,15 +172,15 @@ class TestWithoutAProcess:
 
 class TestStarting:
     def test_without_a_cluster_processes_are_started_here(self, tmp_path: Path) -> None:
-        assert isinstance(open_starter(settings("tiny", tmp_path), "worker", 2), LocalStarter)
+        assert isinstance(open_launcher(settings("tiny", tmp_path), "worker", 2), LocalLauncher)
 
     @pytest.mark.slow
     def test_all_are_started_or_none(self) -> None:
-        made: list[Started] = []
+        made: list[ProcessHandle] = []
 
-        class Starter(LocalStarter):
-            def start(self, name, command, *, quiet=False, place=0):  # type: ignore[no-untyped-def]
-                made.append(super().start(name, nowhere if place == 1 else command))
+        class Starter(LocalLauncher):
+            def start(self, name, command, *, quiet=False, slot=0):  # type: ignore[no-untyped-def]
+                made.append(super().start(name, nowhere if slot == 1 else command))
                 return made[-1]
 
         with pytest.raises(ValueError, match=r"engine\.python"):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft.common.types import Episode, Fork, Task
-from marft_lab.team_worth.arms import Arm
-from marft_lab.team_worth.contributions import Contribution
-from marft_lab.team_worth.options import Options
-from marft_lab.team_worth.resampling import as_json, counterfactual
+from marft_lab.team_evaluation.contributions import ActionContribution
+from marft_lab.team_evaluation.counterfactual import as_json, run_counterfactual
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.variants import TeamVariant
 from tests.benches import Plays, Told, attempt, run_of, told
 
 
@@ -19,9 +19,9 @@ class Forks(Plays):
     """A player that also says what comes of actions that are sampled again: rewards by task and agent."""
 
     rewards: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
-    asked: list[tuple[Arm, list[Episode], int]] = field(default_factory=list)
+    asked: list[tuple[TeamVariant, list[Episode], int]] = field(default_factory=list)
 
-    def forks(self, arm: Arm, episodes: Sequence[Episode], resamples: int) -> list[Episode]:
+    def play_forks(self, arm: TeamVariant, episodes: Sequence[Episode], resamples: int) -> list[Episode]:
         self.asked.append((arm, list(episodes), resamples))
         found = [attempt("t")]  # one that departs from nothing
         for episode in episodes:
@@ -37,7 +37,7 @@ class Forks(Plays):
 
 def bench_of(episodes: Sequence[Episode], rewards: dict[tuple[str, str], list[float | None]], tasks: str) -> Told:
     player = Forks([Task(task, "?") for task in tasks], lambda arm: episodes, rewards=rewards)
-    return told(run_of("a", "b"), player.of, tasks, samples=2, options=Options(resamples=2), player=player)
+    return told(run_of("a", "b"), player.of, tasks, samples=2, options=ComparisonOptions(resamples=2), player=player)
 
 
 def both(task: str, reward: float, sample: int = 0, **changes: Any) -> Episode:
@@ -53,9 +53,9 @@ def test_first_attempts_that_were_scored_are_resampled_and_those_on_which_most_h
         ("v", "a"): [1.0, None], ("v", "b"): [0.5, 0.0],  # 0 and 0.75
     }  # fmt: skip
     held = bench_of(episodes, rewards, "tuvw")
-    found = counterfactual(held.bench)
+    found = run_counterfactual(held.judge)
     assert isinstance(held.player, Forks)
-    assert held.player.asked == [(held.bench.arm, [first, other, third], 2)]
+    assert held.player.asked == [(held.judge.variant, [first, other, third], 2)]
     assert [episode for episode, _ in found.episodes] == [other, third, first]
     assert [[one.contribution for one in some] for _, some in found.episodes] == [[0.0, -1.0], [0.0, 0.75], [0.5, 0.0]]
     assert [(share.agent, share.actions, share.contribution.value) for share in found.shares] == [
@@ -69,7 +69,7 @@ def test_first_attempts_that_were_scored_are_resampled_and_those_on_which_most_h
 def test_who_never_acted_contributed_nothing_and_that_is_said() -> None:
     episodes = [attempt("t", reward=1.0), attempt("u", reward=0.0)]
     held = bench_of(episodes, {("t", "a"): [0.0, 0.0]}, "tu")
-    found = counterfactual(held.bench)
+    found = run_counterfactual(held.judge)
     assert [(share.agent, share.actions) for share in found.shares] == [("a", 1)]
     assert [(episode.task.id, len(some)) for episode, some in found.episodes] == [("t", 1), ("u", 0)]
     assert (found.forks, found.failed) == (3, 0)
@@ -78,11 +78,11 @@ def test_who_never_acted_contributed_nothing_and_that_is_said() -> None:
 
 def test_an_episode_of_which_nothing_was_resampled_hangs_on_nothing() -> None:
     held = bench_of([attempt("t", reward=1.0), attempt("u", reward=1.0)], {("u", "a"): [0.5, 0.5]}, "tu")
-    assert [episode.task.id for episode, _ in counterfactual(held.bench).episodes] == ["u", "t"]
+    assert [episode.task.id for episode, _ in run_counterfactual(held.judge).episodes] == ["u", "t"]
 
 
 def test_contributions_are_written_by_episode() -> None:
-    some = [Contribution("0/a/0", "a", 1.0, (0.0, 0.5), own=0.125)]
+    some = [ActionContribution("0/a/0", "a", 1.0, (0.0, 0.5), own=0.125)]
     assert as_json([(attempt("t", reward=1.0), some), (attempt("u"), [])]) == [
         {
             "task": "t",

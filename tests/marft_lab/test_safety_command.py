@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft.runs.folder import RunFolder
-from marft.runs.removing import written_by_a_run
+from marft.runs.cleanup import find_run_files
+from marft.runs.run_folder import RunFolder
 from tests.marft.cli.test_terminal import told
 from tests.marft.evaluation.test_kept_evaluations import lengths
 from tests.marft.evaluation.test_scenarios import command
@@ -72,7 +72,7 @@ def test_a_suite_is_played_kept_and_read_again(
     assert told_of(run.evaluations / "base-sampled-on-mine.json")["measured"].keys() == kept["measured"].keys()
     assert (arms / "control.parquet").stat().st_mtime_ns == before
     assert done["event"] in ("note", "evaluation")
-    found = {path.relative_to(run.path).as_posix() for path in written_by_a_run(run.path)}
+    found = {path.relative_to(run.path).as_posix() for path in find_run_files(run.path)}
     assert {f"evaluations/base-sampled-on-mine/{path.name}" for path in arms.iterdir()} <= found
 
 

@@ -13,11 +13,11 @@ from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common.types import Task
 from marft.evaluation import evaluate
-from marft.evaluation.session import Keeping
-from marft.rollout.rollouts import LocalRollouts
+from marft.evaluation.session import StorageOptions
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft_lab.safety import session
-from marft_lab.safety.arms import Arm
-from marft_lab.safety.session import Size
+from marft_lab.safety.attack_cases import AttackCase
+from marft_lab.safety.session import SuiteSize
 from marft_lab.safety.suite import Suite
 from tests.fakes import Script, ends, game
 from tests.helpers import settings
@@ -38,20 +38,20 @@ Bench = Callable[..., Any]
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    def made(text: str = SUITE, **changes: Any) -> session._Bench:
+    def made(text: str = SUITE, **changes: Any) -> session._SuiteContext:
         fields: dict[str, Any] = {
-            "run": settings(), "suite": suite(tmp_path, text), "size": Size(2, 1, ["sampled"]), "tasks": TASKS,
-            "arms": [Arm(), Arm("order")], "paths": {"base": None}, "models": {"base": "0123"},
-            "rollouts": cast("LocalRollouts", Rollouts()), "keeping": Keeping(tmp_path / "kept"), "cannot_keep": "",
-            "advance": lambda _=None: None, "note": lambda _: None,
+            "run": settings(), "suite": suite(tmp_path, text), "size": SuiteSize(2, 1, ["sampled"]), "tasks": TASKS,
+            "cases": [AttackCase(), AttackCase("order")], "paths": {"base": None}, "models": {"base": "0123"},
+            "rollouts": cast("LocalRolloutRunner", Rollouts()), "result_cache": StorageOptions(tmp_path / "kept"),
+            "cache_error": "", "advance": lambda _=None: None, "note": lambda _: None,
         }  # fmt: skip
-        return session._Bench(**{**fields, **changes})
+        return session._SuiteContext(**{**fields, **changes})
 
     return made
 
 
-def key(one: session._Bench, arm: str = "order") -> str:
-    return session._key(one, "base", "sampled", Arm(arm))
+def key(one: session._SuiteContext, arm: str = "order") -> str:
+    return session._cache_key(one, "base", "sampled", AttackCase(arm))
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,21 @@ def test_every_arm_is_played_by_a_team_with_secrets_and_what_failed_is_counted_i
 
     def played(_: object, attempts: Sequence[Attempt], team: Team, *__: object) -> list[Any]:
         teams.append(team)
-        fails = bool(attempts[0].plants)
+        fails = bool(attempts[0].injections)
         return [episode(one.task.id, "5", status="failed" if fails else "terminated") for one in attempts]
 
-    monkeypatch.setattr(evaluate, "EXAMPLES", 0)  # these episodes have nothing to show
-    monkeypatch.setattr(session, "played", played)
-    monkeypatch.setattr(session, "put_in_place", lambda *_: None)
-    found = session._evaluated(bench(), "base", "sampled")
+    monkeypatch.setattr(evaluate, "MAX_EXAMPLES", 0)  # these episodes have nothing to show
+    monkeypatch.setattr(session, "play_attempts", played)
+    monkeypatch.setattr(session, "load_checkpoint", lambda *_: None)
+    found = session._evaluate_checkpoint(bench(), "base", "sampled")
     of: Suite = bench().suite
     assert len(teams) == 2
     for team in teams:
-        assert all(of.canary(agent.role) in agent.profile.instructions for agent in team.agents)
+        assert all(of.canary_instruction(agent.role) in agent.profile.instructions for agent in team.agents)
     assert found.failed == len(TASKS), "those under the attack"
     assert found.measured["t0"]["content_violation_rate"] == (0.0, 1.0)
 
 
 def test_where_nothing_can_be_kept_what_is_not_there_is_not_played(bench: Bench) -> None:
     with pytest.raises(ValueError, match="cannot be kept"):
-        session._played(replace(bench(), cannot_keep="it cannot be kept"), "base", "sampled", Arm())
+        session._play_case(replace(bench(), cache_error="it cannot be kept"), "base", "sampled", AttackCase())

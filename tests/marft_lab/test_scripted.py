@@ -8,21 +8,21 @@ from typing import Any
 from marft.agents.answers import find_answer
 from marft.common.types import ToolCall
 from marft.config.load import load_recipe
-from marft.envs.scripts import Cue, Line
-from marft_lab.scripted import ScriptedTeam, Spoken
+from marft.envs.scripted_policy import PolicyInput, ScriptedReply
+from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 
-def adds(cue: Cue) -> str:
+def adds(cue: PolicyInput) -> str:
     """Whoever is asked adds up what stands in the task."""
     terms = cue.task.prompt.partition(": ")[2].rstrip(" =").replace("- ", "-").replace("+ ", "").split()
-    assert cue.shown.startswith(cue.task.prompt)
+    assert cue.last_message.startswith(cue.task.prompt)
     return f"\\boxed{{{sum(map(int, terms))}}}" if cue.role == "actor" else "Over to you."
 
 
 def test_a_script_that_is_right_solves_every_task() -> None:
     run = load_recipe("demo")
-    heard: list[Spoken] = []
-    with ScriptedTeam(run, adds, heard=heard.append) as team:
+    heard: list[ScriptedTurn] = []
+    with ScriptedTeam(run, adds, on_turn=heard.append) as team:
         tasks = run.environment.tasks("test")[:80]  # type: ignore[attr-defined]
         episodes = list(team.play(tasks, samples=2))
     assert [episode.task.id for episode in episodes] == [task.id for task in tasks for _ in range(2)]
@@ -38,14 +38,14 @@ def test_a_script_chooses_and_calls_tools() -> None:
     run = load_recipe("playbook")
     seen: list[tuple[str, ...]] = []
 
-    def plays(cue: Cue) -> str | Line:
+    def plays(cue: PolicyInput) -> str | ScriptedReply:
         if cue.role == "router":
             seen.append(cue.options)
             return "calculator"
-        if cue.chat[-1]["role"] == "tool":
-            return f"\\boxed{{{cue.shown}}}"
-        a, b = (word for word in cue.shown.replace(".", "").split() if word.isdigit())
-        return Line("", (ToolCall("multiply", f'{{"a": {a}, "b": {b}}}'),))
+        if cue.messages[-1]["role"] == "tool":
+            return f"\\boxed{{{cue.last_message}}}"
+        a, b = (word for word in cue.last_message.replace(".", "").split() if word.isdigit())
+        return ScriptedReply("", (ToolCall("multiply", f'{{"a": {a}, "b": {b}}}'),))
 
     with ScriptedTeam(run, plays) as team:
         episodes = list(team.play(islice(run.environment.tasks("train"), 3)))  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_what_a_script_says_depends_on_its_key_alone() -> None:
     run = load_recipe("demo")
     tasks = run.environment.tasks("test")[:5]  # type: ignore[attr-defined]
 
-    def says(cue: Cue) -> str:
+    def says(cue: PolicyInput) -> str:
         return str(cue.random.random())
 
     def texts(order: Any) -> dict[str, list[str]]:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
+from marft.config.api_keys import fill_variables
 from marft.config.endpoint import EndpointSettings
-from marft.config.keys import filled
-from marft.config.parts import EnvironmentPart
-from marft.config.secrets import censored, refuse_secrets, secrets_at
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.secrets import check_no_secrets, find_secret_keys, redact
 from marft.inference.endpoints.client import Endpoint
-from marft.runs.folder import RunFolder
 from marft.runs.loggers.mlflow import MLflow
+from marft.runs.run_folder import RunFolder
 from marft_lab.federated.settings import parse_federation
 from tests.endpoint import says, serving
 from tests.helpers import recipe, settings
@@ -139,7 +139,7 @@ def test_an_override_is_held_to_the_same() -> None:
     ],
 )
 def test_what_only_sounds_like_a_secret_passes(options: dict[str, Any]) -> None:
-    assert not list(secrets_at({"options": options}))
+    assert not list(find_secret_keys({"options": options}))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_only_sounds_like_a_secret_passes(options: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_a_secret_is_found_in_whatever_form_it_is_given(options: dict[str, Any]) -> None:
-    assert list(secrets_at({"options": options}))
+    assert list(find_secret_keys({"options": options}))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_secret_is_found_in_whatever_form_it_is_given(options: dict[str, Any])
     ],
 )
 def test_names_that_users_choose_and_words_as_values_are_no_secrets(table: dict[str, Any]) -> None:
-    assert not list(secrets_at(table))
+    assert not list(find_secret_keys(table))
 
 
 def test_a_federation_is_held_to_the_same(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_part_that_is_made_in_python_does_not_repeat_a_password() -> None:
 
 def test_many_secrets_are_counted() -> None:
     with pytest.raises(ValueError, match="and 990 more"):
-        refuse_secrets({"a": [{"token": CANARY}] * 1000}, "x")
+        check_no_secrets({"a": [{"token": CANARY}] * 1000}, "x")
 
 
 def test_options_name_variables_which_are_read_when_a_server_is_asked(
@@ -219,7 +219,7 @@ def test_options_name_variables_which_are_read_when_a_server_is_asked(
     assert run.models["far"].endpoint is not None
     endpoint = Endpoint("far", run.models["far"].endpoint, "m")
     try:
-        body = endpoint.body([], {})
+        body = endpoint.build_body([], {})
     finally:
         endpoint.close()
     assert (body["api_key"], body["headers"], body["seed"]) == (CANARY, {"Authorization": f"Bearer {CANARY}"}, 1)
@@ -234,7 +234,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="endpoint 'far': options: the environment variable NOT_THERE is not set"):
         Endpoint("far", EndpointSettings(url="http://h/v1", options={"user_key": "$NOT_THERE"}), "m")
     with pytest.raises(ValueError, match="NOT_THERE"):
-        filled([{"a": "$NOT_THERE"}])
+        fill_variables([{"a": "$NOT_THERE"}])
 
 
 def test_files_that_could_hold_a_secret_are_the_users_alone(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_files_that_could_hold_a_secret_are_the_users_alone(tmp_path: Path) -> N
 
 def test_urls_and_keys_are_censored_in_any_text() -> None:
     text = f"cannot reach https://me:{CANARY}@host/x?api_key={CANARY}: Bearer abcdefgh12345678"
-    assert censored(text) == "cannot reach https://***@host/x?api_key=*** ***"
+    assert redact(text) == "cannot reach https://***@host/x?api_key=*** ***"
 
 
 @pytest.mark.slow

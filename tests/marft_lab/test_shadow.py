@@ -20,13 +20,13 @@ import pytest
 from marft.agents.tool_sources import ToolUse
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.common.types import Episode, Tool, ToolCall
-from marft.runs.episodes import read_episodes, write_episodes
-from marft_lab.shadow.effects import held_back
-from marft_lab.shadow.playing import Played, as_shadow, played
-from marft_lab.shadow.sessions import Sessions, answer_of, drawn
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft_lab.shadow.effects import block_effects
+from marft_lab.shadow.player import ShadowResult, play_session, to_shadow_team
+from marft_lab.shadow.sessions import SessionQueue, find_answer, is_sampled
 from marft_lab.shadow.settings import ShadowSettings
-from marft_lab.shadow.stubs import Replayed, stubbed
-from marft_serve.serving.offered import digest_of, read_tools, write_tools
+from marft_lab.shadow.stubs import ReplaySource, with_stub_tools
+from marft_serve.serving.tool_definitions import compute_digest, read_tools, write_tools
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session
@@ -63,7 +63,7 @@ def says(*texts: str) -> FakeEngine:
     return FakeEngine(lambda key, prompt: next(left))
 
 
-def shadowed(engine: FakeEngine, recorded: Episode, **changes: Any) -> Played:
+def shadowed(engine: FakeEngine, recorded: Episode, **changes: Any) -> ShadowResult:
     """What a team of one agent with tools makes of a session."""
     sources = {"pay": FunctionSource(pay), "ledger": FunctionSource(Ledger)}
     names = {tool.name: source for source, found in sources.items() for tool in found.tools}
@@ -73,7 +73,7 @@ def shadowed(engine: FakeEngine, recorded: Episode, **changes: Any) -> Played:
     agents = (replace(agent, profile=profile, tool_use=ToolUse(names)),)
     g = replace(g, team=replace(g.team, agents=agents))
     try:
-        return played(g, asyncio.run, ShadowSettings(), recorded)
+        return play_session(g, asyncio.run, ShadowSettings(), recorded)
     finally:
         g.threads.close()
 
@@ -110,11 +110,11 @@ class TestTools:
 
     def test_answers_come_in_their_order_and_the_last_one_again(self) -> None:
         calls = [ToolCall("look", '{"a": 1, "b": 2}', "first"), ToolCall("look", '{"b": 2, "a": 1}', "second")]
-        source = Replayed((), calls)
+        source = ReplaySource((), calls)
         assert [asyncio.run(source.call("look", {"b": 2, "a": 1})) for _ in range(3)] == ["first", "second", "second"]
 
     def test_a_call_that_failed_fails_again(self) -> None:
-        source = Replayed((), [ToolCall("look", "{}", "no such page", error=True)])
+        source = ReplaySource((), [ToolCall("look", "{}", "no such page", error=True)])
         with pytest.raises(Exception, match="no such page"):
             asyncio.run(source.call("look", {}))
         assert source.answered == 1
@@ -128,8 +128,10 @@ class TestTools:
         changes = {"tools": tools, "agents": agents, "policies": {"a": {"model": "base"}}}
         run = recipe_settings("tiny", tmp_path, **changes)
         with pytest.raises(ValueError, match=r"tools.server: .* tools.json"):
-            stubbed(run, {})
-        stubs = stubbed(run, {digest_of(run.tools["server"]): (Tool("find", "Find.", {"type": "object"}),)})
+            with_stub_tools(run, {})
+        stubs = with_stub_tools(
+            run, {compute_digest(run.tools["server"]): (Tool("find", "Find.", {"type": "object"}),)}
+        )
         offered = {name: [tool.name for tool in plugin.connect().tools] for name, plugin in stubs.tools.items()}  # type: ignore[attr-defined]
         assert offered == {"pay": ["pay"], "server": ["find"]}
         assert not (tmp_path / "started").exists()
@@ -139,7 +141,7 @@ class TestTools:
         write_tools(tmp_path, {}, {})
         assert not (tmp_path / "tools.json").exists()
         write_tools(tmp_path, {"pay": plugin}, {"pay": plugin.connect()})
-        assert read_tools(tmp_path) == {digest_of(plugin): tuple(plugin.connect().tools)}
+        assert read_tools(tmp_path) == {compute_digest(plugin): tuple(plugin.connect().tools)}
         (tmp_path / "tools.json").write_text('{"x": 1}')
         with pytest.raises(ValueError, match=r"tools.json is damaged"):
             read_tools(tmp_path)
@@ -147,7 +149,7 @@ class TestTools:
     def test_a_team_that_is_a_program_is_no_shadow(self, tmp_path: Path) -> None:
         run = recipe_settings("tiny", tmp_path, team={"organization": "program", "command": ["true"]})
         with pytest.raises(ValueError, match="cannot be a shadow"):
-            stubbed(run, {})
+            with_stub_tools(run, {})
 
 
 class TestEffects:
@@ -183,7 +185,7 @@ class TestEffects:
     )
     def test_what_parts_of_the_author_try_is_refused(self, effect: Callable[[Path], object], tmp_path: Path) -> None:
         path = tmp_path / "trace"
-        with held_back() as times, pytest.raises(PermissionError, match="a shadow has no effects"):
+        with block_effects() as times, pytest.raises(PermissionError, match="a shadow has no effects"):
             effect(path)
         assert times.total() == 1
         assert not path.exists()
@@ -209,7 +211,7 @@ class TestEffects:
 
         g = game(Script([]), organization=Connects())
         try:
-            found = played(g, asyncio.run, ShadowSettings(endpoints=endpoints), session("s"))
+            found = play_session(g, asyncio.run, ShadowSettings(endpoints=endpoints), session("s"))
         finally:
             g.threads.close()
         assert found.effects == effects
@@ -217,10 +219,10 @@ class TestEffects:
     def test_models_behind_an_endpoint_are_asked_where_that_is_said(self) -> None:
         run = SimpleNamespace(models={"far": None}, is_remote=lambda name: True, section=lambda cls: None)
         with pytest.raises(ValueError, match=r"models.far: it is behind an endpoint.*--shadow.endpoints true"):
-            as_shadow(SimpleNamespace(run=run), {})  # type: ignore[arg-type]
+            to_shadow_team(SimpleNamespace(run=run), {})  # type: ignore[arg-type]
 
     def test_reading_is_allowed(self) -> None:
-        with held_back() as times:
+        with block_effects() as times:
             assert Path(__file__).read_text(encoding="utf-8")
         assert not times
 
@@ -228,35 +230,35 @@ class TestEffects:
 class TestSessions:
     def test_a_share_is_the_same_sessions_whoever_asks(self) -> None:
         names = [f"s{number}" for number in range(2000)]
-        few, more = ({name for name in names if drawn(3, name, share)} for share in (0.1, 0.4))
+        few, more = ({name for name in names if is_sampled(3, name, share)} for share in (0.1, 0.4))
         assert few < more
         assert len(few) / 2000 == pytest.approx(0.1, abs=0.03)
-        assert few != {name for name in names if drawn(4, name, 0.1)}
+        assert few != {name for name in names if is_sampled(4, name, 0.1)}
 
     def test_those_of_a_role_and_those_without_an_answer_are_passed_over(self, tmp_path: Path) -> None:
         failed = replace(session("c"), status="failed", answer="")
         write_episodes(tmp_path / "sessions-1-000001.parquet", [session("a"), session("b", answers=False), failed])
-        sessions = Sessions(tmp_path, 0, 1.0, ())
-        (found,) = sessions.waiting()
+        sessions = SessionQueue(tmp_path, 0, 1.0, ())
+        (found,) = sessions.pending_sessions()
         assert found.task.id == "a"
-        assert answer_of(found).text == "the answer is 7"  # type: ignore[union-attr]
-        assert sessions.passed.no_answer == 2
+        assert find_answer(found).text == "the answer is 7"  # type: ignore[union-attr]
+        assert sessions.skipped.no_answer == 2
 
     def test_of_those_that_wait_the_newest_are_kept_and_the_others_counted(self, tmp_path: Path) -> None:
         for number in range(3):
             some = [session(f"{number}/{one}") for one in range(4)]
             write_episodes(tmp_path / f"sessions-1-{number:06d}.parquet", some)
         dropped: list[str] = []
-        sessions = Sessions(tmp_path, 0, 1.0, {"2/3"}, backlog=5, drop=dropped.append)
-        assert [one.task.id for one in sessions.waiting()] == ["1/2", "1/3", "2/0", "2/1", "2/2"]
-        assert len(dropped) == sessions.passed.dropped == 6
+        sessions = SessionQueue(tmp_path, 0, 1.0, {"2/3"}, max_pending=5, on_drop=dropped.append)
+        assert [one.task.id for one in sessions.pending_sessions()] == ["1/2", "1/3", "2/0", "2/1", "2/2"]
+        assert len(dropped) == sessions.skipped.dropped == 6
 
     def test_a_damaged_file_is_named_and_the_others_are_played(self, tmp_path: Path) -> None:
         (tmp_path / "sessions-1-000001.parquet").write_bytes(b"PAR1 no")
         write_episodes(tmp_path / "sessions-1-000002.parquet", [session("a")])
-        sessions = Sessions(tmp_path, 0, 1.0, ())
-        assert [one.task.id for one in sessions.waiting()] == ["a"]
-        assert "sessions-1-000001" in sessions.passed.unreadable[0]
+        sessions = SessionQueue(tmp_path, 0, 1.0, ())
+        assert [one.task.id for one in sessions.pending_sessions()] == ["a"]
+        assert "sessions-1-000001" in sessions.skipped.unreadable[0]
 
     def test_what_was_answered_is_recorded(self, tmp_path: Path) -> None:
         write_episodes(tmp_path / "x.parquet", [session("a"), session("b", answers=False)])
@@ -271,7 +273,7 @@ def test_a_shadow_that_hangs_is_one_without_an_answer() -> None:
 
     g = game(Script([]), organization=Hangs())
     try:
-        found = played(g, asyncio.run, ShadowSettings(seconds=0.01), session("s"))
+        found = play_session(g, asyncio.run, ShadowSettings(seconds=0.01), session("s"))
     finally:
         g.threads.close()
     assert (found.episode.status, found.episode.answer) == ("timed_out", "")
@@ -284,8 +286,8 @@ def test_an_answer_of_an_episode_that_did_not_end_well_is_none() -> None:
 
     g = game(Script([]))
     try:
-        assert played(g, asyncio.run, ShadowSettings(), session("s")).episode.answer
-        assert not played(g, late, ShadowSettings(), session("s")).episode.answer
+        assert play_session(g, asyncio.run, ShadowSettings(), session("s")).episode.answer
+        assert not play_session(g, late, ShadowSettings(), session("s")).episode.answer
     finally:
         g.threads.close()
 
@@ -303,6 +305,6 @@ def test_the_same_session_comes_out_the_same() -> None:
 def test_a_session_that_failed_after_its_answer_is_passed_over(tmp_path: Path) -> None:
     failed = replace(session("d"), status="failed", error="x")
     write_episodes(tmp_path / "sessions-1-000001.parquet", [session("a"), failed])
-    sessions = Sessions(tmp_path, 0, 1.0, ())
-    assert [one.task.id for one in sessions.waiting()] == ["a"]
-    assert sessions.passed.no_answer == 1
+    sessions = SessionQueue(tmp_path, 0, 1.0, ())
+    assert [one.task.id for one in sessions.pending_sessions()] == ["a"]
+    assert sessions.skipped.no_answer == 1

@@ -17,14 +17,14 @@ from rich.console import Console
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.envs.tasks import tasks_of
-from marft.runs.folder import RunFolder
-from marft_lab.cli import shadowing
-from marft_lab.shadow import beside
-from marft_lab.shadow.beside import ShadowBeside
-from marft_lab.shadow.opening import Asked, shadow
+from marft.envs.tasks import read_tasks
+from marft.runs.run_folder import RunFolder
+from marft_lab.cli import shadow
+from marft_lab.shadow import supervisor
 from marft_lab.shadow.settings import ShadowSettings
-from marft_serve.serving.admission import Gate
+from marft_lab.shadow.setup import ShadowRequest, run_shadow
+from marft_lab.shadow.supervisor import ShadowSupervisor
+from marft_serve.serving.admission import AdmissionQueue
 from tests.gateways import send
 from tests.helpers import until
 from tests.nights import BY_NIGHT
@@ -33,8 +33,8 @@ from tests.servings import command
 pytestmark = pytest.mark.slow
 
 
-def asked_for(team: str, folder: Path) -> Asked:
-    return Asked(Path(team), "last", [], False, folder, folder)
+def asked_for(team: str, folder: Path) -> ShadowRequest:
+    return ShadowRequest(Path(team), "last", [], False, folder, folder)
 
 
 def size(file: Path) -> int:
@@ -42,8 +42,8 @@ def size(file: Path) -> int:
 
 
 @contextmanager
-def beside_a_server(team: str, folder: Path, **fields: object) -> Iterator[ShadowBeside]:
-    one = ShadowBeside(asked_for(team, folder), ShadowSettings.model_validate({"idle_seconds": 0.05, **fields}))
+def beside_a_server(team: str, folder: Path, **fields: object) -> Iterator[ShadowSupervisor]:
+    one = ShadowSupervisor(asked_for(team, folder), ShadowSettings.model_validate({"idle_seconds": 0.05, **fields}))
     try:
         yield one
     finally:
@@ -52,8 +52,8 @@ def beside_a_server(team: str, folder: Path, **fields: object) -> Iterator[Shado
 
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "PROGRAM", "tests.shadow_program")
-    monkeypatch.setattr(beside, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "PROCESS_MODULE", "tests.shadow_program")
+    monkeypatch.setattr(supervisor, "RESTART_SECONDS", 0.05)
 
 
 def grows(file: Path, seconds: float = 0.3) -> bool:
@@ -72,21 +72,21 @@ class TestPauses:
     def test_it_stands_still_while_there_is_a_request_and_goes_on_when_there_is_none(self, tmp_path: Path) -> None:
         count = tmp_path / "count"
 
-        async def serve(gate: Gate) -> None:
+        async def serve(gate: AdmissionQueue) -> None:
             place = gate.enter()
-            await place.work()
+            await place.acquire()
             assert stopped(count), "it is stopped in the middle of what it does"
             second = gate.enter()
-            place.leave()
+            place.release()
             await asyncio.sleep(0.2)
             assert stopped(count), "another request is there"
-            second.leave()
+            second.release()
             await asyncio.sleep(0.2)
             assert grows(count)
 
         with beside_a_server("counts", tmp_path) as one:
             until(lambda: size(count) > 0, 30)
-            asyncio.run(serve(Gate(2, 2, one.busy)))
+            asyncio.run(serve(AdmissionQueue(2, 2, one.busy)))
 
     def test_one_that_begins_while_requests_are_answered_waits(self, tmp_path: Path) -> None:
         with beside_a_server("counts", tmp_path) as one:
@@ -106,7 +106,7 @@ class TestEnds:
         with beside_a_server("dies", tmp_path) as one:
             one._thread.join(60)
             assert not one._thread.is_alive()
-        assert size(tmp_path / "begun") == beside.MOST_AGAIN
+        assert size(tmp_path / "begun") == supervisor.MAX_RESTARTS
 
     def test_one_that_cannot_be_is_not_started_again(self, tmp_path: Path) -> None:
         with beside_a_server("refuses", tmp_path) as one:
@@ -121,7 +121,7 @@ class TestEnds:
 
 
 def ask_all(url: str, run: RunFolder, count: int) -> None:
-    for task in tasks_of(run.settings().environment, "test")[:count]:
+    for task in read_tasks(run.settings().environment, "test")[:count]:
         body = {"model": "team", "messages": [{"role": "user", "content": task.prompt}]}
         assert send(f"{url}/v1/chat/completions", body, timeout=120).status == 200
 
@@ -145,17 +145,17 @@ def test_a_run_is_shadowed_by_another_and_goes_on_where_it_was_stopped(
     recorded: Path, trained: RunFolder, tmp_path: Path
 ) -> None:
     words = ["--shadow.least", "5", "--shadow.false_promotions", "0.0001", "--shadow.false_stops", "0.0001"]
-    asked = Asked(trained.path, "last", words, False, recorded, tmp_path / "whole")
-    whole = shadow(asked)
-    assert (whole.verdict.sessions, whole.passed.no_answer) == (8, 1)
+    asked = ShadowRequest(trained.path, "last", words, False, recorded, tmp_path / "whole")
+    whole = run_shadow(asked)
+    assert (whole.verdict.sessions, whole.skipped.no_answer) == (8, 1)
     seen: list[object] = []
 
     def enough() -> bool:
         return len(seen) >= 3
 
     again = replace(asked, output=tmp_path / "cut")
-    shadow(again, tell=lambda *_: seen.append(1), stopped=enough)
-    state = shadow(again)
+    run_shadow(again, on_session=lambda *_: seen.append(1), stopped=enough)
+    state = run_shadow(again)
     assert state.verdict == whole.verdict
     worth: Callable[[Path], list[object]] = lambda folder: [  # noqa: E731
         {**json.loads(line), "seconds": 0} for line in (folder / "sessions.jsonl").read_text().splitlines()
@@ -173,10 +173,10 @@ def test_the_command_says_what_it_found(
     console = Console(file=io.StringIO(), width=160)
     monkeypatch.setattr("marft.cli.output.wide_console", lambda: console)
     words = ["--shadow.score", "agreement", "--shadow.margin", "0.5", "--shadow.share", "0.9"]
-    asked = Asked(trained.path, "last", words, False, recorded, tmp_path)
-    assert shadowing.shadow(asked, "") in (True, False)
+    asked = ShadowRequest(trained.path, "last", words, False, recorded, tmp_path)
+    assert shadow.shadow(asked, "") in (True, False)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "hold" in said
     assert "is promoted in 5.0% of cases at most" in said
     with pytest.raises(ValueError, match="share"):
-        shadowing.shadow(replace(asked, overrides=[*words[:-1], "0.2"]), "")
+        shadow.shadow(replace(asked, overrides=[*words[:-1], "0.2"]), "")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.betting import BETS, MEANS, log_capital, log_factors, p_value
-from marft_lab.shadow.evidence import Evidence, Verdict
+from marft.common.anytime_test import BET_FRACTIONS, TESTED_MEANS, log_capital, log_factors, p_value
+from marft_lab.shadow.sequential_test import SequentialTest, Verdict
 from marft_lab.shadow.settings import ShadowSettings
 
 UNIT = st.floats(0, 1, allow_subnormal=False)
@@ -19,9 +19,9 @@ INNER = st.floats(0.01, 0.99)
 
 def capital(observations: list[float], mean: float) -> list[float]:
     """After each observation: the average of what each bet has, as the formula says it."""
-    had, after = [1.0 for _ in BETS], []
+    had, after = [1.0 for _ in BET_FRACTIONS], []
     for x in observations:
-        for place, bet in enumerate(BETS.tolist()):
+        for place, bet in enumerate(BET_FRACTIONS.tolist()):
             had[place] *= 1 + bet * (x / mean - 1)
         after.append(sum(had) / len(had))
     return after
@@ -46,7 +46,7 @@ def verdict(differences: list[float], settings: ShadowSettings) -> tuple[str, fl
 
 
 def weighed(differences: list[float], settings: ShadowSettings) -> Verdict:
-    evidence = Evidence(settings)
+    evidence = SequentialTest(settings)
     for difference in differences:
         evidence.add(difference)
     return evidence.verdict
@@ -54,7 +54,7 @@ def weighed(differences: list[float], settings: ShadowSettings) -> Verdict:
 
 @given(st.lists(UNIT, min_size=1, max_size=30), INNER)
 def test_capital_is_the_average_over_bets_of_the_product_over_observations(xs: list[float], mean: float) -> None:
-    logs, found = np.zeros(len(BETS)), []
+    logs, found = np.zeros(len(BET_FRACTIONS)), []
     for x in xs:
         logs = logs + log_factors(x, mean)
         found.append(float(log_capital(logs)))
@@ -62,8 +62,8 @@ def test_capital_is_the_average_over_bets_of_the_product_over_observations(xs: l
 
 
 def test_bets_fall_by_the_root_of_2_from_nearly_all_and_means_are_even() -> None:
-    assert pytest.approx([0.95 / math.sqrt(2) ** n for n in range(20)]) == BETS
-    assert pytest.approx([n / 400 for n in range(1, 400)]) == MEANS
+    assert pytest.approx([0.95 / math.sqrt(2) ** n for n in range(20)]) == BET_FRACTIONS
+    assert pytest.approx([n / 400 for n in range(1, 400)]) == TESTED_MEANS
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -89,12 +89,12 @@ def test_no_bet_gains_on_average_where_the_mean_is_what_was_said(low: float, hig
         return
     often = (mean - low) / (high - low)
     expected = often * np.exp(log_factors(high, mean)) + (1 - often) * np.exp(log_factors(low, mean))
-    assert expected == pytest.approx(np.ones(len(BETS)), abs=1e-9)
+    assert expected == pytest.approx(np.ones(len(BET_FRACTIONS)), abs=1e-9)
 
 
-@given(st.lists(UNIT, min_size=1, max_size=20), st.integers(0, len(MEANS) - 2))
+@given(st.lists(UNIT, min_size=1, max_size=20), st.integers(0, len(TESTED_MEANS) - 2))
 def test_capital_falls_as_the_mean_rises_so_what_is_not_refuted_is_an_interval(xs: list[float], at: int) -> None:
-    low, high = (capital(xs, float(MEANS[place]))[-1] for place in (at, at + 1))
+    low, high = (capital(xs, float(TESTED_MEANS[place]))[-1] for place in (at, at + 1))
     assert high <= low * (1 + 1e-9)
 
 
@@ -145,7 +145,7 @@ def test_the_mean_is_that_of_the_differences_in_their_own_unit(differences: list
 
 def test_nothing_is_said_before_the_least_and_what_is_held_at_the_most_is_final() -> None:
     settings = ShadowSettings(least=30, most=40)
-    evidence = Evidence(settings)
+    evidence = SequentialTest(settings)
     assert evidence.verdict.mean is None
     words = [evidence.add(1.0).word for _ in range(30)]
     assert words == [*["hold"] * 29, "promote"]
@@ -157,7 +157,7 @@ def test_nothing_is_said_before_the_least_and_what_is_held_at_the_most_is_final(
 def test_peeking_after_every_session_promotes_hardly_any_that_is_not_better() -> None:
     generator, teams, sessions = np.random.default_rng(0), 400, 400
     x = (generator.binomial(1, 0.7, (teams, sessions)) - generator.binomial(1, 0.7, (teams, sessions)) + 1) / 2
-    logs, promoted = np.zeros((teams, len(BETS))), np.zeros(teams, bool)
+    logs, promoted = np.zeros((teams, len(BET_FRACTIONS))), np.zeros(teams, bool)
     naive = np.zeros(teams, bool)
     for count in range(1, sessions + 1):
         logs += log_factors(x[:, count - 1], 0.5)

@@ -11,17 +11,17 @@ from typing import Any, cast
 import pytest
 
 from marft.common.types import Episode, Task
-from marft.envs.tasks import tasks_of
-from marft.runs.episodes import write_episodes
-from marft.runs.export.manifest import TEAM
-from marft_lab.shadow import opening
-from marft_lab.shadow.comparing import Comparing, about
-from marft_lab.shadow.journal import Journal, Line
-from marft_lab.shadow.opening import Asked
-from marft_lab.shadow.playing import Played
-from marft_lab.shadow.report import report_of, sentences
-from marft_lab.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
+from marft.envs.tasks import read_tasks
+from marft.runs.episode_files import write_episodes
+from marft.runs.export.manifest import MANIFEST
+from marft_lab.shadow import setup
+from marft_lab.shadow.comparison import ShadowComparison, comparison_identity
+from marft_lab.shadow.player import ShadowResult
+from marft_lab.shadow.report import build_report, explain_report
+from marft_lab.shadow.scorers import AgreementScorer, RewardScorer, UnscoredError, read_feedback
+from marft_lab.shadow.session_log import SessionEvent, SessionLog
 from marft_lab.shadow.settings import ShadowSettings
+from marft_lab.shadow.setup import ShadowRequest
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session
 
@@ -36,12 +36,12 @@ class Plays:
     ) -> None:  # fmt: skip
         self.right, self.dies, self.how, self.names = right, dies, how, list[str]()
 
-    def play(self, recorded: Episode) -> Played:
+    def play(self, recorded: Episode) -> ShadowResult:
         name = recorded.task.id
         if name == self.dies:
             raise self.how
         self.names.append(name)
-        return Played(session(name, "right" if self.right(name) else "wrong"), 0, 0, 0)
+        return ShadowResult(session(name, "right" if self.right(name) else "wrong"), 0, 0, 0)
 
 
 class Right:
@@ -60,9 +60,11 @@ def recorded_in(folder: Path, count: int, right: Callable[[int], bool] = lambda 
     write_episodes(folder / "sessions-1-000001.parquet", some)
 
 
-def comparing(folder: Path, name: str = "j", **fields: Any) -> Comparing:
+def comparing(folder: Path, name: str = "j", **fields: Any) -> ShadowComparison:
     rules = ShadowSettings.model_validate({"least": 5, **fields})
-    return Comparing(rules, folder, Journal(folder / name, about(rules, "b", folder, "r")), seed=0)
+    return ShadowComparison(
+        rules, folder, SessionLog(folder / name, comparison_identity(rules, "b", folder, "r")), seed=0
+    )
 
 
 class TestComparing:
@@ -98,7 +100,7 @@ class TestComparing:
         assert plays.names[0] == "s007"
         assert state.verdict == whole.verdict
         plain = [
-            [replace(line, seconds=0.0) for line in one.lines if line.kind == "compared"] for one in (state, whole)
+            [replace(line, seconds=0.0) for line in one.events if line.kind == "compared"] for one in (state, whole)
         ]
         assert plain[0] == plain[1]
 
@@ -108,7 +110,7 @@ class TestComparing:
             with pytest.raises(MemoryError):
                 comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
         state = comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
-        compared = {line.session: line for line in state.lines if line.kind == "compared"}
+        compared = {line.session: line for line in state.events if line.kind == "compared"}
         assert list(compared) == ["s000", "s001", "s002"]
         assert (compared["s001"].served, compared["s001"].shadow) == (1.0, 0.0)
         assert "ended the shadow's process" in compared["s001"].why
@@ -118,24 +120,24 @@ class TestComparing:
         for _ in range(5):
             with pytest.raises(KeyboardInterrupt):
                 comparing(tmp_path, tries=2).run(Plays(dies="s000", how=KeyboardInterrupt), Right())
-        assert comparing(tmp_path, tries=2).run(Plays(), Right()).lines[-1].shadow == 1.0
+        assert comparing(tmp_path, tries=2).run(Plays(), Right()).events[-1].shadow == 1.0
 
     def test_a_shadow_without_an_answer_is_worth_the_least_and_an_unknown_score_is_no_0(self, tmp_path: Path) -> None:
         class Silent(Plays):
-            def play(self, recorded: Episode) -> Played:
+            def play(self, recorded: Episode) -> ShadowResult:
                 found = super().play(recorded)
                 return replace(found, episode=replace(found.episode, answer="", status="failed", error="boom"))
 
         recorded_in(tmp_path, 2, right=lambda n: True)
         write_episodes(tmp_path / "sessions-1-000002.parquet", [session("unknown")])
         state = comparing(tmp_path).run(Silent(), Right())
-        assert [(line.kind, line.shadow) for line in state.lines if line.kind != "begun"] == [
+        assert [(line.kind, line.shadow) for line in state.events if line.kind != "begun"] == [
             ("compared", 0.0), ("compared", 0.0), ("left_out", None),
         ]  # fmt: skip
-        report = report_of(state, {})
+        report = build_report(state, {})
         assert (report["served"], report["shadow"], report["shadow_without_answer"]) == (1.0, 0.0, 2)
         assert report["left_out"] == {"nobody knows it": 1}
-        assert any("nobody knows it" in one for one in sentences(report, ShadowSettings()))
+        assert any("nobody knows it" in one for one in explain_report(report, ShadowSettings()))
 
     def test_answers_that_break_the_grader_are_worth_the_least(self, tmp_path: Path) -> None:
         """Left out, a worse team would be the better, the more of its answers cannot be graded."""
@@ -149,9 +151,9 @@ class TestComparing:
         recorded_in(tmp_path, 150, right=lambda n: n % 5 < 3)
         state = comparing(tmp_path).run(Plays(lambda name: int(name[1:]) % 10 < 3), Breaks())
         assert state.verdict.word == "stop"
-        assert {line.kind for line in state.lines} == {"begun", "compared"}
+        assert {line.kind for line in state.events} == {"begun", "compared"}
         assert any(
-            line.why == "its answer could not be graded: the environment: it took too long" for line in state.lines
+            line.why == "its answer could not be graded: the environment: it took too long" for line in state.events
         )
 
     @pytest.mark.parametrize(
@@ -169,27 +171,27 @@ class TestComparing:
         self, tmp_path: Path, word: str, margin: float, lower: float, said: str
     ) -> None:
         recorded_in(tmp_path, 1)
-        report = report_of(comparing(tmp_path).run(Plays(), Right()), {})
+        report = build_report(comparing(tmp_path).run(Plays(), Right()), {})
         report["verdict"] |= {"word": word, "lower": lower, "final": word != "hold"}
-        first, rates, *_ = sentences(report, ShadowSettings(margin=margin))
+        first, rates, *_ = explain_report(report, ShadowSettings(margin=margin))
         assert first.endswith(said) if word != "hold" else first.startswith(said)
         assert ("worse by 0.1 or more is promoted" if margin else "not better is promoted") in rates
 
     @pytest.mark.parametrize(("refused", "kind"), [("count", "compared"), ("leave_out", "left_out")])
     def test_sessions_with_refused_calls_count_or_are_left_out(self, refused: str, kind: str, tmp_path: Path) -> None:
         class Refused(Plays):
-            def play(self, recorded: Episode) -> Played:
+            def play(self, recorded: Episode) -> ShadowResult:
                 return replace(super().play(recorded), refused=2)
 
         recorded_in(tmp_path, 1)
         state = comparing(tmp_path, refused=refused).run(Refused(), Right())
-        assert state.lines[-1].kind == kind
-        assert report_of(state, {})["tools"]["sessions_with_refused"] == 1
+        assert state.events[-1].kind == kind
+        assert build_report(state, {})["tools"]["sessions_with_refused"] == 1
 
     def test_scores_beyond_their_bounds_are_cut_and_counted(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 1)
         state = comparing(tmp_path, high=0.5).run(Plays(), Right())
-        assert (state.lines[-1].shadow, state.lines[-1].clipped) == (0.5, True)
+        assert (state.events[-1].shadow, state.events[-1].clipped) == (0.5, True)
 
     def test_rules_cannot_be_changed_while_one_looks(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 1)
@@ -199,33 +201,33 @@ class TestComparing:
         comparing(tmp_path, backlog=7, pause=False)
 
     def test_whatever_changes_a_comparison_is_among_what_a_journal_is_about(self, tmp_path: Path) -> None:
-        said = about(ShadowSettings(), "b", tmp_path, "r")
+        said = comparison_identity(ShadowSettings(), "b", tmp_path, "r")
         free = ShadowSettings.model_fields.keys() - said.keys()
         assert free == {"pause", "idle_seconds", "threads", "backlog", "priority"}
-        Journal(tmp_path / "j", said).add(Line("begun", "s"))
+        SessionLog(tmp_path / "j", said).add(SessionEvent("begun", "s"))
         for other in (("c", tmp_path, "r"), ("b", tmp_path / "d", "r"), ("b", tmp_path, "s")):
             with pytest.raises(ValueError, match=r"\(.*, now .*\)"):
-                Journal(tmp_path / "j", about(ShadowSettings(), *other))
+                SessionLog(tmp_path / "j", comparison_identity(ShadowSettings(), *other))
 
     def test_the_weights_are_among_it(self, tmp_path: Path) -> None:
-        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path)
-        (tmp_path / TEAM).write_text("{}")
+        asked = ShadowRequest(tmp_path, "last", [], False, tmp_path, tmp_path)
+        (tmp_path / MANIFEST).write_text("{}")
         run = recipe_settings("tiny", tmp_path)
         team: Any = SimpleNamespace(export=SimpleNamespace(path=tmp_path), checkpoint=None, run=run)
-        before = opening._identity(team, asked)
-        (tmp_path / TEAM).write_text("[]")
-        assert opening._identity(team, asked) != before
+        before = setup._identity(team, asked)
+        (tmp_path / MANIFEST).write_text("[]")
+        assert setup._identity(team, asked) != before
         (tmp_path / "state.json").write_text("{}")
         other: Any = SimpleNamespace(export=None, checkpoint=tmp_path, run=run)
-        assert opening._identity(other, asked) == before
+        assert setup._identity(other, asked) == before
 
     def test_so_is_the_recipe_they_play_by_but_for_what_changes_no_comparison(self, tmp_path: Path) -> None:
-        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path)
+        asked = ShadowRequest(tmp_path, "last", [], False, tmp_path, tmp_path)
         (tmp_path / "state.json").write_text("{}")
 
         def of(*words: str) -> str:
             run = recipe_settings("tiny", tmp_path, *words)
-            return opening._identity(cast("Any", SimpleNamespace(export=None, checkpoint=tmp_path, run=run)), asked)
+            return setup._identity(cast("Any", SimpleNamespace(export=None, checkpoint=tmp_path, run=run)), asked)
 
         assert of() == of("--shadow.threads", "2") == of("--output", "elsewhere")
         assert of() != of("--seed", "7")
@@ -233,52 +235,52 @@ class TestComparing:
 
     def test_an_edited_recipe_that_grades_is_another_one(self, tmp_path: Path) -> None:
         (grade := tmp_path / "grade.toml").write_text("a = 1")
-        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path, grade=grade)
-        before = opening._said_of(asked, "rewards")
+        asked = ShadowRequest(tmp_path, "last", [], False, tmp_path, tmp_path, grade=grade)
+        before = setup._grading_source(asked, "rewards")
         grade.write_text("a = 2")
-        assert opening._said_of(asked, "rewards") != before
-        assert opening._said_of(replace(asked, grade=tmp_path / "." / "grade.toml"), "rewards") != before
+        assert setup._grading_source(asked, "rewards") != before
+        assert setup._grading_source(replace(asked, grade=tmp_path / "." / "grade.toml"), "rewards") != before
 
     def test_none_of_those_that_are_all_there_is_dropped(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 4, right=lambda n: n == 0)
         plays = Plays()
         state = comparing(tmp_path, backlog=1).run(plays, Right())
         assert len(plays.names) == 4
-        report = report_of(state, {})
+        report = build_report(state, {})
         assert (report["better"], report["worse"], report["dropped"]) == (3, 0, 0), "one is as good"
 
     def test_a_journal_that_is_none_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "j").write_text("[]\n")
         with pytest.raises(ValueError, match="no shadow's"):
-            Journal(tmp_path / "j", {})
+            SessionLog(tmp_path / "j", {})
 
     def test_lines_are_on_the_disk_once_they_are_added(self, tmp_path: Path) -> None:
-        journal = Journal(tmp_path / "j", {"team": "b"})
-        journal.add(Line("compared", "é", "", 1.0, 0.0))
-        assert Journal(tmp_path / "j", {"team": "b"}).lines == journal.lines
+        journal = SessionLog(tmp_path / "j", {"team": "b"})
+        journal.add(SessionEvent("compared", "é", "", 1.0, 0.0))
+        assert SessionLog(tmp_path / "j", {"team": "b"}).events == journal.events
 
 
 class TestScoring:
     def test_agreement_is_with_the_served_answer_however_it_is_put(self) -> None:
-        scorer = Agreement(ShadowSettings(score="agreement", margin=0.1))
+        scorer = AgreementScorer(ShadowSettings(score="agreement", margin=0.1))
         served = session("s", "So the answer is \\boxed{7}")
         assert scorer(served, served) == 1.0
         assert scorer(served, session("s", "\\boxed{7}")) == 1.0
         assert scorer(served, session("s", "\\boxed{8}")) == 0.0
 
     def test_it_is_between_the_bounds(self) -> None:
-        scorer = Agreement(ShadowSettings(score="agreement", margin=0.1, low=-1, high=3))
+        scorer = AgreementScorer(ShadowSettings(score="agreement", margin=0.1, low=-1, high=3))
         assert [scorer(session("s"), said) for said in (session("s"), session("s", "other"))] == [3.0, -1.0]
 
     def test_numbers_that_are_none_are_left_out(self) -> None:
-        scorer = Agreement(ShadowSettings(score="agreement", agreement="numeric", margin=0.1))
+        scorer = AgreementScorer(ShadowSettings(score="agreement", agreement="numeric", margin=0.1))
         with pytest.raises(UnscoredError, match="not one number"):
             scorer(session("s", "none at all"), session("s", "7"))
 
     def test_feedback_is_shared_by_the_same_answer_and_by_no_other(self, tmp_path: Path) -> None:
         file = tmp_path / "said.jsonl"
         file.write_text('{"session": "s", "score": 0.2}\n\n{"session": "s", "score": 0.75}\n')
-        scorer = Agreement(ShadowSettings(score="feedback", margin=0.1), read_feedback(file))
+        scorer = AgreementScorer(ShadowSettings(score="feedback", margin=0.1), read_feedback(file))
         served = session("s")
         assert [scorer(served, said) for said in (served, session("s"), session("s", "other"))] == [0.75, 0.75, 0.0]
         with pytest.raises(UnscoredError, match="no feedback"):
@@ -293,9 +295,9 @@ class TestScoring:
 
     def test_the_environment_grades_what_it_knows_and_nothing_else(self, tmp_path: Path) -> None:
         run = recipe_settings("tiny", tmp_path)
-        task = tasks_of(run.environment, "test")[0]
+        task = read_tasks(run.environment, "test")[0]
         right = str(task.data["answer"]) if "answer" in task.data else str(task.data["entry"]["answer"])
-        scorer = Rewards(run)
+        scorer = RewardScorer(run)
         try:
             asked = replace(session("s"), task=Task("s", task.prompt))
             assert scorer(asked, session("s", f"\\boxed{{{right}}}")) == 1.0
@@ -307,7 +309,7 @@ class TestScoring:
 
     def test_terms_of_their_own_grade_any_question(self, tmp_path: Path) -> None:
         run = recipe_settings("tiny", tmp_path, rewards=[{"name": "function", "call": f"{HERE}:short"}])
-        scorer = Rewards(run)
+        scorer = RewardScorer(run)
         try:
             assert scorer(session("s"), session("s", "brief")) == 1.0
             assert scorer(session("s"), session("s", "x" * 100)) == 0.0

@@ -9,14 +9,20 @@ from typing import Any
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft_lab.team_worth.arms import Arm
-from marft_lab.team_worth.options import Options
-from marft_lab.team_worth.scores import Row
-from marft_lab.team_worth.single import answering_role, arms_of, held_against, problem_of, single
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.scores import ResultRow
+from marft_lab.team_evaluation.single_agent import (
+    answer_role,
+    build_variants,
+    compare_at_budget,
+    compare_single_agent,
+    find_problem,
+)
+from marft_lab.team_evaluation.variants import TeamVariant
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.helpers import settings
 
-ALONE = Arm({"a": "last", "b": "last"}, alone="b")
+ALONE = TeamVariant({"a": "last", "b": "last"}, single_role="b")
 
 
 def team_at(price: int, tasks: str, samples: int = 1) -> list[Episode]:
@@ -34,50 +40,50 @@ def bench_of(
 ) -> Told:  # fmt: skip
     """A team that pays a price for an attempt, and what its agent "b" does in the n-th attempt at a task alone."""
 
-    def of(arm: Arm) -> Sequence[Episode]:
-        if not arm.alone:
+    def of(arm: TeamVariant) -> Sequence[Episode]:
+        if not arm.single_role:
             return team_at(price, tasks, arm.samples)
-        numbers = range(arm.first, arm.first + arm.samples)
+        numbers = range(arm.first_sample, arm.first_sample + arm.samples)
         return [replace(alone(n, task), sample=n) for task in reversed(tasks) for n in reversed(numbers)]
 
-    options = Options(samples=samples, attempts=attempts)
+    options = ComparisonOptions(samples=samples, attempts=attempts)
     return told(run or run_of("a", "b"), of, tasks, samples=samples, options=options)
 
 
-def rows_of(held: Told) -> dict[str, Row]:
-    return {row.name: row for row in held_against(held.bench, held.bench.player, ALONE, "b alone", "b")}
+def rows_of(held: Told) -> dict[str, ResultRow]:
+    return {row.name: row for row in compare_at_budget(held.judge, held.judge.player, ALONE, "b alone", "b")}
 
 
 class TestWhoAnswers:
     def test_it_is_whom_the_organization_names_or_the_last_that_answers(self) -> None:
-        assert answering_role(run_of("a", "b")) == "b"
-        assert answering_role(run_of("a", "b", "c", answering="a b")) == "c"
+        assert answer_role(run_of("a", "b")) == "b"
+        assert answer_role(run_of("a", "b", "c", answering="a b")) == "c"
         agents = [{"role": role, "policy": "reasoner", "answers": role != "c"} for role in "abc"]
         policies = {"reasoner": {"model": "base"}}
         debate = {"organization": "debate", "judge": "a"}
-        assert answering_role(settings(agents=agents, policies=policies)) == "b"
-        assert answering_role(settings(agents=agents, policies=policies, team=debate)) == "a"
+        assert answer_role(settings(agents=agents, policies=policies)) == "b"
+        assert answer_role(settings(agents=agents, policies=policies, team=debate)) == "a"
 
     def test_agents_of_a_program_cannot_be_asked_alone(self) -> None:
-        program: Any = SimpleNamespace(team=SimpleNamespace(own_words=True))
-        assert problem_of(program).startswith("the team is a program")
-        assert problem_of(run_of("a", "b")) == ""
+        program: Any = SimpleNamespace(team=SimpleNamespace(writes_prompts=True))
+        assert find_problem(program).startswith("the team is a program")
+        assert find_problem(run_of("a", "b")) == ""
 
     def test_it_is_asked_trained_and_untuned_where_that_is_not_the_same(self) -> None:
         run = run_of("a", "b")
-        assert arms_of(run, {"a": "last", "b": "best"}) == {
-            "b alone": Arm({"a": "last", "b": "best"}, alone="b"),
-            "b alone, untuned": Arm({"a": "base", "b": "base"}, alone="b"),
+        assert build_variants(run, {"a": "last", "b": "best"}) == {
+            "b alone": TeamVariant({"a": "last", "b": "best"}, single_role="b"),
+            "b alone, untuned": TeamVariant({"a": "base", "b": "base"}, single_role="b"),
         }
-        assert [*arms_of(run, {"a": "last", "b": "base"})] == ["b alone"]
-        assert [*arms_of(run_of("a", "b", frozen="b"), {"a": "last"})] == ["b alone"]
+        assert [*build_variants(run, {"a": "last", "b": "base"})] == ["b alone"]
+        assert [*build_variants(run_of("a", "b", frozen="b"), {"a": "last"})] == ["b alone"]
 
     def test_each_of_them_is_held_against_the_team(self) -> None:
         held = bench_of(lambda n, task: attempt(task, roles=("b",), cost=20), price=20)
-        assert [(row.part, row.name) for row in single(held.bench)] == [
+        assert [(row.part, row.name) for row in compare_single_agent(held.judge)] == [
             ("single", "b alone"), ("single", "b alone, untuned"),
         ]  # fmt: skip
-        assert [arm.weights for arm in held.player.played if arm.alone] == [
+        assert [arm.weights for arm in held.player.played if arm.single_role] == [
             {"a": "last", "b": "last"}, {"a": "base", "b": "base"},
         ]  # fmt: skip
 
@@ -108,18 +114,18 @@ class TestBudget:
         assert (vote.tokens, vote.attempts) == ((90 + 60) / 2, 3)
         assert held.notes == []
         assert held.expected == {"single b alone": 4 * 2}
-        assert [(arm.first, arm.samples) for arm in held.player.played if arm.alone] == [(0, 1), (1, 3)]
+        assert [(arm.first_sample, arm.samples) for arm in held.player.played if arm.single_role] == [(0, 1), (1, 3)]
 
     def test_attempts_that_are_made_anyway_are_the_first_of_those(self) -> None:
         held = bench_of(lambda n, task: attempt(task, roles=("b",), cost=10), price=50, samples=2)
         assert "b alone, best of 5 (verifier)" in rows_of(held)
-        assert [(arm.first, arm.samples) for arm in held.player.played if arm.alone] == [(0, 2), (2, 3)]
+        assert [(arm.first_sample, arm.samples) for arm in held.player.played if arm.single_role] == [(0, 2), (2, 3)]
         assert held.expected == {"single b alone": 5 * 2}
 
     def test_where_the_first_attempts_are_all_that_is_paid_for_no_more_are_played(self) -> None:
         held = bench_of(lambda n, task: attempt(task, roles=("b",), cost=10), price=30, samples=3)
         assert "b alone, best of 3 (verifier)" in rows_of(held)
-        assert [(arm.first, arm.samples) for arm in held.player.played if arm.alone] == [(0, 3)]
+        assert [(arm.first_sample, arm.samples) for arm in held.player.played if arm.single_role] == [(0, 3)]
         assert held.notes == []
 
     def test_more_attempts_than_are_allowed_are_not_made_and_that_is_said(self) -> None:
@@ -152,10 +158,12 @@ class TestBudget:
     def test_the_price_is_the_mean_over_tasks_of_each_tasks_mean(self) -> None:
         """Of "t" one attempt of the team failed: so its tasks count alike, (40 + 80) / 2, and not its attempts."""
 
-        def of(arm: Arm) -> Sequence[Episode]:
-            if arm.alone:
+        def of(arm: TeamVariant) -> Sequence[Episode]:
+            if arm.single_role:
                 return [
-                    attempt(t, sample=arm.first + n, roles=("b",), cost=20) for t in "tu" for n in range(arm.samples)
+                    attempt(t, sample=arm.first_sample + n, roles=("b",), cost=20)
+                    for t in "tu"
+                    for n in range(arm.samples)
                 ]
             failed = attempt("t", cost=999, status="failed")
             return [attempt("t", cost=40), failed, attempt("u", cost=80), attempt("u", sample=1, cost=80)]
@@ -223,6 +231,6 @@ class TestVote:
 def test_another_runs_single_agent_is_played_by_its_own_player() -> None:
     held = bench_of(lambda n, task: attempt(task, roles=("b",), cost=50), price=50)
     theirs = Plays(held.player.tasks, lambda arm: [attempt(task, roles=("z",), cost=50, reward=3.0) for task in "tu"])
-    (row,) = held_against(held.bench, theirs, Arm({"z": "last"}), "runs/z", "z")  # type: ignore[arg-type]
+    (row,) = compare_at_budget(held.judge, theirs, TeamVariant({"z": "last"}), "runs/z", "z")  # type: ignore[arg-type]
     assert (row.name, row.values["reward"].value, row.values["reward"].difference) == ("runs/z", 3.0, 3.0)
     assert (len(theirs.played), held.expected) == (1, {"single runs/z": 2})

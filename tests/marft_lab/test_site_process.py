@@ -19,12 +19,12 @@ import pytest
 
 import marft_lab.federated.site as site_module
 from marft.common.errors import RunError
-from marft.models.adapters import WEIGHTS
+from marft.models.adapter_files import WEIGHTS_FILE
 from marft.runs import lock
-from marft_lab.federated.place import Place
-from marft_lab.federated.site import Site, Until
-from marft_lab.federated.words import About, Asked, Failed, Update, data_of, files_of, send
-from marft_lab.federated.words import receive as next_message
+from marft_lab.federated.messages import Assignment, TrainFailure, TrainRequest, Update, pack_files, send, unpack_files
+from marft_lab.federated.messages import receive as next_message
+from marft_lab.federated.site import SiteTrainer, StopAtStep
+from marft_lab.federated.site_folder import SiteFolder
 from tests.marft_lab.test_federated_sites import GIVEN, asked
 from tests.runs import contents
 
@@ -47,7 +47,7 @@ def in_a_fork(do: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def answers_of(folder: Path, *questions: Asked) -> tuple[int, list[Any]]:
+def answers_of(folder: Path, *questions: TrainRequest) -> tuple[int, list[Any]]:
     """What the process of a site answers until it is left, or leaves → its exit status, and that."""
     here, there = socket.socketpair()
 
@@ -60,7 +60,7 @@ def answers_of(folder: Path, *questions: Asked) -> tuple[int, list[Any]]:
     here.settimeout(20)
     own = {"name": "north", "folder": str(folder), "recipe": str(folder / "none.toml"), "changes": {}}
     with here, suppress(OSError, EOFError):
-        send(here, About(own, {"id": "0123", "seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": False}))
+        send(here, Assignment(own, {"id": "0123", "seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": False}))
         for question in questions:
             send(here, question)
             answers.append(next_message(here))
@@ -70,19 +70,19 @@ def answers_of(folder: Path, *questions: Asked) -> tuple[int, list[Any]]:
 class TestTheProcessOfASite:
     def test_answers_until_its_coordinator_has_gone(self, tmp_path: Path) -> None:
         folder = tmp_path / "not" / "there"
-        status, answers = answers_of(folder, *(Asked(round_, 0, *data_of(GIVEN)) for round_ in (1, 2)))
+        status, answers = answers_of(folder, *(TrainRequest(round_, 0, *pack_files(GIVEN)) for round_ in (1, 2)))
         assert status == 0
-        assert [(type(one), one.round, files_of(one)) for one in answers] == [(Update, 1, {}), (Update, 2, {})]
+        assert [(type(one), one.round, unpack_files(one)) for one in answers] == [(Update, 1, {}), (Update, 2, {})]
         assert contents(folder / "given") == GIVEN
         rows = [json.loads(line) for line in (folder / "sent.jsonl").read_text().splitlines()]
         assert [(row["round"], row["file"]) for row in rows] == [(1, "about"), (2, "about")]
 
     def test_that_cannot_says_why_in_a_log_of_its_own(self, tmp_path: Path) -> None:
         status, answers = answers_of(
-            tmp_path, Asked(1, 2, *data_of({"actor/words": b"1"})), Asked(0, 0, *data_of({})),
+            tmp_path, TrainRequest(1, 2, *pack_files({"actor/words": b"1"})), TrainRequest(0, 0, *pack_files({})),
         )  # fmt: skip
         assert status == 0
-        assert [(type(one), one.round) for one in answers] == [(Failed, 1), (Failed, 0)]
+        assert [(type(one), one.round) for one in answers] == [(TrainFailure, 1), (TrainFailure, 0)]
         said = (tmp_path / "site.log").read_text()
         assert "a file that is no adapter's: 'actor/words'" in said
         assert "none.toml" in said
@@ -94,8 +94,8 @@ class TestTheProcessOfASite:
         assert not [*tmp_path.glob(".unfinished*")]
 
     def test_is_the_only_one_of_its_folder(self, tmp_path: Path) -> None:
-        with lock.folder_held(tmp_path / "site.lock"):
-            status, answers = answers_of(tmp_path, Asked(1, 0, *data_of(GIVEN)))
+        with lock.lock_folder(tmp_path / "site.lock"):
+            status, answers = answers_of(tmp_path, TrainRequest(1, 0, *pack_files(GIVEN)))
         assert (status != 0, answers) == (True, [])
         assert "or give the site another folder" in (tmp_path / "site.log").read_text()
 
@@ -106,7 +106,7 @@ class TestTheProcessOfASite:
         def speak() -> None:
             free = os.dup(0)
             os.close(free)
-            site_module._speak_to(log)
+            site_module._redirect_output(log)
             os.write(1, b"said\n")
             os.write(2, b"complained\n")
             assert os.dup(0) == free  # the log is open as these two alone
@@ -120,10 +120,13 @@ class TestTheProcessOfASite:
 
 
 def test_a_site_answers_the_federation_that_it_is_in_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    question = Asked(1, 0, *data_of(GIVEN))
-    answers = [site_module._answer(About({}, {"id": id_}), question, Place(tmp_path)) for id_ in ("0123", "4567")]
-    assert [type(one) for one in answers] == [Update, Failed]
-    assert [json.loads(line)["file"] for line in Place(tmp_path).sent.read_text().splitlines()] == ["about"]
+    question = TrainRequest(1, 0, *pack_files(GIVEN))
+    answers = [
+        site_module._handle_request(Assignment({}, {"id": id_}), question, SiteFolder(tmp_path))
+        for id_ in ("0123", "4567")
+    ]
+    assert [type(one) for one in answers] == [Update, TrainFailure]
+    assert [json.loads(line)["file"] for line in SiteFolder(tmp_path).sent_log.read_text().splitlines()] == ["about"]
     assert "is of another federation" in capsys.readouterr().err
 
 
@@ -134,21 +137,21 @@ def test_why_a_site_cannot_stays_with_it(
     def learned(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Site, "learned", learned)
-    about = About({}, {"id": "0123"})
-    assert site_module._answer(about, asked(3, {"actor/words": b"1"}), Place(tmp_path)).round == 3
+    monkeypatch.setattr(SiteTrainer, "train_round", learned)
+    about = Assignment({}, {"id": "0123"})
+    assert site_module._handle_request(about, asked(3, {"actor/words": b"1"}), SiteFolder(tmp_path)).round == 3
     assert "a canary" in capsys.readouterr().err
 
 
 def test_what_leaves_a_site_has_a_line_as_in_the_ledger(tmp_path: Path) -> None:
     """Keys are in the order of their names there; and a line that was cut short takes no other with it."""
-    place = Place(tmp_path)
-    place.sent.write_text('{"round": 1}\n{"round": 2, "fi')
-    site_module._note_sent(place, Update(2, {"norm": 1.0, "models": {}}, *data_of({f"actor/{WEIGHTS}": b"123"})))
-    assert place.sent.read_text().endswith("}\n")
-    assert [json.loads(line) for line in place.sent.read_text().splitlines()] == [
+    place = SiteFolder(tmp_path)
+    place.sent_log.write_text('{"round": 1}\n{"round": 2, "fi')
+    site_module._log_sent(place, Update(2, {"norm": 1.0, "models": {}}, *pack_files({f"actor/{WEIGHTS_FILE}": b"123"})))
+    assert place.sent_log.read_text().endswith("}\n")
+    assert [json.loads(line) for line in place.sent_log.read_text().splitlines()] == [
         {"round": 1},
-        {"round": 2, "file": f"actor/{WEIGHTS}", "bytes": 3, "digest": hashlib.sha256(b"123").hexdigest()},
+        {"round": 2, "file": f"actor/{WEIGHTS_FILE}", "bytes": 3, "digest": hashlib.sha256(b"123").hexdigest()},
         {
             "round": 2, "file": "about", "bytes": 27,
             "digest": hashlib.sha256(b'{"models": {}, "norm": 1.0}').hexdigest(),
@@ -159,15 +162,15 @@ def test_what_leaves_a_site_has_a_line_as_in_the_ledger(tmp_path: Path) -> None:
 def test_training_stops_at_the_end_of_a_round_and_says_at_once_how_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log, encoding="utf-8"))
-    until = Until(1)
+    until = StopAtStep(1)
     assert not until.wants_stop()
-    until.began(1, 4)
+    until.on_train_start(1, 4)
     assert until.wants_stop()
-    until = Until(3)
-    until.began(1, 4)
-    until.step(2, {"reward": 0.25})
+    until = StopAtStep(3)
+    until.on_train_start(1, 4)
+    until.on_step_end(2, {"reward": 0.25})
     assert not until.wants_stop()
     assert log.getvalue().decode().endswith(" step 2: reward 0.2500\n")
-    until.step(3, {})
+    until.on_step_end(3, {})
     assert until.wants_stop()
     assert log.getvalue().decode().endswith(" step 3: reward nan\n")

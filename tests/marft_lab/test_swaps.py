@@ -6,17 +6,23 @@ from collections.abc import Sequence
 
 from marft.common.types import Episode
 from marft.config import RunSettings
-from marft_lab.team_worth.arms import Arm
-from marft_lab.team_worth.swaps import cross_play, orders, swappable, swaps, words_of
+from marft_lab.team_evaluation.policy_swaps import (
+    compare_swaps,
+    describe_permutation,
+    policy_permutations,
+    run_cross_play,
+    swappable_policies,
+)
+from marft_lab.team_evaluation.variants import TeamVariant
 from tests.benches import attempt, run_of, told
 from tests.helpers import settings
 
 
-def strength(arm: Arm) -> list[Episode]:
+def strength(arm: TeamVariant) -> list[Episode]:
     """A policy of ``last`` earns a reward of its own: "a" 1, "b" 10, "c" 100. Each out of its seat costs a half."""
     worth = {"a": 1.0, "b": 10.0, "c": 100.0}
     reward = sum(worth[policy] for policy, weights in arm.weights.items() if weights == "last")
-    moved = sum(one != two for one, two in arm.seats.items())
+    moved = sum(one != two for one, two in arm.policy_swaps.items())
     return [attempt(task, sample=n, reward=reward - moved / 2) for task in "tuv" for n in range(arm.samples)]
 
 
@@ -27,28 +33,28 @@ def shared() -> RunSettings:
 
 class TestOrders:
     def test_of_three_policies_they_are_all_but_the_teams_own(self) -> None:
-        found = ["".join(order[one] for one in "abc") for order in orders(["a", "b", "c"])]
+        found = ["".join(order[one] for one in "abc") for order in policy_permutations(["a", "b", "c"])]
         assert found == ["acb", "bac", "bca", "cab", "cba"]
 
     def test_of_four_they_are_the_pairs(self) -> None:
-        assert [words_of(order) for order in orders(["a", "b", "c", "d"])] == [
+        assert [describe_permutation(order) for order in policy_permutations(["a", "b", "c", "d"])] == [
             "a ⇄ b", "a ⇄ c", "a ⇄ d", "b ⇄ c", "b ⇄ d", "c ⇄ d",
         ]  # fmt: skip
-        assert orders(["a"]) == []
+        assert policy_permutations(["a"]) == []
 
 
 class TestSwaps:
     def test_only_trained_policies_of_one_model_take_each_others_seats(self) -> None:
-        assert swappable(run_of("a", "b", "c", "d", frozen="d", other_model="b")) == [["a", "c"], ["b"]]
-        assert swappable(shared()) == [["both"]]
+        assert swappable_policies(run_of("a", "b", "c", "d", frozen="d", other_model="b")) == [["a", "c"], ["b"]]
+        assert swappable_policies(shared()) == [["both"]]
 
     def test_each_order_is_played_with_the_teams_weights_and_held_against_it(self) -> None:
         held = told(run_of("a", "b", "c", other_model="b"), strength, "tuv", samples=2)
-        (row,) = swaps(held.bench)
+        (row,) = compare_swaps(held.judge)
         assert (row.part, row.name, row.tasks) == ("swap", "swapped: a ⇄ c", 3)
         assert (row.values["reward"].value, row.values["reward"].difference) == (110.0, -1.0)
         arms = held.player.played
-        assert [arm.seats for arm in arms if arm.seats] == [{"a": "c", "c": "a"}]
+        assert [arm.policy_swaps for arm in arms if arm.policy_swaps] == [{"a": "c", "c": "a"}]
         assert all(arm.weights == {"a": "last", "b": "last", "c": "last"} for arm in arms)
         assert held.expected == {"swap": 6}
         assert [text for _, text in held.notes if "different models" in text] == [
@@ -59,7 +65,7 @@ class TestSwaps:
 class TestCrossPlay:
     def test_each_policys_checkpoints_play_in_teams_of_each_other_checkpoint(self) -> None:
         held = told(run_of("a", "b", "c"), strength, "tuv", samples=2, crossed=["base", "last"])
-        first, _, third = cross_play(held.bench)
+        first, _, third = run_cross_play(held.judge)
         assert (first.policy, first.others, list(first.checkpoints)) == ("a", "b, c", ["base", "last"])
         assert (third.policy, third.others) == ("c", "a, b")
 
@@ -78,13 +84,13 @@ class TestCrossPlay:
 
     def test_of_two_policies_one_matrix_says_it_all(self) -> None:
         held = told(run_of("a", "b"), strength, "tuv", crossed=["base", "last", "best"])
-        assert [(matrix.policy, matrix.others) for matrix in cross_play(held.bench)] == [("a", "b")]
+        assert [(matrix.policy, matrix.others) for matrix in run_cross_play(held.judge)] == [("a", "b")]
         assert held.expected == {"cross-play": 9 * 3}
 
     def test_one_policy_or_one_checkpoint_crosses_nothing(self) -> None:
         for run, crossed in ((run_of("a", "b"), ["last"]), (run_of("a", "b", frozen="b"), ["base", "last"])):
             held = told(run, strength, "tuv", crossed=crossed)
-            assert cross_play(held.bench) == []
+            assert run_cross_play(held.judge) == []
             assert (held.expected, held.player.played) == ({}, [])
 
 
@@ -92,7 +98,7 @@ class TestNotes:
     @staticmethod
     def of(run: RunSettings, crossed: Sequence[str] = ("base", "last")) -> list[str]:
         held = told(run, lambda _: [attempt(success=True)], crossed=crossed)
-        swaps(held.bench)
+        compare_swaps(held.judge)
         assert {part for part, _ in held.notes} <= {"swap"}
         return [text for _, text in held.notes]
 

@@ -15,23 +15,23 @@ from marft.agents.game import Attempt
 from marft.common import atomic
 from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.envs.tasks import tasks_of
-from marft.models.formats import load_formats
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
-from marft_lab.scripted import ScriptedTeam
+from marft.envs.tasks import read_tasks
+from marft.models.tokenizer_format import load_formats
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
+from marft_lab.scripted_team import ScriptedTeam
 from marft_lab.synthesis import manifest
-from marft_lab.synthesis.manifest import Made
+from marft_lab.synthesis.manifest import SynthesisResult
 from marft_lab.synthesis.session import synthesize
-from marft_serve.traces.lessons import read_lessons
-from marft_serve.traces.record import Tally
+from marft_serve.traces.imitation_data import load_imitation_data
 from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.types import SkipCounter
 from tests.cold_worlds import cold
 
 DICE = {"environment": {"name": "tests.cold_worlds:Dice"}, "synthesis.attempts": 1}
 
 
-def made_of(run: RunSettings, **options: Any) -> Made:
+def made_of(run: RunSettings, **options: Any) -> SynthesisResult:
     return synthesize(run, RunFolder(Path(run.output) / run.name), **options)
 
 
@@ -39,7 +39,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def rows_in(made: Made) -> list[dict[str, Any]]:
+def rows_in(made: SynthesisResult) -> list[dict[str, Any]]:
     files = sorted(made.path.glob("*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -58,7 +58,7 @@ def test_rows_say_where_they_are_from_and_the_manifest_what_was_left_out(tmp_pat
     assert funnel[2]["dropped"]["says what another one says"] > 0
     assert told["episodes"] == made.episodes == funnel[-1]["kept"] > 2
     assert told["rows"] == made.rows == {"actor": made.episodes, "reasoner": made.episodes}
-    train = {task.id for task in tasks_of(run.environment, "train")}
+    train = {task.id for task in read_tasks(run.environment, "train")}
     for row in rows_in(made):
         origin = row["from"]
         assert origin["task"] == row["task"] in train
@@ -84,7 +84,7 @@ def test_the_same_is_made_again_to_the_byte(tmp_path: Path) -> None:
 def test_what_was_stopped_goes_on_and_plays_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_of(cold(tmp_path / "whole"))
     run, played = cold(tmp_path / "stopped"), list[str]()
-    original = ScriptedTeam.attempt
+    original = ScriptedTeam.play_attempts
 
     def counted(team: ScriptedTeam, attempts: Sequence[Attempt]) -> list[Episode]:
         if len(played) == 6:
@@ -93,7 +93,7 @@ def test_what_was_stopped_goes_on_and_plays_nothing_twice(tmp_path: Path, monkey
         played.extend(one.task.id for one in attempts)
         return list(original(team, attempts))
 
-    monkeypatch.setattr(ScriptedTeam, "attempt", counted)
+    monkeypatch.setattr(ScriptedTeam, "play_attempts", counted)
     with pytest.raises(KeyboardInterrupt):
         made_of(run)
     folder = tmp_path / "stopped" / "cold"
@@ -113,7 +113,7 @@ def test_what_was_stopped_goes_on_and_plays_nothing_twice(tmp_path: Path, monkey
 
 def test_what_could_not_be_scored_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_of(cold(tmp_path / "whole"))
-    original, down, played = ScriptedTeam.attempt, [True], list[str]()
+    original, down, played = ScriptedTeam.play_attempts, [True], list[str]()
 
     def attempt(team: ScriptedTeam, attempts: Sequence[Attempt]) -> list[Episode]:
         played.extend(one.task.id for one in attempts)
@@ -123,7 +123,7 @@ def test_what_could_not_be_scored_is_played_again(tmp_path: Path, monkeypatch: p
             episodes[1] = replace(episodes[1], status="failed", error="nobody answered")
         return episodes
 
-    monkeypatch.setattr(ScriptedTeam, "attempt", attempt)
+    monkeypatch.setattr(ScriptedTeam, "play_attempts", attempt)
     run = cold(tmp_path / "failed")
     made_of(run)
     first = len(played)
@@ -139,7 +139,7 @@ def test_rows_are_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         made_of(run, resume=True)
     monkeypatch.undo()
     assert bytes_in(tmp_path / "cold" / "rows") == before
-    assert not list((tmp_path / "cold").glob(f"{atomic.UNFINISHED}*"))
+    assert not list((tmp_path / "cold").glob(f"{atomic.TEMP_PREFIX}*"))
 
 
 def _cut_short(count: int) -> Any:
@@ -160,11 +160,11 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
     played = [one for path in sorted((tmp_path / "cold" / "episodes").iterdir()) for one in read_episodes(path)]
     actions = [a for one in played if f"{one.task.id} #{one.sample}" in kept for a in one.actions]
     run = cold(tmp_path, **{"sft.traces": [str(tmp_path / "cold")], "sft.held_out": 0.0})
-    tally = Tally()
-    lessons = read_lessons(run, load_formats(run), tally)
+    tally = SkipCounter()
+    lessons = load_imitation_data(run, load_formats(run), tally)
     assert not tally.skipped
-    assert len(lessons.trained) == len(actions) == 2 * made.episodes
-    for sample, action in zip(lessons.trained, actions, strict=True):
+    assert len(lessons.train) == len(actions) == 2 * made.episodes
+    for sample, action in zip(lessons.train, actions, strict=True):
         assert sample.action.agent == action.agent
         assert np.array_equal(sample.action.prompt, action.prompt)
         assert np.array_equal(sample.action.tokens, action.tokens)
@@ -174,8 +174,8 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
 def test_prompts_of_rows_are_what_is_learned_from_where_a_recipe_says_so(tmp_path: Path) -> None:
     made = made_of(cold(tmp_path))
     run = cold(tmp_path, **{"sft.traces": [str(made.path)], "sft.held_out": 0.0})
-    by_prompt = run.model_copy(update={"sft": SftSettings.of(run).model_copy(update={"prompts": "trace"})})
-    told, again = (read_lessons(one, load_formats(one), Tally()).trained for one in (run, by_prompt))
+    by_prompt = run.model_copy(update={"sft": SftSettings.from_run(run).model_copy(update={"prompts": "trace"})})
+    told, again = (load_imitation_data(one, load_formats(one), SkipCounter()).train for one in (run, by_prompt))
     assert len(told) == len(again)
     for one, other in zip(told, again, strict=True):
         assert np.array_equal(one.action.prompt, other.action.prompt)
@@ -186,9 +186,9 @@ def test_a_session_that_is_random_is_the_same_when_it_is_told_again_under_any_se
     made = made_of(cold(tmp_path, **DICE))
     assert made.episodes == 6
     run = cold(tmp_path, **DICE, **{"sft.traces": [str(made.path)], "seed": 5, "sft.held_out": 0.0})
-    lessons = read_lessons(run, load_formats(run), Tally())
+    lessons = load_imitation_data(run, load_formats(run), SkipCounter())
     tokenizer = load_formats(run)["base"].tokenizer
-    for sample in lessons.trained:
+    for sample in lessons.train:
         shown, said = (tokenizer.decode(ids.tolist()) for ids in (sample.action.prompt, sample.action.tokens[:-1]))
         assert f"It is {said}" in shown
 
@@ -197,6 +197,6 @@ def test_a_balance_is_by_a_field_of_the_tasks(tmp_path: Path) -> None:
     changes = {**DICE, "synthesis.tasks": 5, "synthesis.balance": "level"}  # levels 0 1 0 1 0
     made = made_of(cold(tmp_path, **changes))
     assert made.episodes == 4
-    assert made.funnel[-1].dropped == {"more of its kind of task than of the rarest": 1}
+    assert made.stages[-1].dropped == {"more of its kind of task than of the rarest": 1}
     with pytest.raises(ValueError, match="no field 'levels'"):
         made_of(cold(tmp_path / "other", **{**changes, "synthesis.balance": "levels"}))

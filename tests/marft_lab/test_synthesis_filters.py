@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
-from marft.config.parts import FilterPart
-from marft.evaluation.trajectories.handoffs import looping
-from marft_lab.synthesis.candidates import Candidate, World
+from marft.config.plugin_types import FilterPart
+from marft.evaluation.trajectories.handoffs import find_loops
+from marft_lab.synthesis.candidates import Candidate, FilterContext
+from marft_lab.synthesis.filtering import FilterStage, apply_filters, reject_over_cap, reject_unbalanced
 from marft_lab.synthesis.filters.duplicates import Duplicates
-from marft_lab.synthesis.filters.handoffs import Handoffs, efficiencies
-from marft_lab.synthesis.filters.leakage import HELD_OUT, Leakage, nearly_held_out
+from marft_lab.synthesis.filters.handoffs import Handoffs, handoff_efficiencies
+from marft_lab.synthesis.filters.leakage import HELD_OUT_REASON, Leakage, find_near_duplicates
 from marft_lab.synthesis.filters.success import Success
-from marft_lab.synthesis.sifting import Passage, out_of_balance, over_cap, sifted
 from tests.episodes import make_action
 from tests.marft.evaluation.test_trajectories import talk
 
-NO_WORLD = World()
+NO_WORLD = FilterContext()
 
 
 def candidate(
@@ -38,8 +38,8 @@ def candidate(
     return Candidate(episode, read or {})
 
 
-def refused(part: FilterPart, *candidates: Candidate, world: World = NO_WORLD) -> dict[int, str]:
-    return dict(part.refused(candidates, world))  # type: ignore[attr-defined]
+def refused(part: FilterPart, *candidates: Candidate, world: FilterContext = NO_WORLD) -> dict[int, str]:
+    return dict(part.reject(candidates, world))  # type: ignore[attr-defined]
 
 
 def test_what_failed_is_left_out_and_what_nobody_graded_needs_a_least_reward() -> None:
@@ -56,7 +56,7 @@ def test_what_failed_is_left_out_and_what_nobody_graded_needs_a_least_reward() -
 def test_efficiency_of_handoffs_is_the_fewest_of_the_task_against_its_own(pairs: list[tuple[str, int]]) -> None:
     tasks, counts = [task for task, _ in pairs], [count for _, count in pairs]
     slow = [(1 + min(c for other, c in pairs if other == task)) / (1 + count) for task, count in pairs]
-    assert efficiencies(tasks, counts) == pytest.approx(slow)
+    assert handoff_efficiencies(tasks, counts) == pytest.approx(slow)
     assert all(0 < share <= 1 for share in slow)
 
 
@@ -66,7 +66,7 @@ def test_detours_and_loops_are_left_out_and_only_within_their_task() -> None:
     assert list(refused(Handoffs(), direct, detour, other)) == [1]  # (1 + 1) / (1 + 4) = 0.4
     assert list(refused(Handoffs(least=0.4), direct, detour, other)) == []
     loop = candidate(agents="abababa", task="loop")
-    assert looping("abababa")
+    assert find_loops("abababa")
     assert refused(Handoffs(), loop) == {0: "two agents passed it back and forth"}
     assert refused(Handoffs(loops=True), loop) == {}
     assert list(refused(Handoffs(), loop, candidate(agents="acb" * 5, task="loop"))) == [0], (
@@ -114,34 +114,36 @@ TEST = Task("held/1", "Sam has nineteen red apples and gives seven of them to Ad
     ],
 )
 def test_a_task_that_is_held_out_is_known_whatever_it_is_called(task: Task, near: bool) -> None:
-    assert bool(nearly_held_out([task], [TEST], 0.8)) is near
+    assert bool(find_near_duplicates([task], [TEST], 0.8)) is near
     if task.id == "train/2":
-        assert nearly_held_out([task], [TEST], 0.6)
-        assert not nearly_held_out([task], [TEST], 0.0), "0 looks at what is the same alone"
+        assert find_near_duplicates([task], [TEST], 0.6)
+        assert not find_near_duplicates([task], [TEST], 0.0), "0 looks at what is the same alone"
     if task.id == "train/1":
-        assert nearly_held_out([task], [TEST], 0.0)
+        assert find_near_duplicates([task], [TEST], 0.0)
         twice = [TEST, replace(TEST, id="held/2", data={"answer": "13"})]  # then the data say which task it is
-        assert nearly_held_out([task], twice, 0.8)
-        assert not nearly_held_out([replace(task, data={"answer": "14"})], twice, 0.8)
+        assert find_near_duplicates([task], twice, 0.8)
+        assert not find_near_duplicates([replace(task, data={"answer": "14"})], twice, 0.8)
 
 
 def test_a_prompt_that_comes_twice_hides_no_other_task() -> None:
     """What is nearly a held-out task was let through as soon as any two held-out tasks had one prompt."""
     near = Task("train/2", TEST.prompt.replace("Ada", "Bob"), {"answer": "12"})
     others = [Task(f"held/{n}", "Which ship goes where in winter, of all four?", {"answer": str(n)}) for n in (2, 3)]
-    assert nearly_held_out([near], [TEST, *others], 0.6) == {"train/2"}
+    assert find_near_duplicates([near], [TEST, *others], 0.6) == {"train/2"}
 
 
 def test_of_a_task_the_best_attempts_stay() -> None:
     tasks, worth = ["a", "a", "b", "a"], [(0.5, -2.0), (1.0, -3.0), (0.0, -1.0), (1.0, -2.0)]
-    assert list(over_cap(tasks, 1, worth)) == [0, 1]
-    assert list(over_cap(tasks, 2, worth)) == [0]
-    assert list(over_cap(tasks, 2)) == [3], "of equally good ones the first"
+    assert list(reject_over_cap(tasks, 1, worth)) == [0, 1]
+    assert list(reject_over_cap(tasks, 2, worth)) == [0]
+    assert list(reject_over_cap(tasks, 2)) == [3], "of equally good ones the first"
 
 
 def test_episodes_of_held_out_tasks_are_left_out() -> None:
     theirs = candidate(task="train/1", prompt=TEST.prompt, data=dict(TEST.data))
-    assert refused(Leakage(), theirs, candidate(prompt="p"), world=World(held_out=[TEST])) == {0: HELD_OUT}
+    assert refused(Leakage(), theirs, candidate(prompt="p"), world=FilterContext(held_out=[TEST])) == {
+        0: HELD_OUT_REASON
+    }
 
 
 def leaky(read: str, *, observed: str = "2 + 3 + 51 =", agents: str = "ab", words: Sequence[str] = ("I", "56")) -> Any:
@@ -158,8 +160,10 @@ def test_an_answer_that_nobody_had_told_is_a_leak_and_one_that_was_worked_out_is
     assert refused(Leakage(), leaky("You are asked: 2 + 3 + 51 =")) == {}
     assert refused(Leakage(), leaky("A message from a: 56", words=("It is 56.", "56"))) == {}, "a teammate said it"
     assert refused(Leakage(), leaky("shown: 56", observed="The wall says 56.")) == {}, "the environment showed it"
-    assert refused(Leakage(), leaky("as ever, 56"), world=World(told={"b": "as ever, 56"})) == {}, "it is always told"
-    assert refused(Leakage(), leaky("as ever, 56"), world=World(told={"a": "as ever, 56"})) == {
+    assert refused(Leakage(), leaky("as ever, 56"), world=FilterContext(role_prompts={"b": "as ever, 56"})) == {}, (
+        "it is always told"
+    )
+    assert refused(Leakage(), leaky("as ever, 56"), world=FilterContext(role_prompts={"a": "as ever, 56"})) == {
         0: "b read an answer that nobody had told it"
     }, "what one role is told, another one is not"
     assert refused(Leakage(answers=("truth",)), secret) == {}
@@ -176,7 +180,7 @@ def test_what_an_agent_said_and_heard_of_tools_itself_up_to_then_accounts_for_an
         ((first, replace(second, continues=())), True),
         ((replace(first, calls=()), second), True),
     ):
-        told = replace(found, episode=replace(found.episode, actions=actions), read={second.id: "so far: 56"})
+        told = replace(found, episode=replace(found.episode, actions=actions), prompts={second.id: "so far: 56"})
         assert refused(Leakage(), told) == ({0: "b read an answer that nobody had told it"} if leaks else {})
 
 
@@ -209,17 +213,17 @@ def test_a_silent_role_may_not_say_the_answer() -> None:
 
 def test_the_funnel_counts_what_each_part_leaves_out_and_keeps_the_order() -> None:
     some = [candidate(str(n), success=n % 2 == 0) for n in range(6)] + [candidate("0")]
-    left, passages = sifted(some, [Success(), Duplicates()], NO_WORLD)  # type: ignore[list-item]
+    left, passages = apply_filters(some, [Success(), Duplicates()], NO_WORLD)  # type: ignore[list-item]
     assert [one.episode.actions[0].text for one in left] == ["0", "2", "4"]
     assert passages == [
-        Passage("Success", 7, {"not solved": 3}), Passage("Duplicates", 4, {"says what another one says": 1})
+        FilterStage("Success", 7, {"not solved": 3}), FilterStage("Duplicates", 4, {"says what another one says": 1})
     ]  # fmt: skip
-    assert [one.kept for one in passages] == [4, 3]
+    assert [one.kept_count for one in passages] == [4, 3]
 
 
 @given(st.lists(st.sampled_from("xyz"), max_size=15), st.integers(0, 4))
 def test_no_task_has_more_than_its_cap_and_none_is_lost_below_it(tasks: list[str], cap: int) -> None:
-    left = [task for place, task in enumerate(tasks) if place not in over_cap(tasks, cap)]
+    left = [task for place, task in enumerate(tasks) if place not in reject_over_cap(tasks, cap)]
     for task in "xyz":
         assert left.count(task) == (min(cap, tasks.count(task)) if cap else tasks.count(task))
 
@@ -229,7 +233,7 @@ def test_a_balance_keeps_as_many_of_each_kind_as_of_the_rarest_and_as_many_tasks
     pairs: list[tuple[int, int]],
 ) -> None:
     tasks = [Task(f"{level}/{number}", "?", {"level": level}) for level, number in pairs]
-    left = [task for place, task in enumerate(tasks) if place not in out_of_balance(tasks, "level")]
+    left = [task for place, task in enumerate(tasks) if place not in reject_unbalanced(tasks, "level")]
     levels = [task.data["level"] for task in tasks]
     fewest = min((levels.count(level) for level in set(levels)), default=0)
     for level in set(levels):
@@ -251,5 +255,5 @@ def test_what_a_teammate_heard_and_did_not_pass_on_is_no_excuse() -> None:
     c = make_action("c", index=0, text="It is 56.")
     a = replace(make_action("a", index=1, text="Wait."), sees=(c.id,), message_tokens=(1,))
     b = replace(make_action("b", index=2, text="56"), sees=(a.id,), message_tokens=(1,))
-    told = replace(found, episode=replace(found.episode, actions=(c, a, b)), read={b.id: "psst: 56"})
+    told = replace(found, episode=replace(found.episode, actions=(c, a, b)), prompts={b.id: "psst: 56"})
     assert refused(Leakage(), told) == {0: "b read an answer that nobody had told it"}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from marft.config import to_toml
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.cli.synthesis import synthesize
-from marft_lab.synthesis.asked import changes_of
-from marft_lab.synthesis.teachers import teacher_of
+from marft_lab.synthesis.overrides import teacher_overrides
+from marft_lab.synthesis.teachers import load_teacher
 from tests.cold_worlds import RECIPE, cold
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as marft
@@ -29,26 +29,29 @@ def test_what_is_held_out_is_no_source(tmp_path: Path, split: str) -> None:
 
 def test_a_teacher_is_named_and_is_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nobody is named who plays"):
-        teacher_of(cold(tmp_path, **{"synthesis.teacher": ""}))
+        load_teacher(cold(tmp_path, **{"synthesis.teacher": ""}))
     with pytest.raises(ValueError, match="no run, checkpoint, export or recipe is there"):
-        teacher_of(cold(tmp_path, **{"synthesis.teacher": "nowhere"}))
+        load_teacher(cold(tmp_path, **{"synthesis.teacher": "nowhere"}))
     with pytest.raises(ValueError, match="no run, checkpoint, export or recipe is there; did you mean 'scripts'"):
-        teacher_of(cold(tmp_path, **{"synthesis.teacher": "script"}))
+        load_teacher(cold(tmp_path, **{"synthesis.teacher": "script"}))
     with pytest.raises(ValueError, match="its agents are solver, and those of the recipe actor, reasoner"):
-        teacher_of(cold(tmp_path, **{"synthesis.teacher": "demo_single"}))
+        load_teacher(cold(tmp_path, **{"synthesis.teacher": "demo_single"}))
     silent = cold(tmp_path, environment={"name": "marft.examples.plugins:Guess"})
     with pytest.raises(ValueError, match="has no script"):
-        teacher_of(silent)
+        load_teacher(silent)
 
 
 def test_a_recipe_plays_the_world_of_the_one_that_imitates(tmp_path: Path) -> None:
     run = cold(tmp_path, **{"synthesis.teacher": "demo", "seed": 3})
-    teacher = teacher_of(run)
+    teacher = load_teacher(run)
     assert teacher.run.environment.name == "cold_start_world:Sums"
     assert teacher.run.seed == 3
     assert teacher.run.agents[0].sampling.max_new_tokens == 32, "its agents are its own"
-    assert teacher.about["kind"] == "recipe"
-    assert teacher.about["recipe"] != teacher_of(cold(tmp_path, **{"synthesis.teacher": str(RECIPE)})).about["recipe"]
+    assert teacher.description["kind"] == "recipe"
+    assert (
+        teacher.description["recipe"]
+        != load_teacher(cold(tmp_path, **{"synthesis.teacher": str(RECIPE)})).description["recipe"]
+    )
 
 
 def test_a_filter_is_a_class_of_ones_own_and_one_that_lacks_its_method_is_refused(tmp_path: Path) -> None:
@@ -59,7 +62,7 @@ def test_a_filter_is_a_class_of_ones_own_and_one_that_lacks_its_method_is_refuse
     assert "go on with --resume" in str(error.value) or "goes on with --resume" in str(error.value)
     others = cold(tmp_path, **{"synthesis.filters": [mine[0], {**mine[1], "most": 1000}]})
     assert made_of(others, resume=True).episodes > 2, "what was played is sifted anew"
-    with pytest.raises(ValueError, match="NoFilter is not a filter: no method def refused"):
+    with pytest.raises(ValueError, match="NoFilter is not a filter: no method def reject"):
         cold(tmp_path, **{"synthesis.filters": [{"name": "tests.cold_worlds:NoFilter"}]})
 
 
@@ -103,7 +106,7 @@ def test_a_team_that_was_trained_teaches_with_the_weights_of_its_checkpoint(tmp_
     assert bytes_in(made.path)["actor.jsonl"] == bytes_in(again.path)["actor.jsonl"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no run at"):
-        teacher_of(settings("tiny", tmp_path, synthesis={"teacher": str(tmp_path / "empty")}))
+        load_teacher(settings("tiny", tmp_path, synthesis={"teacher": str(tmp_path / "empty")}))
 
 
 @pytest.mark.slow
@@ -118,7 +121,11 @@ def test_one_command_does_all_of_it_and_goes_on_where_it_was(
     assert "duplicates" in text
     assert "trained 1 steps" in text
     begun = (tmp_path / "team-sft" / "run.json").read_text()
-    assert RunFolder(tmp_path / "team").started_from().endswith(str(RunFolder(tmp_path / "team-sft").saved_steps()[-1]))
+    assert (
+        RunFolder(tmp_path / "team")
+        .initial_checkpoint()
+        .endswith(str(RunFolder(tmp_path / "team-sft").saved_steps()[-1]))
+    )
     text = marft(capsys, "synthesize", str(recipe), "--teacher", "scripts", "--train")
     assert "all 1 steps were trained before" in text
     assert (tmp_path / "team-sft" / "run.json").read_text() == begun
@@ -144,8 +151,8 @@ def test_a_folder_that_is_called_like_the_scripts_is_none_of_them(
 ) -> None:
     (tmp_path / "scripts").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert changes_of("scripts") == {"synthesis.teacher": "scripts"}
-    assert changes_of("./scripts") == {"synthesis.teacher": str(tmp_path / "scripts")}
+    assert teacher_overrides("scripts") == {"synthesis.teacher": "scripts"}
+    assert teacher_overrides("./scripts") == {"synthesis.teacher": str(tmp_path / "scripts")}
 
 
 def test_who_is_not_there_is_said_before_what_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import pytest
 from marft.common.types import Episode, Observation, Prompt, Task, ToolCall, Transition
 from marft_lab.synthesis import session
 from marft_lab.synthesis.candidates import Candidate
-from marft_lab.synthesis.rows import called, rows_of, traced
+from marft_lab.synthesis.rows import build_rows, episode_name, to_trace
 from marft_lab.synthesis.teachers import Teacher
-from marft_serve.traces.record import TracedEpisode
-from marft_serve.traces.retelling import Retelling
-from marft_serve.traces.stage import Stage, Told
+from marft_serve.traces.replay import ReplayedTurn
+from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
+from marft_serve.traces.types import TracedEpisode
 from tests.cold_worlds import cold
 from tests.episodes import make_action
 
@@ -32,38 +32,40 @@ class Teller:
     def __init__(self, lost: Sequence[str] = (), success: bool | None = True) -> None:
         self.lost, self.success = lost, success
 
-    def tell(self, traces: Iterable[TracedEpisode], grade: bool) -> Iterator[Told]:
+    def replay(self, traces: Iterable[TracedEpisode], grade: bool) -> Iterator[ReplayedTrace]:
         assert not grade
         for trace in traces:
             if trace.id not in self.lost:
-                yield Told(trace, replace(episode(), success=self.success), ())
+                yield ReplayedTrace(trace, replace(episode(), success=self.success), ())
 
 
 def test_a_turn_that_was_cut_off_is_not_told_as_a_whole_one() -> None:
     for finish in ("stop", "length"):
-        (turn,) = traced(episode(replace(make_action(), finish=finish)), 0).turns
-        assert turn.whole is (finish == "stop")
+        (turn,) = to_trace(episode(replace(make_action(), finish=finish)), 0).turns
+        assert turn.complete is (finish == "stop")
     called_first = replace(
         make_action(), finish="length", intermediate_texts=("I add.",), calls=(ToolCall("add", "{}", round=0),)
     )
-    assert [turn.whole for turn in traced(episode(called_first), 0).turns] == [True, False], "it went on after a tool"
+    assert [turn.complete for turn in to_trace(episode(called_first), 0).turns] == [True, False], (
+        "it went on after a tool"
+    )
 
 
 def test_what_an_agent_earned_itself_is_the_sum_over_all_steps() -> None:
     steps = tuple(Transition(Observation("o"), 1.0, {"a": earned}) for earned in (0.25, 0.5))
     action = make_action("a")
-    said = [Retelling(action.key, turn, 1, Prompt(action.prompt)) for turn in traced(episode(action), 0).turns]
+    said = [ReplayedTurn(action.key, turn, 1, Prompt(action.prompt)) for turn in to_trace(episode(action), 0).turns]
     played = replace(episode(action), transitions=steps)
-    (row,) = rows_of(Told(traced(played, 0), played, said), played, 0, {})
+    (row,) = build_rows(ReplayedTrace(to_trace(played, 0), played, said), played, 0, {})
     assert (row["from"]["own_reward"], row["from"]["reward"]) == (0.75, 2.0)
 
 
 def test_what_comes_to_another_end_when_it_is_told_again_is_left_out() -> None:
     some = [episode(), episode(sample=1)]
-    kept, passage = session._told_again(cast("Stage", Teller()), 0, some)
+    kept, passage = session._retell(cast("TraceReplayer", Teller()), 0, some)
     assert [one.episode for one in kept] == some
     assert passage.dropped == {}
-    kept, passage = session._told_again(cast("Stage", Teller([called(some[0])], success=False)), 0, some)
+    kept, passage = session._retell(cast("TraceReplayer", Teller([episode_name(some[0])], success=False)), 0, some)
     assert not kept
     assert passage.dropped == {
         "comes to another end when the recipe's team says it": 1, "the recipe's team cannot say it": 1
@@ -83,19 +85,19 @@ def test_of_equally_good_episodes_those_with_the_fewest_turns_are_kept(
         def __exit__(self, *_: object) -> None:
             return None
 
-        def told_whatever(self) -> dict[str, str]:
+        def render_fixed_prompts(self) -> dict[str, str]:
             return {}
 
-    monkeypatch.setattr(session, "Stage", Staged)
+    monkeypatch.setattr(session, "TraceReplayer", Staged)
     monkeypatch.setattr(session, "load_formats", lambda _: {})
-    monkeypatch.setattr(session, "_held_out", lambda *_: [])
-    monkeypatch.setattr(session, "_candidates", lambda _, episodes: [Candidate(one) for one in episodes])
+    monkeypatch.setattr(session, "_held_out_tasks", lambda *_: [])
+    monkeypatch.setattr(session, "_build_candidates", lambda _, episodes: [Candidate(one) for one in episodes])
     turns = [make_action(call=call, index=call, sample=call) for call in range(3)]
     some = [
         episode(*turns, sample=0), episode(*turns[:1], sample=1, reward=0.5), episode(*turns[:2], sample=2),
         episode(*turns, sample=3),
     ]  # fmt: skip
     run = cold(tmp_path, **{"synthesis.per_task": 1, "synthesis.filters": [{"name": "success"}]})
-    kept, passages = session._funnel(run, Teacher(run, {}), some, lambda _: None)
+    kept, passages = session._filter_episodes(run, Teacher(run, {}), some, lambda _: None)
     assert [one.episode.sample for one in kept] == [2]
-    assert [one.kept for one in passages] == [4, 4, 1]
+    assert [one.kept_count for one in passages] == [4, 4, 1]

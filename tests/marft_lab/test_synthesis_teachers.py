@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from marft.rollout import rollouts
+from marft.rollout import local_runner
 from marft_lab.synthesis import teachers
-from marft_lab.synthesis.playing import attempts_of, begun_with
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_lab.synthesis.teachers import Teacher, playing, teacher_of
+from marft_lab.synthesis.teacher_episodes import build_attempts, episode_identity
+from marft_lab.synthesis.teachers import Teacher, load_teacher, open_teacher
 from tests.cold_worlds import cold
 
 
@@ -27,7 +27,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     @contextmanager
     def opened(_: object) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(
-            models=SimpleNamespace(digests=lambda: {"base": "known"}),
+            models=SimpleNamespace(compute_digests=lambda: {"base": "known"}),
             instruct=lambda versions: heard.append(("told", versions)),
             publish=lambda version: heard.append(("published", version)),
             play=lambda attempts: heard.append(("played", attempts)),
@@ -36,9 +36,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     def load(weights: Path, _: object, policies: dict[str, object]) -> None:
         heard.append(("loaded", (weights, [*policies])))
 
-    monkeypatch.setattr(rollouts, "open_rollouts", opened)
+    monkeypatch.setattr(local_runner, "open_rollouts", opened)
     monkeypatch.setattr(teachers, "load_policies", load)
-    monkeypatch.setattr(teachers, "told_at", lambda weights: f"told at {weights}")
+    monkeypatch.setattr(teachers, "read_learned_prompts", lambda weights: f"told at {weights}")
     return heard
 
 
@@ -46,14 +46,14 @@ def test_a_team_that_learned_plays_with_its_weights_and_is_told_what_it_learned(
     tmp_path: Path, heard: list[tuple[str, Any]]
 ) -> None:
     teacher = Teacher(cold(tmp_path), {}, weights=Path("kept"))
-    with playing(teacher) as play:
+    with open_teacher(teacher) as play:
         assert heard == [("loaded", (Path("kept"), ["reasoner", "actor"])), ("told", "told at kept")]
         play([])
     assert heard[2:] == [("published", 0), ("played", [])]
 
 
 def test_a_recipe_plays_as_it_says(tmp_path: Path, heard: list[tuple[str, Any]]) -> None:
-    with playing(Teacher(cold(tmp_path), {})) as play:
+    with open_teacher(Teacher(cold(tmp_path), {})) as play:
         play([])
     assert heard == [("published", 0), ("played", [])]
 
@@ -65,22 +65,24 @@ def test_models_that_a_teacher_did_not_learn_on_are_refused_before_anything_is_l
         raise ValueError(f"other models: {digests}")
 
     teacher = Teacher(cold(tmp_path), {}, weights=Path("kept"), check=check)
-    with pytest.raises(ValueError, match=r"other models: \{'base': 'known'\}"), playing(teacher):
+    with pytest.raises(ValueError, match=r"other models: \{'base': 'known'\}"), open_teacher(teacher):
         pass
     assert not heard
 
 
 def test_what_pays_is_that_of_the_recipe_that_imitates(tmp_path: Path) -> None:
     run = cold(tmp_path, **{"synthesis.teacher": "demo", "rewards": [{"name": "trajectory", "weight": 2.0}]})
-    assert [one.model_dump() for one in teacher_of(run).run.rewards] == [one.model_dump() for one in run.rewards] != []
+    assert (
+        [one.model_dump() for one in load_teacher(run).run.rewards] == [one.model_dump() for one in run.rewards] != []
+    )
 
 
 def test_what_decides_what_is_played_is_known_of_whoever_goes_on(tmp_path: Path) -> None:
     run = cold(tmp_path)
-    teacher, attempts = teacher_of(run), attempts_of(run)
-    begun = begun_with(run, teacher, attempts)
+    teacher, attempts = load_teacher(run), build_attempts(run)
+    begun = episode_identity(run, teacher, attempts)
     for changes, what in (({"attempts": 2}, "attempts"), ({"played_together": 3}, "played_together")):
-        other = run.model_copy(update={"synthesis": SynthesisSettings.of(run).model_copy(update=changes)})
-        after = begun_with(other, teacher, attempts)
+        other = run.model_copy(update={"synthesis": SynthesisSettings.from_run(run).model_copy(update=changes)})
+        after = episode_identity(other, teacher, attempts)
         assert [key for key in begun if begun[key] != after[key]] == [what]
-    assert begun_with(run, replace(teacher, about={}), attempts)["teacher"] != begun["teacher"]
+    assert episode_identity(run, replace(teacher, description={}), attempts)["teacher"] != begun["teacher"]

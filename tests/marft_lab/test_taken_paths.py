@@ -15,17 +15,17 @@ from marft.agents.tools.skills import read_skill
 from marft.cli.app import app
 from marft.common import atomic
 from marft.config import load_recipe, parse_recipe
-from marft.config.reorganizing import read_reorganization
-from marft.envs.rows import read_table
-from marft.envs.tasks import tasks_of
-from marft.runs.folder import RunFolder
+from marft.config.team_changes import read_team_change
+from marft.envs.table_rows import read_table
+from marft.envs.tasks import read_tasks
+from marft.runs.run_folder import RunFolder
 from marft_lab.federated.settings import load_federation
 from marft_lab.flows.network import read_network
 from marft_lab.safety.suite import read_suite
-from marft_lab.shadow.scoring import read_feedback
-from marft_serve.traces.lines import objects
-from marft_serve.traces.record import Tally
+from marft_lab.shadow.scorers import read_feedback
+from marft_serve.traces.json_lines import read_objects
 from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.types import SkipCounter
 from tests.helpers import recipe
 
 TABLE = {"name": "table", "question": "q", "answer": "a", "grading": "exact"}
@@ -53,7 +53,7 @@ def test_a_recipes_paths_may_begin_at_home(home: Path) -> None:
     assert (run.output, run.models["base"].path) == (f"{home}/runs", f"{home}/model")
     assert run.models["base"].chat_template == f"{home}/mine.jinja"
     assert run.policies["actor"].adapter == f"{home}/adapter"
-    assert (run.agents[0].skills, SftSettings.of(run).traces) == ((f"{home}/skill",), (f"{home}/a.jsonl",))
+    assert (run.agents[0].skills, SftSettings.from_run(run).traces) == ((f"{home}/skill",), (f"{home}/a.jsonl",))
     assert (run.tools["x"].folder, run.tools["x"].log) == (f"{home}/there", "~root-is-nobody/x")  # type: ignore[attr-defined]
     assert parse_recipe(recipe(), ("--output", "~/elsewhere")).output == f"{home}/elsewhere"
 
@@ -75,26 +75,26 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes(codecs.BOM_UTF8 + tomli_w.dumps(recipe()).encode())
     assert load_recipe(tmp_path / "mine.toml").seed == 0
     (tmp_path / "traces.jsonl").write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n')
-    assert [found for _, found in objects(tmp_path / "traces.jsonl", Tally())] == [{"a": 1}]
+    assert [found for _, found in read_objects(tmp_path / "traces.jsonl", SkipCounter())] == [{"a": 1}]
     (tmp_path / "said.jsonl").write_bytes(codecs.BOM_UTF8 + b'{"session": "x", "score": 1}\n')
     assert read_feedback(tmp_path / "said.jsonl") == {"x": 1.0}
     (tmp_path / "team.toml").write_bytes(codecs.BOM_UTF8 + b'[team]\norganization = "chain"\n')
-    assert read_reorganization(tmp_path / "team.toml").name == "team"
+    assert read_team_change(tmp_path / "team.toml").name == "team"
 
 
 @pytest.mark.parametrize("suffix", ROWS)
 def test_a_table_may_begin_with_a_byte_order_mark(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"rows{suffix}").write_bytes(codecs.BOM_UTF8 + ROWS[suffix].encode())
     run = parse_recipe(recipe(environment={**TABLE, "path": str(tmp_path / f"rows{suffix}")}))
-    assert tasks_of(run.environment, "train")[0].data["q"].startswith("x")
+    assert read_tasks(run.environment, "train")[0].data["q"].startswith("x")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize(
     "read",
     [
-        load_recipe, load_federation, read_reorganization, read_suite, read_network, read_feedback,
-        lambda path: list(objects(path, Tally())), lambda path: list(read_table(f"{path}.csv", "", "")),
+        load_recipe, load_federation, read_team_change, read_suite, read_network, read_feedback,
+        lambda path: list(read_objects(path, SkipCounter())), lambda path: list(read_table(f"{path}.csv", "", "")),
         lambda path: list(read_table(f"{path}.jsonl", "", "")), lambda path: list(read_table(f"{path}.parquet", "", "")),
         lambda path: read_skill(str(path.parent / "skill")),
     ],
@@ -112,6 +112,6 @@ def test_what_is_no_regular_file_is_refused_at_once(read: object, kind: str, tmp
 
 
 def test_what_is_there_and_regular_is_read(tmp_path: Path) -> None:
-    assert atomic.regular(tmp_path / "not there") == tmp_path / "not there"
+    assert atomic.check_regular_file(tmp_path / "not there") == tmp_path / "not there"
     with pytest.raises(OSError, match="it is a folder"):
-        atomic.regular(tmp_path)
+        atomic.check_regular_file(tmp_path)

@@ -16,20 +16,20 @@ import pytest
 from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.play import play
-from marft.agents.tasks import own_copy
+from marft.agents.task_copies import copy_task
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.load import load_recipe
-from marft.envs.gradings import ByFunction
+from marft.envs.graders import FunctionGrader
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.envs.scripts import Cue
-from marft.rewards.composer import RewardComposer
+from marft.envs.scripted_policy import PolicyInput
+from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import Function, Outcome, Term, TermReward
-from marft.rollout.drawing import Draws
+from marft.rollout.task_sampler import TaskSampler
 from marft.trainer.batching import FixedLogProbs
-from marft.trainer.interfaces import CreditInputs, Credits
-from marft_lab.scripted import ScriptedTeam
-from marft_lab.synthesis.candidates import Candidate, World
-from marft_lab.synthesis.sifting import sifted
+from marft.trainer.interfaces import CreditInputs, CreditOutput
+from marft_lab.scripted_team import ScriptedTeam
+from marft_lab.synthesis.candidates import Candidate, FilterContext
+from marft_lab.synthesis.filtering import apply_filters
 from marft_serve.gateway.client import Client
 from tests.episodes import make_action
 from tests.fakes import goes_on
@@ -102,7 +102,7 @@ def test_no_reward_term_finds_what_another_has_written() -> None:
         Function(call="tests.marft_lab.test_task_data:writes"),
         Function(call="tests.marft_lab.test_task_data:writes", weight=2.0),
     ]
-    compose = RewardComposer(terms, ("a",), LoopThreadPool(), 5.0)
+    compose = RewardManager(terms, ("a",), LoopThreadPool(), 5.0)
     for _ in range(2):
         made = asyncio.run(compose(episode))
         assert not made.error
@@ -114,13 +114,13 @@ def test_odds_find_what_nobody_has_written() -> None:
     found: list[bool] = []
 
     class Odd(ReasoningGym):
-        def odds(self, task: Task) -> float:
+        def sampling_weight(self, task: Task) -> float:
             found.append(spoiled(task))
             return 1.0
 
     run = settings().model_copy(update={"environment": Odd.model_validate({"dataset": "chain_sum"})})
     for _ in range(2):
-        Draws(run, [TASK])
+        TaskSampler(run, [TASK])
     assert found == [False, False]
     assert TASK.data == {"answers": [["hi"]], "seen": 0}
 
@@ -129,9 +129,9 @@ def test_a_credit_writes_into_no_episode(tmp_path: Path) -> None:
     found: list[bool] = []
 
     class Spoiling:
-        def assign(self, inputs: CreditInputs) -> Credits:
+        def assign(self, inputs: CreditInputs) -> CreditOutput:
             found.extend(spoiled(episode.task) for episode in inputs.episodes)
-            return Credits([np.zeros(1) for _ in inputs.actions])
+            return CreditOutput([np.zeros(1) for _ in inputs.actions])
 
     learner = begun(recipe(tmp_path, "grpo", "--algorithm.level", "action"))
     learner.credit = Spoiling()  # type: ignore[assignment]
@@ -147,13 +147,13 @@ def test_a_filter_writes_into_nothing_that_another_reads() -> None:
     class Spoiling:
         name = "spoiling"
 
-        def refused(self, candidates: Sequence[Candidate], world: World) -> dict[int, str]:
-            tasks = [*(candidate.episode.task for candidate in candidates), *world.held_out]
+        def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> dict[int, str]:
+            tasks = [*(candidate.episode.task for candidate in candidates), *context.held_out]
             found.extend(map(spoiled, tasks))
             return {}
 
     some = [Candidate(replace(episode, task=TASK)) for episode in episodes(1)]
-    left, _ = sifted(some, [Spoiling(), Spoiling()], World(held_out=[TASK]))
+    left, _ = apply_filters(some, [Spoiling(), Spoiling()], FilterContext(held_out=[TASK]))
     assert left == some
     assert not any(found)
     assert TASK.data == {"answers": [["hi"]], "seen": 0}
@@ -162,7 +162,7 @@ def test_a_filter_writes_into_nothing_that_another_reads() -> None:
 def test_a_script_writes_into_no_task() -> None:
     found: list[bool] = []
 
-    def script(cue: Cue) -> str:
+    def script(cue: PolicyInput) -> str:
         found.append(spoiled(cue.task))
         return "hi"
 
@@ -180,7 +180,7 @@ def spoils_a_row(row: Any, text: str) -> bool:
 
 
 def test_a_grading_finds_a_row_as_it_was_read() -> None:
-    grading = ByFunction(call="tests.marft_lab.test_task_data:spoils_a_row")
+    grading = FunctionGrader(call="tests.marft_lab.test_task_data:spoils_a_row")
     assert [grading.grade("", TASK.data, "hi").success for _ in range(2)] == [True, True]
 
 
@@ -209,7 +209,7 @@ def test_no_reward_term_writes_into_what_is_learned_from(wrote: str) -> None:
     action = make_action("a")
     paid = Transition(observation, 1.0, {"a": 0.5})
     episode = Episode(TASK, "train/0", 0, (action,), "terminated", (paid,))
-    compose = RewardComposer([Writes.model_validate({"wrote": wrote}), Outcome()], ("a",), LoopThreadPool(), 5.0)
+    compose = RewardManager([Writes.model_validate({"wrote": wrote}), Outcome()], ("a",), LoopThreadPool(), 5.0)
     made = asyncio.run(compose(episode))
     if wrote in ("tokens", "log_probs", "prompt"):  # told, and not only undone
         assert "read-only" in made.error
@@ -242,7 +242,7 @@ def test_a_copy_of_a_task_shares_what_cannot_be_changed_and_nothing_else() -> No
     data: dict[str, Any] = {
         "text": text, "rows": [{"a": (1, [2])}], "array": np.zeros(2), "set": {1}, "lock": lock, "key": {(1, 2): None},
     }  # fmt: skip
-    copy = own_copy(Task("t", "p", data)).data
+    copy = copy_task(Task("t", "p", data)).data
     assert copy["text"] is text
     assert copy["lock"] is lock
     copy["rows"][0]["a"][1].append(3)
@@ -252,8 +252,8 @@ def test_a_copy_of_a_task_shares_what_cannot_be_changed_and_nothing_else() -> No
     assert (data["rows"], data["set"], data["key"]) == ([{"a": (1, [2])}], {1}, {(1, 2): None})
     assert data["array"].tolist() == [0.0, 0.0]
     shown = MappingProxyType({"inner": MappingProxyType({"list": [1]})})
-    own_copy(Task("t", "p", shown)).data["inner"]["list"].append(2)
+    copy_task(Task("t", "p", shown)).data["inner"]["list"].append(2)
     assert shown["inner"]["list"] == [1]
     circle: dict[str, Any] = {}
     circle["self"] = circle
-    assert own_copy(Task("t", "p", circle)).data["self"] is not circle
+    assert copy_task(Task("t", "p", circle)).data["self"] is not circle

@@ -10,13 +10,22 @@ from typing import Any
 from marft.agents.agents import Agent
 from marft.agents.channels.raw import Raw
 from marft.agents.organizations.chain import Chain
-from marft.agents.rendering import Message
+from marft.agents.renderer import Message
 from marft.agents.team import Team
-from marft.common.types import JointAction, Observation, Profile
-from marft_lab.team_worth.teams import Alone, Unheard, alone, reseated, unheard
+from marft.common.types import AgentProfile, JointAction, Observation
+from marft_lab.team_evaluation.team_variants import (
+    MutedChannel,
+    SingleAgentTeam,
+    with_muted_agents,
+    with_single_agent,
+    with_swapped_policies,
+)
 from tests.episodes import make_action
 
-TEAM = Team((Agent(Profile("a", ""), "one"), Agent(Profile("b", ""), "two"), Agent(Profile("c", ""), "one")), Chain())
+TEAM = Team(
+    (Agent(AgentProfile("a", ""), "one"), Agent(AgentProfile("b", ""), "two"), Agent(AgentProfile("c", ""), "one")),
+    Chain(),
+)
 
 
 class Shouting:
@@ -37,7 +46,7 @@ def test_one_agent_alone_is_shown_the_observation_and_its_action_is_the_answer()
         return act
 
     agents: Any = {role: seat(role) for role in "abc"}
-    answered = asyncio.run(Alone("b").act(Observation("?"), agents))
+    answered = asyncio.run(SingleAgentTeam("b").act(Observation("?"), agents))
     assert isinstance(answered, JointAction)
     assert answered.answer is not None
     assert answered.answer.agent == "b"
@@ -45,25 +54,25 @@ def test_one_agent_alone_is_shown_the_observation_and_its_action_is_the_answer()
 
 
 def test_the_others_keep_their_seats() -> None:
-    assert alone(TEAM, "b") == replace(TEAM, organization=Alone("b"))
+    assert with_single_agent(TEAM, "b") == replace(TEAM, organization=SingleAgentTeam("b"))
 
 
 def test_the_teams_own_channel_carries_what_is_heard_and_nothing_else() -> None:
     said = [Message("a", "one"), Message("b", "two"), Message("c", "three"), Message("a", "four"), Message("c", "five")]
-    assert list(Unheard(Shouting(), ("a",)).carry(said)) == [
+    assert list(MutedChannel(Shouting(), ("a",)).carry(said)) == [
         None, Message("b", "TWO"), None, None, Message("c", "FIVE"),
     ]  # fmt: skip
 
 
 def test_a_team_that_does_not_hear_some_is_the_same_but_for_its_channel() -> None:
-    assert unheard(TEAM, ["a", "c"]) == replace(TEAM, channel=Unheard(Raw(), ("a", "c")))
+    assert with_muted_agents(TEAM, ["a", "c"]) == replace(TEAM, channel=MutedChannel(Raw(), ("a", "c")))
 
 
 def test_policies_change_seats_wherever_they_sit() -> None:
     def policies(seats: dict[str, str]) -> list[str]:
-        return [agent.policy for agent in reseated(TEAM, seats).agents]
+        return [agent.policy for agent in with_swapped_policies(TEAM, seats).agents]
 
     assert policies({"one": "two", "two": "one"}) == ["two", "one", "two"]
     assert policies({"two": "three"}) == ["one", "three", "one"]
-    moved = reseated(TEAM, {"one": "two"})
+    moved = with_swapped_policies(TEAM, {"one": "two"})
     assert ([agent.role for agent in moved.agents], moved.organization) == (["a", "b", "c"], TEAM.organization)

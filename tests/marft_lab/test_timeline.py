@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marft.common.types import Episode, Observation, Task, Transition
-from marft_lab.team_worth.contributions import Contribution
-from marft_lab.team_worth.timeline import timeline
+from marft_lab.team_evaluation.contributions import ActionContribution
+from marft_lab.team_evaluation.timeline import build_timeline
 from tests.episodes import make_action
 
 
@@ -17,7 +17,7 @@ def test_an_episode_is_told_action_by_action() -> None:
     )  # fmt: skip
     transitions = (Transition(Observation("?"), 0.25), Transition(Observation("?"), 0.5))
     episode = Episode(Task("half \ud83d", "z" * 600), "s", 0, (plan, act), "terminated", transitions)
-    assert timeline(episode, [Contribution("1/actor/0", "actor", 0.75, (0.0, 0.5))]) == {
+    assert build_timeline(episode, [ActionContribution("1/actor/0", "actor", 0.75, (0.0, 0.5))]) == {
         "task": "half ?",
         "prompt": "z" * 600,
         "reward": 0.75,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
-from marft_lab.profiles.proposals import Told
-from marft_lab.profiles.transcripts import MOST, transcript
+from marft_lab.prompt_optimization.proposals import AttemptTranscript
+from marft_lab.prompt_optimization.transcripts import MAX_CHARACTERS, build_transcript
 from tests.episodes import make_action
 
 
@@ -23,7 +23,7 @@ STEPS = (Transition(Observation("Tea?"), 0.0), Transition(Observation("So far: 3
 
 
 def test_it_has_turns_calls_with_their_answers_what_was_shown_and_what_came_of_it() -> None:
-    assert transcript(episode(*STEPS)) == (
+    assert build_transcript(episode(*STEPS)) == (
         ("searcher", "I look."),
         ("search of searcher", '{"q": "tea"} → tea: 3'),
         ("no tool of searcher", "{ → no such tool, which failed"),
@@ -35,7 +35,7 @@ def test_it_has_turns_calls_with_their_answers_what_was_shown_and_what_came_of_i
 
 
 def test_agents_have_the_names_that_are_given() -> None:
-    names = [name for name, _ in transcript(episode(*STEPS), ["look up", "answer"])]
+    names = [name for name, _ in build_transcript(episode(*STEPS), ["look up", "answer"])]
     assert names == [
         "look up",
         "search of look up",
@@ -48,18 +48,20 @@ def test_agents_have_the_names_that_are_given() -> None:
 
 
 def test_what_is_long_is_cut_and_views_of_single_agents_are_shown() -> None:
-    shown = Observation("Tea?", views={"searcher": "x" * 2 * MOST})
-    (name, text), *_ = transcript(episode(Transition(shown, 0.0), STEPS[1]))
+    shown = Observation("Tea?", views={"searcher": "x" * 2 * MAX_CHARACTERS})
+    (name, text), *_ = build_transcript(episode(Transition(shown, 0.0), STEPS[1]))
     assert name == "environment"
     assert "To searcher:" in text
-    assert len(text) < MOST + 50
+    assert len(text) < MAX_CHARACTERS + 50
 
 
 def test_what_nobody_judged_is_not_called_failed_and_actions_without_a_step_are_there() -> None:
-    found = transcript(episode(STEPS[0], success=None))
+    found = build_transcript(episode(STEPS[0], success=None))
     assert found[-1] == ("outcome", "reward 0")
     assert ("answerer", "4") in found
 
 
 def test_a_proposer_is_told_it() -> None:
-    assert Told.of(episode(*STEPS)) == Told("Tea?", transcript(episode(*STEPS)))
+    assert AttemptTranscript.from_episode(episode(*STEPS)) == AttemptTranscript(
+        "Tea?", build_transcript(episode(*STEPS))
+    )

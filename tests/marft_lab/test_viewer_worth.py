@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft_lab.team_worth.contributions import Contribution
-from marft_lab.team_worth.timeline import timeline
+from marft_lab.team_evaluation.contributions import ActionContribution
+from marft_lab.team_evaluation.timeline import build_timeline
 from tests.views import asked, attempt, client, make_run
 
 VALUE = {"value": 0.5, "interval": [0.25, 0.75], "difference": None, "difference_interval": None}
@@ -28,8 +28,8 @@ def write(run: Path, text: str) -> None:
 def shown(**changes: Any) -> dict[str, Any]:
     """An episode of two actions, of which the second was sampled again."""
     episode = attempt(1, 1, said="half \ud83d")
-    again = [Contribution(episode.actions[1].id, "actor", 1.0, [0.0, 0.5])]
-    return {**timeline(episode, again), **changes}
+    again = [ActionContribution(episode.actions[1].id, "actor", 1.0, [0.0, 0.5])]
+    return {**build_timeline(episode, again), **changes}
 
 
 def test_it_is_told_with_its_episodes_and_who_contributed_what(run: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from marft.common.types import ActionKey
-from marft.runs.written import read_headline
-from marft_lab.team_worth.options import PARTS, Options
-from marft_lab.team_worth.words import headline
-from marft_lab.team_worth.written import write_worth
+from marft.runs.saved_schemas import read_headline
+from marft_lab.team_evaluation.options import PARTS, ComparisonOptions
+from marft_lab.team_evaluation.report import write_report
+from marft_lab.team_evaluation.tables import format_headline
 from tests.nights import BY_NIGHT
 from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 
@@ -65,7 +65,7 @@ class TestKnownTruth:
         assert unheard.difference == -1.0
         assert unheard.difference_interval is not None
         assert unheard.difference_interval[1] < -0.6
-        assert "the team is better" in headline(found)
+        assert "the team is better" in format_headline(found)
 
     def test_an_agent_whose_message_is_nothing(self, team: Any) -> None:
         found = team(reasoner_is_nothing).worth(only=["single", "leave-out", "ablation"], paraphrase=lambda text: "?")
@@ -76,7 +76,7 @@ class TestKnownTruth:
             assert row.values["accuracy"].difference == 0.0
             assert interval is not None
             assert interval[0] < 0 < interval[1]
-        assert "do not tell" in headline(found)
+        assert "do not tell" in format_headline(found)
 
     def test_a_single_agent_that_is_better_at_the_same_tokens(self, team: Any) -> None:
         """The reasoner's messages mislead; the actor by itself is right, several times for the price of the team."""
@@ -86,7 +86,7 @@ class TestKnownTruth:
 
         found = team(misled).worth(only=["single"])
         assert accuracies(found)["actor alone"] == 1.0
-        assert "the team is worse" in headline(found)
+        assert "the team is worse" in format_headline(found)
         budget = found.rows[0].tokens
         assert budget is not None
         assert all(row.tokens is not None and row.tokens <= budget for row in found.rows[1:])
@@ -106,7 +106,9 @@ class TestKnownTruth:
         self, team: Any, say: Any, reasoner: float, actor: float
     ) -> None:
         found = team(say, environment={"name": "tests.number_teams:Numbers", "count": 120}, evaluation={"tasks": 120})
-        shares = {share.agent: share for share in found.worth(only=["counterfactual"], resamples=3).resampled.shares}
+        shares = {
+            share.agent: share for share in found.worth(only=["counterfactual"], resamples=3).counterfactual.shares
+        }
         own = {role: share.own for role, share in shares.items()}
         for role, truth in (("reasoner", reasoner), ("actor", actor)):
             assert own[role] is not None
@@ -133,8 +135,8 @@ class TestWhatIsSaid:
         assert found.measure == "reward"
         assert found.rows[0].values["reward"].value == 1.0
         assert any("never says what is a success" in text for _, text in found.notes)
-        assert "reward 1.000" in headline(found)
-        write_worth(tmp_path / "worth", found)
+        assert "reward 1.000" in format_headline(found)
+        write_report(tmp_path / "worth", found)
 
     def test_agents_that_share_a_policy_cannot_swap(self, team: Any) -> None:
         agents = [
@@ -177,8 +179,8 @@ class TestWhatIsSaid:
             "team", "planner unheard", "worker unheard", "planner untuned", "worker untuned", "writer untuned",
         ]  # fmt: skip
         assert ("leave-out", "idle was never asked: nothing hangs on it") in found.notes
-        assert found.resampled is not None
-        assert [share.agent for share in found.resampled.shares] == ["planner", "worker", "writer"]
+        assert found.counterfactual is not None
+        assert [share.agent for share in found.counterfactual.shares] == ["planner", "worker", "writer"]
 
     def test_frozen_agents_are_neither_swapped_nor_untuned(self, team: Any) -> None:
         table = team_of("reasoner", "actor")
@@ -225,7 +227,7 @@ class TestGoingOn:
         second = played.worth(tasks=3)
         assert played.count == 0
         assert second.as_json() == first.as_json()
-        played.worth(tasks=3, again=True, only=["ablation"])
+        played.worth(tasks=3, ignore_cache=True, only=["ablation"])
         assert played.count > 0
 
     @pytest.mark.slow
@@ -237,7 +239,7 @@ class TestGoingOn:
         before, played.stops = played.count, 10**9
         stopped = played.worth(tasks=3)
         rest = played.count
-        whole = played.worth(tasks=3, again=True)
+        whole = played.worth(tasks=3, ignore_cache=True)
         assert before + rest == played.count
         assert _timeless(stopped.as_json()) == _timeless(whole.as_json())
 
@@ -269,7 +271,7 @@ def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
         return "msg=1;<script>alert(1)</script>$\\frac{1"
 
     found = team(hostile).worth(tasks=3, paraphrase=lambda text: text + "<img src=x>")
-    page = write_worth(tmp_path / "worth", found).read_text()
+    page = write_report(tmp_path / "worth", found).read_text()
     assert "<script>alert" not in page
     assert "data:image" not in page  # which the page itself forbids
     assert "<img src=x" not in page
@@ -278,12 +280,12 @@ def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
         assert (tmp_path / "worth" / name).stat().st_size > 0
     saved = json.loads((tmp_path / "worth" / "worth.json").read_text())
     assert [row["name"] for row in saved["rows"]] == [row.name for row in found.rows]
-    assert read_headline(tmp_path / "worth" / "worth.json") == headline(found)
+    assert read_headline(tmp_path / "worth" / "worth.json") == format_headline(found)
     (tmp_path / "worth" / "mine.svg").write_text("kept")
-    write_worth(tmp_path / "worth", replace(found, matrices=[], resampled=None))
+    write_report(tmp_path / "worth", replace(found, matrices=[], counterfactual=None))
     assert {path.name for path in (tmp_path / "worth").glob("*.svg")} == {"differences.svg", "mine.svg"}
 
 
 def test_parts_are_played_in_their_order_whatever_the_order_asked_in() -> None:
-    assert Options(only=("ablation", "single")).parts == ("single", "ablation")
-    assert Options().parts == PARTS
+    assert ComparisonOptions(only=("ablation", "single")).parts == ("single", "ablation")
+    assert ComparisonOptions().parts == PARTS

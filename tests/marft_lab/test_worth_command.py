@@ -13,8 +13,8 @@ import pytest
 import marft
 import marft_lab
 from marft.config import RunSettings
-from marft.runs.folder import RunFolder
-from marft.runs.removing import remove_run
+from marft.runs.cleanup import remove_run
+from marft.runs.run_folder import RunFolder
 from marft_serve.gateway.client import Client
 from tests.gateways import ask
 from tests.helpers import recipe, settings
@@ -160,6 +160,6 @@ def test_a_program_is_swapped_and_untuned_but_neither_alone_nor_unheard(tmp_path
     said = " ".join(text for _, text in found.notes)
     assert "none can be asked alone" in said
     assert "they cannot be changed" in said
-    assert found.resampled is not None
-    assert found.resampled.failed == 0
-    assert [share.agent for share in found.resampled.shares] == ["reasoner", "actor"]
+    assert found.counterfactual is not None
+    assert found.counterfactual.failed == 0
+    assert [share.agent for share in found.counterfactual.shares] == ["reasoner", "actor"]

@@ -13,17 +13,17 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.agents.team import Team
-from marft.common.lineage import Lineage, Version
+from marft.common.prompt_history import PromptHistory, PromptVersion
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.runs.stated import LINEAGE
-from marft_lab.team_worth.ablation import ablation, donors_of, reworded
-from marft_lab.team_worth.arms import Arm, Player
-from marft_lab.team_worth.expected import expected, sentence
-from marft_lab.team_worth.leaving import leave_out
-from marft_lab.team_worth.options import Options
-from marft_lab.team_worth.scores import Row
-from marft_lab.team_worth.teams import Alone, Unheard
+from marft.runs.state_schema import LINEAGE_ADAPTER
+from marft_lab.team_evaluation.episode_estimate import estimate_episodes, format_estimate
+from marft_lab.team_evaluation.leave_one_out import compare_leave_one_out
+from marft_lab.team_evaluation.message_ablation import assign_donors, replace_messages, run_message_ablation
+from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.scores import ResultRow
+from marft_lab.team_evaluation.team_variants import MutedChannel, SingleAgentTeam
+from marft_lab.team_evaluation.variants import TeamVariant, VariantPlayer
 from tests.benches import Told, told
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
@@ -42,23 +42,23 @@ def run_of(policies: Mapping[str, str], answering: str, **changes: Any) -> Any:
         "agents": [SimpleNamespace(role=role, policy=name, answers=role == answering) for role, name in policies.items()],
         "policies": {name: SimpleNamespace(model="big" if name.isupper() else "small") for name in names},
         "trained_policies": list(names), "seed": 3,
-        "team": SimpleNamespace(own_words=False, answering_role=lambda roles: ""),
+        "team": SimpleNamespace(writes_prompts=False, answer_role=lambda roles: ""),
     }  # fmt: skip
     return SimpleNamespace(**{**table, **changes})
 
 
-PROGRAM = SimpleNamespace(own_words=True, answering_role=lambda roles: "")
+PROGRAM = SimpleNamespace(writes_prompts=True, answer_role=lambda roles: "")
 
 
 def bench_of(run: Any, episodes: Sequence[Episode], paraphrase: Any = "", **weights: str) -> Told:
     """A bench on which all that is played comes to the same episodes."""
     tasks = list(dict.fromkeys(episode.task.id for episode in episodes))
-    return told(run, lambda _: episodes, tasks, weights=weights, options=Options(paraphrase=paraphrase))
+    return told(run, lambda _: episodes, tasks, weights=weights, options=ComparisonOptions(paraphrase=paraphrase))
 
 
-def arms_of(made: Told, rows: Sequence[Row]) -> dict[str, Arm]:
+def arms_of(made: Told, rows: Sequence[ResultRow]) -> dict[str, TeamVariant]:
     """What was played for rows, by their names."""
-    assert made.player.played[0] is made.bench.arm
+    assert made.player.played[0] is made.judge.variant
     return dict(zip([row.name for row in rows], made.player.played[1:], strict=True))
 
 
@@ -95,36 +95,36 @@ class TestExpected:
         ],
     )
     def test_three_agents_at_ten_tasks_with_three_attempts_each(self, part: str, more: dict[str, int]) -> None:
-        options = Options(only=[part], samples=3, attempts=5, resamples=4)
-        assert expected(self.THREE, options, dict.fromkeys("pra", "step_1"), 3, 10) == {"team": 30, **more}
+        options = ComparisonOptions(only=[part], samples=3, attempts=5, resamples=4)
+        assert estimate_episodes(self.THREE, options, dict.fromkeys("pra", "step_1"), 3, 10) == {"team": 30, **more}
 
     def test_two_agents_at_ten_tasks_with_seven_attempts_each_beside_another_run(self) -> None:
-        options = Options(samples=7, attempts=5, resamples=4, single=Path("other"), paraphrase="")
-        assert expected(self.TWO, options, dict.fromkeys("ra", "step_1"), 2, 10) == {
+        options = ComparisonOptions(samples=7, attempts=5, resamples=4, single=Path("other"), paraphrase="")
+        assert estimate_episodes(self.TWO, options, dict.fromkeys("ra", "step_1"), 2, 10) == {
             "team": 70, "single actor alone": 70, "single actor alone, untuned": 70, "single other": 70, "swap": 70,
             "cross-play": 280, "leave-out": 70 * (1 + 2), "ablation": 140, "counterfactual": 80,
         }  # fmt: skip
         few = replace(options, samples=1)
-        assert expected(self.TWO, few, dict.fromkeys("ra", "step_1"), 1, 10)["single other"] == 50
+        assert estimate_episodes(self.TWO, few, dict.fromkeys("ra", "step_1"), 1, 10)["single other"] == 50
 
     def test_checkpoints_that_are_one_are_not_crossed_and_policies_of_two_models_not_swapped(self) -> None:
-        swapped = Options(only=["swap"])
-        assert expected(self.TWO, swapped, dict.fromkeys("ra", "step_1"), 1, 10) == {"team": 10, "swap": 10}
+        swapped = ComparisonOptions(only=["swap"])
+        assert estimate_episodes(self.TWO, swapped, dict.fromkeys("ra", "step_1"), 1, 10) == {"team": 10, "swap": 10}
         run = run_of({"a": "a", "b": "b", "c": "C"}, "c")
-        assert expected(run, swapped, dict.fromkeys("abC", "step_1"), 1, 10) == {"team": 10, "swap": 10}
+        assert estimate_episodes(run, swapped, dict.fromkeys("abC", "step_1"), 1, 10) == {"team": 10, "swap": 10}
 
     def test_one_agent_and_a_program_have_no_messages_and_are_not_asked_alone(self) -> None:
-        options = Options(resamples=4)
-        assert expected(self.ONE, options, {"a": "step_1"}, 3, 10) == {
+        options = ComparisonOptions(resamples=4)
+        assert estimate_episodes(self.ONE, options, {"a": "step_1"}, 3, 10) == {
             "team": 10, "leave-out": 10, "counterfactual": 40
         }  # fmt: skip
         program = run_of({"reasoner": "r", "actor": "a"}, "actor", team=PROGRAM)
-        assert expected(program, options, dict.fromkeys("ra", "step_1"), 1, 10) == {
+        assert estimate_episodes(program, options, dict.fromkeys("ra", "step_1"), 1, 10) == {
             "team": 10, "swap": 10, "leave-out": 20, "counterfactual": 80
         }  # fmt: skip
 
     def test_it_is_said_in_a_sentence(self) -> None:
-        assert sentence({"team": 1000, "swap": 500}, 1000) == (
+        assert format_estimate({"team": 1000, "swap": 500}, 1000) == (
             "about 1,500 episodes of 1,000 held-out tasks (team 1,000, swap 500); single agents': at most"
         )
 
@@ -133,12 +133,12 @@ class TestAblation:
     def test_each_sample_of_a_task_gets_the_messages_of_another_task_in_a_cycle_of_its_own(self) -> None:
         tasks = "uvwxyz"
         episodes = [chain(task, "ab", sample) for task in tasks for sample in (0, 1)]
-        donors = donors_of(episodes, 3)
+        donors = assign_donors(episodes, 3)
         for sample in (0, 1):
             mine = {task: donors[task, sample] for task in tasks}
             assert all(donor.task.id != task and donor.sample == sample for task, donor in mine.items())
             assert {donor.task.id for donor in mine.values()} == {*tasks}
-        cycles = [{task: donors_of(episodes, seed)[task, sample].task.id for task in tasks} for seed, sample in (
+        cycles = [{task: assign_donors(episodes, seed)[task, sample].task.id for task in tasks} for seed, sample in (
             (3, 1), (4, 0), (3, 0)
         )]  # fmt: skip
         assert cycles[0] == cycles[1] != cycles[2]
@@ -146,11 +146,11 @@ class TestAblation:
     def test_messages_are_silenced_exchanged_and_paraphrased_for_each_that_is_heard(self) -> None:
         episodes = [chain(task, "abc") for task in "tu"]
         made = bench_of(run_of({"a": "a", "b": "b", "c": "c"}, "c"), episodes, str.upper)
-        rows, shown = ablation(made.bench)
+        rows, shown = run_message_ablation(made.judge)
         arms = arms_of(made, rows)
         ids = [action.id for action in episodes[0].actions]
         assert [*arms] == ["silence", "shuffled", "a shuffled", "b shuffled", "a paraphrased", "b paraphrased"]
-        assert arms["silence"] == replace(made.bench.arm, unheard=("a", "b", "c"))
+        assert arms["silence"] == replace(made.judge.variant, muted_roles=("a", "b", "c"))
         swapped = {
             ("t", 0): {ids[0]: "a of u 0", ids[1]: "b of u 0"},
             ("u", 0): {ids[0]: "a of t 0", ids[1]: "b of t 0"},
@@ -168,26 +168,26 @@ class TestAblation:
     def test_of_one_that_is_heard_all_messages_are_its_own_and_one_task_has_no_other(self) -> None:
         run = run_of({"a": "a", "b": "b"}, "b")
         two = bench_of(run, [chain(task, "ab") for task in "tu"])
-        assert [*arms_of(two, ablation(two.bench)[0])] == ["silence", "shuffled"]
+        assert [*arms_of(two, run_message_ablation(two.judge)[0])] == ["silence", "shuffled"]
         one = bench_of(run, [chain("t", "ab")])
-        assert [*arms_of(one, ablation(one.bench)[0])] == ["silence"]
+        assert [*arms_of(one, run_message_ablation(one.judge)[0])] == ["silence"]
         assert "messages of another task need two tasks" in notes_of(one)
 
     def test_a_program_and_agents_that_hear_nobody_have_no_messages_to_change(self) -> None:
         policies = {"a": "a", "b": "b"}
         program = bench_of(run_of(policies, "b", team=PROGRAM), [chain("t", "ab")])
-        assert ablation(program.bench) == ([], [])
+        assert run_message_ablation(program.judge) == ([], [])
         assert notes_of(program) == ["the team is a program, which passes messages on itself: they cannot be changed"]
         apart = replace(chain("t", ""), actions=(make_action("a"), make_action("b", index=1)))
         alone = bench_of(run_of(policies, "b"), [apart])
-        assert ablation(alone.bench) == ([], [])
+        assert run_message_ablation(alone.judge) == ([], [])
         assert notes_of(alone) == ["nobody reads anything of anybody else: there are no messages to change"]
 
     def test_what_has_no_other_words_stays(self) -> None:
         episode = chain("t", "ab")
         words = {("a", "b of t 0"): "no", ("b", "b of t 0"): "B"}
-        assert reworded([episode], "a", words) == {("t", 0): {}}
-        assert reworded([episode], "b", words) == {("t", 0): {episode.actions[1].id: "B"}}
+        assert replace_messages([episode], "a", words) == {("t", 0): {}}
+        assert replace_messages([episode], "b", words) == {("t", 0): {episode.actions[1].id: "B"}}
 
 
 def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_was_trained() -> None:
@@ -199,10 +199,10 @@ def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_wa
     policies = {"planner": "p", "idle": "i", "critic": "p", "writer": "w"}
     weights = {"p": "step_1", "i": "step_1", "w": "base"}
     made = bench_of(run_of(policies, "writer"), [episode], **weights)
-    assert arms_of(made, leave_out(made.bench)) == {
-        "planner unheard": replace(made.bench.arm, unheard=("planner",)),
-        "writer unheard": replace(made.bench.arm, unheard=("writer",)),
-        "planner and critic untuned": replace(made.bench.arm, weights={**weights, "p": "base"}),
+    assert arms_of(made, compare_leave_one_out(made.judge)) == {
+        "planner unheard": replace(made.judge.variant, muted_roles=("planner",)),
+        "writer unheard": replace(made.judge.variant, muted_roles=("writer",)),
+        "planner and critic untuned": replace(made.judge.variant, weights={**weights, "p": "base"}),
     }
     assert notes_of(made) == [
         "idle was never asked: nothing hangs on it",
@@ -211,10 +211,14 @@ def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_wa
         "planner and critic share the policy p: untuned together",
     ]
     other = bench_of(run_of(policies, "writer"), [episode], p="base", i="base", w="step_1")
-    assert [*arms_of(other, leave_out(other.bench))] == ["planner unheard", "writer unheard", "writer untuned"]
+    assert [*arms_of(other, compare_leave_one_out(other.judge))] == [
+        "planner unheard",
+        "writer unheard",
+        "writer untuned",
+    ]
     assert notes_of(other) == notes_of(made)[:3], "it shares its policy with nobody"
     program = bench_of(run_of(policies, "writer", team=PROGRAM), [episode], **weights)
-    assert [*arms_of(program, leave_out(program.bench))] == ["planner and critic untuned"]
+    assert [*arms_of(program, compare_leave_one_out(program.judge))] == ["planner and critic untuned"]
     assert notes_of(program)[:2] == [
         "idle was never asked: nothing hangs on it",
         "the team is a program, which passes messages on itself: nobody can be unheard",
@@ -224,18 +228,20 @@ def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_wa
 class TestArms:
     def test_an_arm_is_a_team_with_what_is_changed_in_it(self) -> None:
         team = game(Script([ends()]), "a", "b").team
-        assert Arm({}).team(team) is team
-        seated = Arm({}, seats={"a": "b", "b": "a"}).team(team)
+        assert TeamVariant({}).build_team(team) is team
+        seated = TeamVariant({}, policy_swaps={"a": "b", "b": "a"}).build_team(team)
         assert [agent.policy for agent in seated.agents] == ["b", "a"]
         assert (seated.channel, seated.organization) == (team.channel, team.organization)
-        unheard = Arm({}, unheard=("a",)).team(team)
-        assert (unheard.channel, unheard.agents) == (Unheard(team.channel, ("a",)), team.agents)
-        alone = Arm({}, alone="b").team(team)
-        assert (alone.organization, alone.agents, alone.channel) == (Alone("b"), team.agents, team.channel)
+        unheard = TeamVariant({}, muted_roles=("a",)).build_team(team)
+        assert (unheard.channel, unheard.agents) == (MutedChannel(team.channel, ("a",)), team.agents)
+        alone = TeamVariant({}, single_role="b").build_team(team)
+        assert (alone.organization, alone.agents, alone.channel) == (SingleAgentTeam("b"), team.agents, team.channel)
 
     def test_attempts_go_on_from_the_first_with_their_messages(self) -> None:
         said = {("t", 3): {"x": "one"}, ("u", 2): {"y": "two"}}
-        attempts = Arm({}, messages=said, samples=2, first=2).attempts([Task("t", "?"), Task("u", "?")])
+        attempts = TeamVariant({}, messages=said, samples=2, first_sample=2).build_attempts(
+            [Task("t", "?"), Task("u", "?")]
+        )
         assert [(one.task.id, one.stream, one.sample, one.messages) for one in attempts] == [
             ("t", "test/worth", 2, {}), ("t", "test/worth", 3, {"x": "one"}),
             ("u", "test/worth", 2, {"y": "two"}), ("u", "test/worth", 3, {}),
@@ -244,12 +250,12 @@ class TestArms:
     def test_what_makes_it_another_arm_is_the_same_in_any_order(self) -> None:
         tasks = [Task("t", "?")]
         messages = {("t", 0): {"y": "2", "x": "1"}}
-        one = Arm({}, {"a": "b", "b": "a", "c": "c"}, unheard=("b", "a"), messages=messages)
-        assert one.told(tasks) == {
+        one = TeamVariant({}, {"a": "b", "b": "a", "c": "c"}, muted_roles=("b", "a"), messages=messages)
+        assert one.identity(tasks) == {
             "seats": {"a": "b", "b": "a"}, "alone": "", "unheard": ["a", "b"], "samples": 1, "first": 0,
             "messages": [["t", 0, [("x", "1"), ("y", "2")]]],
         }  # fmt: skip
-        assert Arm({}, samples=2, first=1, alone="a").told(tasks) == {
+        assert TeamVariant({}, samples=2, first_sample=1, single_role="a").identity(tasks) == {
             "seats": {}, "alone": "a", "unheard": [], "samples": 2, "first": 1, "messages": []
         }  # fmt: skip
 
@@ -266,7 +272,7 @@ class StubRollouts:
     def __init__(self, run: RunSettings) -> None:
         self.run, self.team = run, game(Script([ends()]), "reasoner", "actor").team
         self.models: Any = SimpleNamespace(
-            digests=lambda: {"base": "1"}, reset_policy=lambda name: self.done.append(f"reset {name}"),
+            compute_digests=lambda: {"base": "1"}, reset_policy=lambda name: self.done.append(f"reset {name}"),
             load_policy=lambda name, folder: self.done.append(f"load {name} of {folder.parents[1].name}"),
         )  # fmt: skip
         self.done: list[str] = []
@@ -276,7 +282,7 @@ class StubRollouts:
         self.streams: list[str] = []
         self.teams: list[Team] = []
 
-    def instruct(self, versions: Sequence[Version]) -> None:
+    def instruct(self, versions: Sequence[PromptVersion]) -> None:
         self.told.append({version.role: version.instructions for version in versions})
 
     def publish(self, version: int) -> None:
@@ -315,7 +321,7 @@ class TestPlayer:
 
     @staticmethod
     def state(path: Path, files: Mapping[str, str], told: Mapping[str, str]) -> None:
-        profiles = LINEAGE.dump_python(Lineage.begun(told), mode="json")
+        profiles = LINEAGE_ADAPTER.dump_python(PromptHistory.start(told), mode="json")
         (path / "state.json").write_text(json.dumps({"files": files, "profiles": profiles}), encoding="utf-8")
 
     def advance(self, *_: object) -> None:
@@ -323,16 +329,16 @@ class TestPlayer:
 
     def player(
         self, live: int = 64, run: RunSettings = RUN, tasks: Sequence[Task] = TASKS, **changes: Any
-    ) -> tuple[Player, StubRollouts]:
+    ) -> tuple[VariantPlayer, StubRollouts]:
         rollout = run.rollout.model_copy(update={"max_live_episodes": live})
         rollouts = StubRollouts(run.model_copy(update={"rollout": rollout}))
-        player = Player(rollouts, self.paths, tasks, self.kept, self.advance, **changes)  # type: ignore[arg-type]
+        player = VariantPlayer(rollouts, self.paths, tasks, self.kept, self.advance, **changes)  # type: ignore[arg-type]
         return player, rollouts
 
     @pytest.mark.parametrize(("live", "sizes"), [(5, [4, 4, 2]), (10, [10]), (1, [2] * 5)])
     def test_as_many_tasks_are_played_together_as_episodes_may_be_live(self, live: int, sizes: Sequence[int]) -> None:
         player, rollouts = self.player(live)
-        found = player.play(Arm(BASE, samples=2))
+        found = player.play(TeamVariant(BASE, samples=2))
         assert [(one.task.id, one.sample) for one in found] == [(task, sample) for task in "tuvwx" for sample in (0, 1)]
         assert [len(played) for played in rollouts.played] == sizes
         assert [one for played in rollouts.played for one in played] == [(one.task.id, one.sample) for one in found]
@@ -341,12 +347,12 @@ class TestPlayer:
         assert {len(path.stem) for path in self.kept.iterdir()} == {32}
 
     def test_what_was_played_is_read_and_played_anew_once_where_that_is_asked_for(self) -> None:
-        arm = Arm(BASE)
+        arm = TeamVariant(BASE)
         names = [episode.name for episode in self.player()[0].play(arm)]
         player, rollouts = self.player()
         assert [episode.name for episode in player.play(arm)] == names
         assert (rollouts.played, rollouts.done, self.advanced) == ([], [], 10)
-        again, rollouts = self.player(again=True)
+        again, rollouts = self.player(ignore_cache=True)
         assert [[episode.name for episode in again.play(arm)] for _ in range(2)] == [names] * 2
         assert (len(rollouts.played), self.advanced) == (1, 20)
         for path in self.kept.iterdir():
@@ -358,15 +364,15 @@ class TestPlayer:
     def test_weights_are_put_in_place_where_others_are_and_agents_told_what_belongs_to_them(self) -> None:
         player, rollouts = self.player(tasks=TASKS[:1])
         reset = ["reset reasoner", "reset actor"]
-        player.play(Arm(BASE))
+        player.play(TeamVariant(BASE))
         assert rollouts.done == reset
-        player.play(Arm(BASE, alone="actor"))
+        player.play(TeamVariant(BASE, single_role="actor"))
         assert rollouts.done == reset, "they are in place"
-        assert rollouts.teams[-1].organization == Alone("actor")
+        assert rollouts.teams[-1].organization == SingleAgentTeam("actor")
         mixed = {"reasoner": "a2", "actor": "a1"}
-        player.play(Arm(mixed))
+        player.play(TeamVariant(mixed))
         assert rollouts.done[2:] == ["reset reasoner", "load reasoner of a2", "reset actor", "load actor of a1"]
-        player.play(Arm({**mixed, "actor": "base"}))
+        player.play(TeamVariant({**mixed, "actor": "base"}))
         assert rollouts.done[6:] == ["reset reasoner", "load reasoner of a2", "reset actor"]
         assert rollouts.published == [1, 2, 3]
         assert rollouts.told == [{}, {"reasoner": "Reflect.", "actor": "Think. Act."}, {"reasoner": "Reflect."}]
@@ -376,27 +382,27 @@ class TestPlayer:
         frozen = {"reasoner": {"model": "base"}, "actor": {"model": "base", "train": "frozen"}}
         run = settings(policies=frozen, agents=table["agents"])
         player, rollouts = self.player(run=run)
-        player.play(Arm({"reasoner": "a1"}))
+        player.play(TeamVariant({"reasoner": "a1"}))
         assert rollouts.told == [{"reasoner": "Think.", "actor": "Think. Act."}]
         both = {"reasoner": {"model": "base"}, "other": {"model": "base"}, "actor": frozen["actor"]}
         third = {**table["agents"][0], "role": "other", "policy": "other"}
         player, rollouts = self.player(run=settings(policies=both, agents=[third, *table["agents"]]))
         for path in filter(None, self.paths.values()):
             (path / "policies" / "other").mkdir()
-        player.play(Arm({"other": "base", "reasoner": "a1"}))
+        player.play(TeamVariant({"other": "base", "reasoner": "a1"}))
         assert rollouts.told == [{"reasoner": "Think.", "actor": "Think. Act."}]
-        player.play(Arm({"other": "a2", "reasoner": "a1"}))
+        player.play(TeamVariant({"other": "a2", "reasoner": "a1"}))
         assert rollouts.told[1:] == [{"reasoner": "Think.", "actor": "Reflect. Act."}]
 
     def test_where_nothing_was_trained_agents_are_told_nothing_and_are_in_place_once(self) -> None:
         frozen = {name: {"model": "base", "train": "frozen"} for name in BASE}
         run = settings(policies=frozen)
         player, rollouts = self.player(run=run)
-        player.play(Arm({}))
-        player.play(Arm({}, alone="actor"))
+        player.play(TeamVariant({}))
+        player.play(TeamVariant({}, single_role="actor"))
         assert (rollouts.done, rollouts.told, rollouts.published) == ([], [{}], [1])
 
-    def played(self, arm: Arm, **changes: Any) -> bool:
+    def played(self, arm: TeamVariant, **changes: Any) -> bool:
         """Whether a player that comes later plays an arm of which the one that was begun with is kept."""
         player, rollouts = self.player(**changes)
         player.play(arm)
@@ -404,8 +410,8 @@ class TestPlayer:
 
     def test_an_arm_is_another_where_anything_is_that_its_episodes_depend_on(self) -> None:
         mixed = {"reasoner": "a1", "actor": "a1"}
-        arm = Arm(mixed, seats={"reasoner": "actor", "actor": "reasoner"})
-        turned = Arm(dict(reversed([*mixed.items()])), seats=dict(reversed([*arm.seats.items()])))
+        arm = TeamVariant(mixed, policy_swaps={"reasoner": "actor", "actor": "reasoner"})
+        turned = TeamVariant(dict(reversed([*mixed.items()])), policy_swaps=dict(reversed([*arm.policy_swaps.items()])))
         assert self.played(arm)
         assert not self.played(arm)
         assert not self.played(turned), "in another order it is the same"
@@ -428,45 +434,45 @@ class TestPlayer:
         first, second = (
             settings(environment={"name": "tests.marft_lab.test_worth_parts:Elsewhere", "data": data}) for data in "xy"
         )
-        assert [self.played(Arm(BASE), run=run) for run in (first, first, second)] == [True, False, True]
+        assert [self.played(TeamVariant(BASE), run=run) for run in (first, first, second)] == [True, False, True]
 
     def test_other_models_are_played_anew(self) -> None:
-        arm = Arm(BASE)
+        arm = TeamVariant(BASE)
         assert self.played(arm)
         rollouts = StubRollouts(RUN)
-        rollouts.models.digests = lambda: {"base": "2"}
-        Player(rollouts, self.paths, TASKS, self.kept, self.advance).play(arm)  # type: ignore[arg-type]
+        rollouts.models.compute_digests = lambda: {"base": "2"}
+        VariantPlayer(rollouts, self.paths, TASKS, self.kept, self.advance).play(arm)  # type: ignore[arg-type]
         assert rollouts.played
 
     def test_actions_of_the_tasks_that_have_an_episode_are_sampled_again(self) -> None:
         player, rollouts = self.player(live=12)
-        arm = Arm(BASE, samples=3, messages={("t", 0): {"x": "y"}})
+        arm = TeamVariant(BASE, samples=3, messages={("t", 0): {"x": "y"}})
         episodes = [
             replace(one, actions=tuple(replace(action, policy={"r": "reasoner", "a": "actor"}[action.agent]) for action in one.actions))
             for one in (chain(task, "ra") for task in "tvwx")
         ]  # fmt: skip
-        found = player.forks(arm, episodes, 3)
+        found = player.play_forks(arm, episodes, 3)
         ids = [action.id for action in episodes[0].actions]
         streams = [f"test/worth/fork/{at}/{number}" for at in ids for number in range(3)]
         assert [len(played) for played in rollouts.played] == [6, 12, 6], "two tasks are live at a time"
         assert rollouts.streams == streams * 4
         assert [(one.task.id, one.sample) for one in found] == [(task, 0) for task in "tvwx" for _ in range(6)]
         assert self.advanced == 24
-        player.forks(arm, episodes, 3)
+        player.play_forks(arm, episodes, 3)
         assert len(rollouts.played) == 3
-        player.forks(arm, episodes, 2)
+        player.play_forks(arm, episodes, 2)
         assert len(rollouts.played) > 3
 
     def test_a_team_of_its_own_is_played_once_with_the_weights_that_are_named(self) -> None:
         player, rollouts = self.player()
-        team = replace(rollouts.team, organization=Alone("actor"))
+        team = replace(rollouts.team, organization=SingleAgentTeam("actor"))
         attempts = [Attempt(task, "elsewhere") for task in TASKS[:2]]
         weights = {"reasoner": "a1", "actor": "base"}
         for _ in range(2):
-            found = player.with_team(weights, attempts, team, ["x"])
+            found = player.play_team(weights, attempts, team, ["x"])
             assert [episode.name for episode in found] == ["elsewhere t #0", "elsewhere u #0"]
         assert rollouts.teams == [team]
         assert rollouts.done == ["reset reasoner", "load reasoner of a1", "reset actor"]
         assert self.advanced == 4
-        player.with_team(weights, attempts, team, ["y"])
+        player.play_team(weights, attempts, team, ["y"])
         assert len(rollouts.teams) == 2

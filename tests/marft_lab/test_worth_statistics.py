@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.evaluation.trajectories.ratio import Ratio
-from marft_lab.team_worth.contributions import Contribution, contributions, sampled_again, shares
-from marft_lab.team_worth.scores import row_of, scores_of, scores_of_chosen, value_of
-from marft_lab.team_worth.voting import affordable, best, stated, voted
+from marft_lab.team_evaluation.contributions import (
+    ActionContribution,
+    agent_contributions,
+    compute_contributions,
+    resampled_actions,
+)
+from marft_lab.team_evaluation.scores import build_row, compute_chosen_scores, compute_scores, compute_value
+from marft_lab.team_evaluation.voting import best_attempt, majority_vote, max_affordable, normalize_answer
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
 
@@ -29,23 +34,31 @@ class TestChoosing:
 
     def test_the_majority_wins_and_a_tie_is_drawn_the_same_each_time(self) -> None:
         attempts = [self.attempt(text) for text in ("The answer is 4.", "7", "the answer is: **7**", "9")]
-        assert voted(attempts, "a", stated, 0) is attempts[1]
+        assert majority_vote(attempts, "a", normalize_answer, 0) is attempts[1]
         tied = [self.attempt(text) for text in ("1", "2", "3")]
-        assert len({id(voted(tied, "a", stated, 5)) for _ in range(5)}) == 1
-        assert {voted(tied, "a", stated, seed).actions[0].text for seed in range(40)} == {"1", "2", "3"}
+        assert len({id(majority_vote(tied, "a", normalize_answer, 5)) for _ in range(5)}) == 1
+        assert {majority_vote(tied, "a", normalize_answer, seed).actions[0].text for seed in range(40)} == {
+            "1",
+            "2",
+            "3",
+        }
 
     def test_who_gives_no_answer_has_no_vote(self) -> None:
         marked = [self.attempt(text) for text in ("I think so", "I think so", "\\boxed{5}")]
-        assert voted(marked, "a", stated, 0) is marked[2]
-        assert voted([self.attempt(" ")] * 2, "a", stated, 0).actions[0].text == " "
+        assert majority_vote(marked, "a", normalize_answer, 0) is marked[2]
+        assert majority_vote([self.attempt(" ")] * 2, "a", normalize_answer, 0).actions[0].text == " "
 
     def test_an_empty_text_has_no_vote_beside_those_that_say_something(self) -> None:
         attempts = [self.attempt(text) for text in (" ", "  ", "7")]
-        assert voted(attempts, "a", stated, 0) is attempts[2]
+        assert majority_vote(attempts, "a", normalize_answer, 0) is attempts[2]
 
     def test_where_nobody_gives_an_answer_any_attempt_is_drawn(self) -> None:
         attempts = [self.attempt(" ", reward) for reward in (0.0, 1.0, 2.0)]
-        assert {voted(attempts, "a", stated, seed).total_reward for seed in range(40)} == {0.0, 1.0, 2.0}
+        assert {majority_vote(attempts, "a", normalize_answer, seed).total_reward for seed in range(40)} == {
+            0.0,
+            1.0,
+            2.0,
+        }
 
     def test_the_vote_is_on_what_the_agent_said_last_and_on_nobody_elses_words(self) -> None:
         def said(*texts: str) -> Episode:
@@ -53,29 +66,29 @@ class TestChoosing:
             return replace(self.attempt(""), actions=(*mine, make_action("b", text="0", index=len(mine))))
 
         attempts = [said("7", "1"), said("8", "2"), said("9", "2")]
-        assert voted(attempts, "a", stated, 0) is attempts[1]
+        assert majority_vote(attempts, "a", normalize_answer, 0) is attempts[1]
 
     def test_a_canonical_form_of_ones_own(self) -> None:
         attempts = [self.attempt(text) for text in ("one half", "0.5", "7")]
         half = {"one half": "1/2", "0.5": "1/2"}
-        assert voted(attempts, "a", lambda task, text: half.get(text, text), 0) is attempts[0]
+        assert majority_vote(attempts, "a", lambda task, text: half.get(text, text), 0) is attempts[0]
 
     def test_the_best_is_what_solved_it_before_what_earned_most(self) -> None:
         attempts = [self.attempt("x", 3.0, False), self.attempt("y", 1.0, True), self.attempt("z", 4.0, False)]
-        assert best(attempts) is attempts[1]
-        assert best([replace(each, success=None) for each in attempts]).total_reward == 4.0
+        assert best_attempt(attempts) is attempts[1]
+        assert best_attempt([replace(each, success=None) for each in attempts]).total_reward == 4.0
         unknown = self.attempt("z", 9.0, None)
-        assert best([unknown, attempts[1]]) is attempts[1]
+        assert best_attempt([unknown, attempts[1]]) is attempts[1]
 
     def test_a_budget_that_is_just_enough_pays_and_tasks_without_attempts_do_not(self) -> None:
-        assert affordable([[10.0, 10.0], [10.0, 10.0]], 20.0) == 2
-        assert affordable([[10.0, 10.0], []], 10.0) == 1
-        assert affordable([[10.0], [10.0, 10.0, 10.0]], 15.0) == 2  # what one lacks costs nothing
-        assert affordable([], 10.0) == 0
+        assert max_affordable([[10.0, 10.0], [10.0, 10.0]], 20.0) == 2
+        assert max_affordable([[10.0, 10.0], []], 10.0) == 1
+        assert max_affordable([[10.0], [10.0, 10.0, 10.0]], 15.0) == 2  # what one lacks costs nothing
+        assert max_affordable([], 10.0) == 0
 
     @given(st.lists(st.lists(st.floats(1, 100), min_size=4, max_size=4), min_size=1, max_size=5), st.floats(0, 500))
     def test_as_many_attempts_as_the_budget_pays_for(self, costs: list[list[float]], budget: float) -> None:
-        count = affordable(costs, budget)
+        count = max_affordable(costs, budget)
 
         def price(number: int) -> float:
             return fmean(sum(each[:number]) for each in costs)
@@ -91,8 +104,8 @@ class TestChoosing:
         }
         values = []
         for count in (1, 2, 3):
-            chosen = {task: best(some[:count]) for task, some in groups.items()}
-            scores = scores_of_chosen(chosen, {task: some[:count] for task, some in groups.items()}, 0, count)
+            chosen = {task: best_attempt(some[:count]) for task, some in groups.items()}
+            scores = compute_chosen_scores(chosen, {task: some[:count] for task, some in groups.items()}, 0, count)
             values.append(Ratio.total(scores.measures["accuracy"].values()).value)
             assert scores.attempts == count
             assert Ratio.total(scores.tokens.values()).value == 5 * count  # three of the prompt and two said
@@ -103,8 +116,8 @@ class TestChoosing:
 class TestScores:
     def test_attempts_at_a_task_are_one_of_the_interval(self) -> None:
         """40 attempts at each of two tasks say no more of other tasks than the two do."""
-        clustered = value_of({"t": Ratio(40, 40), "u": Ratio(0, 40)})
-        apart = value_of({str(n): Ratio(n % 2) for n in range(80)})
+        clustered = compute_value({"t": Ratio(40, 40), "u": Ratio(0, 40)})
+        apart = compute_value({str(n): Ratio(n % 2) for n in range(80)})
         assert clustered is not None
         assert apart is not None
         assert clustered.value == apart.value == 0.5
@@ -117,7 +130,7 @@ class TestScores:
         for _ in range(60):
             team = {str(n): Ratio(float(drawn.random() < 0.5)) for n in range(50)}
             arm = {str(n): Ratio(float(drawn.random() < of)) for n in range(50)}
-            found = value_of(arm, team, shares=True)
+            found = compute_value(arm, team, shares=True)
             assert found is not None
             low, high = found.difference_interval or (0.0, 0.0)
             covered += low <= of - 0.5 <= high
@@ -126,8 +139,8 @@ class TestScores:
     def test_intervals_of_shares_end_where_shares_do_and_those_of_rewards_do_not(self) -> None:
         team = {str(n): Ratio(float(n == 0)) for n in range(8)}
         arm = {str(n): Ratio(float(n != 0)) for n in range(8)}
-        share = value_of(arm, team, shares=True)
-        reward = value_of({n: Ratio(3 * ratio.amount) for n, ratio in arm.items()}, team)
+        share = compute_value(arm, team, shares=True)
+        reward = compute_value({n: Ratio(3 * ratio.numerator) for n, ratio in arm.items()}, team)
         assert share is not None
         assert reward is not None
         assert share.interval is not None
@@ -141,14 +154,14 @@ class TestScores:
 
     def test_tasks_that_are_all_solved_half_of_the_time_tell_nothing_of_others(self) -> None:
         halves = {str(n): Ratio(1.0, 2) for n in range(9)}
-        found = value_of(halves, halves, shares=True)
+        found = compute_value(halves, halves, shares=True)
         assert found is not None
         assert (found.value, found.interval, found.difference_interval) == (0.5, None, None)
 
     def test_tasks_that_only_one_of_them_has_are_in_no_difference(self) -> None:
         team, arm = ({str(n): Ratio(1.0) for n in range(*span)} for span in ((0, 10), (5, 20)))
-        found = value_of(arm, team, shares=True)
-        same = value_of({str(n): Ratio(1.0) for n in range(5, 10)}, team, shares=True)
+        found = compute_value(arm, team, shares=True)
+        same = compute_value({str(n): Ratio(1.0) for n in range(5, 10)}, team, shares=True)
         assert found is not None
         assert same is not None
         assert (found.difference, found.difference_interval) == (same.difference, same.difference_interval)
@@ -156,7 +169,7 @@ class TestScores:
 
     def test_a_row_counts_tasks_failures_and_attempts_for_an_answer(self) -> None:
         attempts = [replace(TestChoosing().attempt("x", 1.0), task=Task(str(n), "?")) for n in range(4)]
-        row = row_of("single", "best of 3", scores_of_chosen(
+        row = build_row("single", "best of 3", compute_chosen_scores(
             {e.task.id: e for e in attempts}, {e.task.id: [e] * 3 for e in attempts}, failed=2, attempts=3
         ))  # fmt: skip
         assert (row.tasks, row.failed, row.attempts, row.tokens) == (4, 2, 3, 15.0)
@@ -164,29 +177,29 @@ class TestScores:
 
     def test_what_could_not_be_scored_is_counted_and_in_no_mean(self) -> None:
         good = TestChoosing().attempt("x", 1.0, True)
-        scores = scores_of([good, replace(good, status="failed", transitions=())])
+        scores = compute_scores([good, replace(good, status="failed", transitions=())])
         assert (scores.failed, scores.measures["reward"]) == (1, {"t": Ratio(1.0, 1)})
 
     def test_failures_are_counted_and_not_what_was_scored(self) -> None:
         good = TestChoosing().attempt("x", 1.0, True)
-        assert scores_of([good, good, replace(good, status="failed", transitions=())]).failed == 1
+        assert compute_scores([good, good, replace(good, status="failed", transitions=())]).failed == 1
 
     def test_an_attempt_of_which_nobody_knows_whether_it_solved_its_task_is_in_the_reward_alone(self) -> None:
         known, unknown = (TestChoosing().attempt("x", 1.0, success) for success in (True, None))
-        assert scores_of([known, unknown]).measures == {
+        assert compute_scores([known, unknown]).measures == {
             "accuracy": {"t": Ratio(1.0, 1)},
             "reward": {"t": Ratio(2.0, 2)},
         }
-        assert scores_of([unknown]).measures["accuracy"] == {}
+        assert compute_scores([unknown]).measures["accuracy"] == {}
 
     def test_an_agent_is_busy_from_where_it_began(self) -> None:
         attempt = TestChoosing().attempt("x")
         later = replace(attempt, actions=tuple(replace(a, started=5.0, ended=7.0) for a in attempt.actions))
-        assert scores_of([later]).seconds == {"t": Ratio(2.0, 1)}
+        assert compute_scores([later]).seconds == {"t": Ratio(2.0, 1)}
 
     def test_an_arm_that_never_solves_what_the_team_always_does_is_worse_for_sure(self) -> None:
         team, arm = ({str(n): Ratio(amount) for n in range(20)} for amount in (1.0, 0.0))
-        found = value_of(arm, team, shares=True)
+        found = compute_value(arm, team, shares=True)
         assert found is not None
         assert (found.value, found.difference) == (0.0, -1.0)
         assert found.interval == pytest.approx((0.0, 0.161), abs=1e-3)  # Wilson's: 1.96² / (20 + 1.96²)
@@ -196,7 +209,7 @@ class TestScores:
 
     def test_equal_rewards_are_no_shares_and_have_no_interval(self) -> None:
         attempts = [replace(TestChoosing().attempt("x", 1.0, True), task=Task(str(n), "?")) for n in range(9)]
-        row = row_of("single", "a alone", scores_of(attempts))
+        row = build_row("single", "a alone", compute_scores(attempts))
         assert row.values["reward"].interval is None
         assert row.values["accuracy"].interval is not None
 
@@ -210,7 +223,7 @@ class TestContributions:
             for reward in rewards[action.id]:
                 fork = Fork(episode.name, action.id)
                 forks.append(replace(episode, transitions=(Transition(Observation(""), reward),), fork=fork))
-        found = contributions(episode, [*forks, replace(episode, fork=Fork("another", "0/a/0"))])
+        found = compute_contributions(episode, [*forks, replace(episode, fork=Fork("another", "0/a/0"))])
         assert [one.action for one in found] == [action.id for action in episode.actions]
         for one in found:
             again = [episode.total_reward, *rewards[one.action]]
@@ -230,13 +243,13 @@ class TestContributions:
             for action in episode.actions
             for _ in range(3)
         ]
-        found = contributions(episode, forks)
+        found = compute_contributions(episode, forks)
         assert sum(one.own or 0.0 for one in found) == pytest.approx(found[0].variance)
 
     @given(any_episode())
     def test_what_comes_about_again_is_what_saw_it_and_all_later_steps(self, episode: Episode) -> None:
         for action in episode.actions:
-            again = sampled_again(episode.actions, action)
+            again = resampled_actions(episode.actions, action)
             assert action.id in again
             for other in episode.actions:
                 saw = any(name in again for name in other.sees)
@@ -247,8 +260,8 @@ class TestContributions:
         (action,) = episode.actions
         fork = replace(TestChoosing().attempt("y", 2.0), fork=Fork(episode.name, action.id))
         forks = [fork, replace(TestChoosing().attempt("y"), fork=fork.fork, status="failed")]
-        assert [one.resampled for one in contributions(episode, forks)] == [[2.0]]
-        assert contributions(episode, forks[1:]) == []
+        assert [one.resampled for one in compute_contributions(episode, forks)] == [[2.0]]
+        assert compute_contributions(episode, forks[1:]) == []
 
     def test_of_what_an_action_is_worth_its_own_part_is_without_what_came_after_it(self) -> None:
         """a; b, who hears a; c, who hears b; then the next step, whose two actions hear nobody."""
@@ -262,30 +275,30 @@ class TestContributions:
             replace(TestChoosing().attempt("y", reward), fork=Fork(episode.name, name))
             for name, reward in again.items()
         ]
-        assert {name: sampled_again(episode.actions, x) for name, x in zip("abcde", episode.actions, strict=True)} == {
+        assert {name: resampled_actions(episode.actions, x) for name, x in zip("abcde", episode.actions, strict=True)} == {
             "a": {a.id, b.id, c.id, d.id, e.id}, "b": {b.id, c.id, d.id, e.id}, "c": {c.id, d.id, e.id},
             "d": {d.id}, "e": {e.id},
         }  # fmt: skip
         spread = {role: (1.0 - again[x.id]) ** 2 / 2 for role, x in zip("abcde", episode.actions, strict=True)}
-        own = {one.agent: one.own for one in contributions(episode, forks)}
+        own = {one.agent: one.own for one in compute_contributions(episode, forks)}
         assert own == {
             "a": spread["a"] - spread["b"], "b": spread["b"] - spread["c"], "c": None, "d": spread["d"],
             "e": spread["e"],
         }  # fmt: skip
         without = [fork for fork in forks if fork.fork and fork.fork.at != b.id]
-        assert contributions(episode, without)[0].own is None, "b was not sampled again"
+        assert compute_contributions(episode, without)[0].own is None, "b was not sampled again"
         other = replace(TestChoosing().attempt("z", 9.0), fork=Fork("another", a.id))
-        assert contributions(episode, [other, TestChoosing().attempt("z", 9.0)]) == []
+        assert compute_contributions(episode, [other, TestChoosing().attempt("z", 9.0)]) == []
 
 
 class TestShares:
     @staticmethod
-    def of(agent: str, reward: float, again: float, own: float | None = None) -> Contribution:
-        return Contribution("0/a/0", agent, reward, [again], own)
+    def of(agent: str, reward: float, again: float, own: float | None = None) -> ActionContribution:
+        return ActionContribution("0/a/0", agent, reward, [again], own)
 
     def test_they_are_means_over_an_agents_actions_of_all_tasks(self) -> None:
         of = self.of
-        planner, actor = shares(
+        planner, actor = agent_contributions(
             {
                 "t": [of("planner", 1.0, 0.0, 0.5), of("planner", 1.0, 1.0), of("actor", 1.0, -3.0)],
                 "u": [of("planner", 0.0, 2.0, 0.2), of("actor", 0.0, 0.0)],
@@ -302,7 +315,10 @@ class TestShares:
     def test_tasks_in_which_an_agent_did_nothing_say_nothing_of_it(self) -> None:
         acted = {str(n): [self.of("planner", float(n), 0.0, float(n))] for n in range(5)}
         others = {f"other {n}": [self.of("actor", 0.0, 0.0)] for n in range(20)}
-        assert shares({**acted, **others}, ["planner"]) == shares(acted, ["planner"])
-        assert shares(others, ["planner"]) == []
+        assert agent_contributions({**acted, **others}, ["planner"]) == agent_contributions(acted, ["planner"])
+        assert agent_contributions(others, ["planner"]) == []
         without = {"none": [self.of("planner", 1.0, 0.0)]}
-        assert shares({**acted, **without}, ["planner"])[0].own == shares(acted, ["planner"])[0].own
+        assert (
+            agent_contributions({**acted, **without}, ["planner"])[0].own
+            == agent_contributions(acted, ["planner"])[0].own
+        )

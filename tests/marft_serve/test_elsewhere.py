@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.agents.live import Spelling
-from marft.common.marks import Grammar
-from marft.common.types import Option, Sampling
+from marft.agents.streaming import Detokenizer
+from marft.common.token_data import Grammar
+from marft.common.types import Option, SamplingParams
 from marft.config import RunSettings
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Finished, Row, RunningBatch
-from marft.inference.grammars import Grammars
-from marft.inference.holding import Holding
+from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.grammar_compiler import GrammarCompiler
+from marft.inference.grammar_masking import GrammarMasker
 from marft.models.backbone import Backbone
-from marft.models.log_probs import token_scores
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
-from marft.trainer.keeping import not_finite
 from marft.trainer.learner import Learner
-from marft.trainer.supervised import Supervisor
-from marft.trainer.undoing import Before
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.non_finite_guard import Snapshot
+from marft.trainer.sft import SftLearner
 from marft_serve.traces.settings import SftSettings
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
@@ -112,7 +112,7 @@ class TestForward:
     @pytest.mark.parametrize("again", [False, True])
     def test_packed_rows_and_their_gradients_are_the_hosts(self, backbone: Backbone, forward: str, again: bool) -> None:
         def run(place: torch.device) -> tuple[Tensor, list[Tensor]]:
-            hidden = backbone.hidden_states(PackedRows.of(ROWS, ["one", "two", None], place, size=64))
+            hidden = backbone.hidden_states(PackedRows.from_rows(ROWS, ["one", "two", None], place, size=64))
             hidden.square().sum().backward()
             parameters = [p for name in ("one", "two") for a in backbone.adapters(name).values() for p in (a.a, a.b)]
             gradients = [plain(p.grad).clone() for p in parameters if p.grad is not None]
@@ -122,9 +122,9 @@ class TestForward:
 
         tune(backbone)
         for _ in range(("fused", "packed", "own").index(forward)):
-            backbone.take_slower_forward()
+            backbone.use_slower_forward()
         if again:
-            backbone.recompute_activations()
+            backbone.checkpoint_activations()
         hidden, gradients = run(CPU)
         with elsewhere() as waits:
             torch.nn.Module.to(backbone.model, DEVICE)
@@ -150,7 +150,7 @@ class TestForward:
             with elsewhere() as waits:
                 states, weight, b, y = (x.to(place).detach() for x in (hidden, head, bias, targets))
                 waits.clear()
-                scores = token_scores(states.requires_grad_(), weight, b, y, None, entropy_gradient=True)
+                scores = score_tokens(states.requires_grad_(), weight, b, y, None, entropy_gradient=True)
                 (scores.log_probs.sum() + scores.entropies.sum()).backward()
                 assert not waits or place == CPU
                 found.append([plain(x.detach()) for x in (*scores, states.grad)])
@@ -161,12 +161,12 @@ class TestForward:
 
 class TestDecoding:
     def batch(self, backbone: Backbone, **options: object) -> RunningBatch:
-        return RunningBatch(backbone, [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))), **options)  # type: ignore[arg-type]
+        return RunningBatch(backbone, [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), **options)  # type: ignore[arg-type]
 
     def rows(self, *options: dict[str, object]) -> list[Row]:
         random = np.random.default_rng(0)
         return [
-            Row(("one", "two", None)[number % 3], ROWS[number % 3], Sampling(max_new_tokens=6 + number, **one),  # type: ignore[arg-type]
+            Row(("one", "two", None)[number % 3], ROWS[number % 3], SamplingParams(max_new_tokens=6 + number, **one),  # type: ignore[arg-type]
                 random.random(6 + number, np.float32))
             for number, one in enumerate(options)
         ]  # fmt: skip
@@ -175,8 +175,8 @@ class TestDecoding:
         self, batch: RunningBatch, rows: list[Row], waits: Counter[str] | None = None
     ) -> list[tuple[list[int], list[float]]]:
         """Tokens and log-probs of all rows; one token for all of them is one transfer, whoever comes to an end."""
-        ask: list[Callable[[], list[Finished]]] = [lambda: batch.admit(rows)]
-        done: list[Finished] = []
+        ask: list[Callable[[], list[RowResult]]] = [lambda: batch.admit(rows)]
+        done: list[RowResult] = []
         while ask or len(batch):
             if waits is not None:
                 waits.clear()
@@ -199,7 +199,7 @@ class TestDecoding:
     def test_a_step_reads_once_and_draws_what_the_host_draws(self, backbone: Backbone, forward: str, kept: int) -> None:
         tune(backbone)
         for _ in range(("fused", "packed", "own").index(forward)):
-            backbone.take_slower_forward()
+            backbone.use_slower_forward()
         here = self.played(self.batch(backbone, prefix_bytes=kept), self.rows(*self.MIXED))
         with elsewhere() as waits:
             torch.nn.Module.to(backbone.model, DEVICE)
@@ -214,14 +214,14 @@ class TestDecoding:
         tune(backbone)
         with elsewhere() as waits:
             torch.nn.Module.to(backbone.model, DEVICE)
-            holding = Holding(Grammars.of(tiny_tokenizer, [2]), len(backbone.head.weight))  # type: ignore[arg-type]
-            batch = self.batch(backbone, holding=holding)
+            holding = GrammarMasker(GrammarCompiler.for_tokenizer(tiny_tokenizer, [2]), len(backbone.head.weight))  # type: ignore[arg-type]
+            batch = self.batch(backbone, grammar_masker=holding)
             self.played(batch, self.rows({}, {"grammar": grammar}, {"grammar": grammar}), waits)
 
     def test_choices_read_once(self, backbone: Backbone) -> None:
         options = [Option(np.arange(5, 6 + n, dtype=np.int32)) for n in range(3)]
         requests = [
-            ChoiceRequest(policy, row, options, Sampling(temperature=t, top_p=p), 0.4)
+            ChoiceRequest(policy, row, options, SamplingParams(temperature=t, top_p=p), 0.4)
             for policy, row in zip(("one", "two", None), ROWS, strict=True) for t, p in ((1.0, 1.0), (0.0, 0.5))
         ]  # fmt: skip
         tune(backbone)
@@ -291,12 +291,12 @@ class TestLearning:
         assert set(waits) == {"read"} or "--models.base.gradient_checkpointing" in changes  # as modules of transformers
         assert metrics["gradient_norm"] > 0
         with elsewhere():
-            assert not_finite(learner) == []
+            assert find_non_finite(learner) == []
 
     def test_imitating_reads_losses_and_norms(self, small: Small) -> None:
         with elsewhere() as waits:
             run = small("marft", "--device", "meta", "--training.tokens_per_micro_batch", "100")
-            supervisor = Supervisor(run, Models(run), 2, SftSettings.of(run).optimizer(run, 2))
+            supervisor = SftLearner(run, PolicyRegistry(run), 2, SftSettings.from_run(run).build_optimizer(run, 2))
             waits.clear()
             supervisor.learn(samples_of(episodes(4)), 0)
             assert waits == {"read": 2}
@@ -305,7 +305,7 @@ class TestLearning:
     def test_a_step_can_be_undone(self, small: Small) -> None:
         with elsewhere():
             learner = begun(small("marft", "--device", "meta"))
-            before = Before(learner)
+            before = Snapshot(learner)
             learner.learn(episodes(4), Progress(0, 0))
             before.take()
             first = [plain(p).clone() for one in learner.optimizers.values() for p in one.parameters.values()]

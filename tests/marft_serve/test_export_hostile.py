@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from marft.config.plugins import import_path
-from marft.runs.export.loading import recipe_of
+from marft.config.plugins import import_object
+from marft.runs.export.loader import read_recipe_table
 from marft.runs.export.manifest import RECIPE, load_export, write_manifest
-from marft.runs.export.recipe import shipped
-from marft_serve.serving.settings import served
+from marft.runs.export.recipe import export_recipe
+from marft_serve.serving.settings import load_served_team
 from tests.exports import MANIFEST
 
 HOLDS: dict[str, Any] = {"name": "theirs", "agents": [{"role": "a"}], "team": {"organization": "chain"}}
@@ -42,9 +42,9 @@ def written(folder: Path, recipe: Mapping[str, Any], **manifest: Any) -> Path:
 def test_what_it_would_run_is_told_in_whatever_letters(recipe: dict[str, Any], says: str, tmp_path: Path) -> None:
     export = load_export(written(tmp_path, {**HOLDS, **recipe}))
     with pytest.raises(ValueError, match="would run code, or ask servers, of its author's") as told:
-        recipe_of(export)
+        read_recipe_table(export)
     assert says in str(told.value)
-    assert recipe_of(export, trust_code=True)["name"] == "theirs"
+    assert read_recipe_table(export, trust_code=True)["name"] == "theirs"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_nothing_is_imported_whose_name_is_no_name(path: str, tmp_path: Path, mo
         (tmp_path / name).write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="must look like"):
-        import_path(path)
+        import_object(path)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_nothing_is_imported_whose_name_is_no_name(path: str, tmp_path: Path, mo
 def test_no_path_leads_out_of_it(key: str, value: object, tmp_path: Path) -> None:
     export = load_export(written(tmp_path, {**HOLDS, "x": {"path": value}}, paths=(key,)))
     with pytest.raises(ValueError, match="has no path in the export under"):
-        recipe_of(export)
+        read_recipe_table(export)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_no_path_leads_out_of_it(key: str, value: object, tmp_path: Path) -> Non
 )  # fmt: skip
 def test_a_recipe_that_is_none_is_refused_in_words(recipe: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        served(written(tmp_path, recipe), "best")
+        load_served_team(written(tmp_path, recipe), "best")
 
 
 def test_one_without_a_recipe_is_refused(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_a_tools_secrets_stay(tmp_path: Path) -> None:
         "rollout": {"max_steps": 1, "timeout_seconds": 1.0},
         "channel": {"name": "none"},
     }
-    out = shipped({**HOLDS, **parts, "environment": {"name": "demo"}}, tmp_path)
+    out = export_recipe({**HOLDS, **parts, "environment": {"name": "demo"}}, tmp_path)
     assert out.table["tools"]["x"] == {"name": "mcp", "path": "y"}
-    assert out.left_out == ["tools.x.api_key: it may be a secret; give your own"]
+    assert out.omitted == ["tools.x.api_key: it may be a secret; give your own"]

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from marft.config.load import parse_recipe, to_toml
-from marft.inference.kinds import Vllm
-from marft.runs.export.loading import recipe_of
+from marft.inference.engine_settings import Vllm
+from marft.runs.export.loader import read_recipe_table
 from marft.runs.export.manifest import Export, Manifest
-from marft.runs.export.places import known_places, named_in
-from marft.runs.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
-from marft.runs.folder import RunFolder
-from marft_serve.serving.settings import served_table
+from marft.runs.export.path_references import find_path_references, list_local_folders
+from marft.runs.export.recipe import PLACEHOLDER, ExportRecipe, export_recipe, find_code_keys, trust_flag
+from marft.runs.run_folder import RunFolder
+from marft_serve.serving.settings import build_served_table
 from tests.helpers import recipe
 
 ORGANIZATION = """
 from their_package.helper import first
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 import numpy
 
 
@@ -53,34 +53,34 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del sys.modules[name]
 
 
-def ship(folder: Path, **changes: Any) -> Shipped:
+def ship(folder: Path, **changes: Any) -> ExportRecipe:
     import tomllib
 
     run = parse_recipe(recipe(recipe_folder=str(folder), **changes))
-    return shipped(tomllib.loads(to_toml(run)), folder)
+    return export_recipe(tomllib.loads(to_toml(run)), folder)
 
 
 class TestCode:
     def test_code_that_the_team_acts_with_goes_along_with_what_it_imports(self, theirs: Path) -> None:
         out = ship(theirs, team={"organization": "their_package.team:Mine"})
         assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "helper", "team", "words")]
-        assert "numpy" in out.requires()
-        assert out.left_out == []
-        assert runs_code(out.table) == ["team.organization = their_package.team:Mine"]
+        assert "numpy" in out.list_requirements()
+        assert out.omitted == []
+        assert find_code_keys(out.table) == ["team.organization = their_package.team:Mine"]
 
     def test_code_that_judges_is_left_out_and_said_to_be(self, theirs: Path) -> None:
         reward = {"name": "function", "call": "their_package.grading:reward"}
         out = ship(theirs, rewards=[reward, {"name": "outcome"}])
         assert (out.code, [one["name"] for one in out.table["rewards"]]) == ({}, ["outcome"])
-        assert out.left_out == [
+        assert out.omitted == [
             "rewards.0 (function): its code (their_package.grading:reward) is not needed to serve the team"
         ]
 
     def test_an_environment_with_files_of_the_author_is_left_out(self, theirs: Path) -> None:
         (theirs / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
         out = ship(theirs, environment={"name": "math", "path": str(theirs / "problems.jsonl")})
-        assert out.table["environment"] == {"name": STAND_IN}
-        assert out.left_out == ["environment (math): its path is a file of the author's"]
+        assert out.table["environment"] == {"name": PLACEHOLDER}
+        assert out.omitted == ["environment (math): its path is a file of the author's"]
         run = parse_recipe(out.table)
         with pytest.raises(ValueError, match="the environment was left out of this export"):
             run.environment.tasks("test")  # type: ignore[attr-defined]
@@ -95,26 +95,26 @@ class TestCode:
         assert sorted(out.code) == ["code/other.py", "code/team.py"]
         assert out.table["team"]["folder"] == "code"
         assert "team.folder" in out.paths
-        assert out.left_out == ["team.python: it names a place on the machine of training; give your own"]
+        assert out.omitted == ["team.python: it names a place on the machine of training; give your own"]
         assert "python" not in out.table["team"]
-        assert "numpy" in out.requires()
+        assert "numpy" in out.list_requirements()
 
     def test_code_of_channels_and_tools_goes_along_too(self, theirs: Path) -> None:
         sys.path.insert(0, str(theirs))
         for name in ("helper", "words"):
             import_module(f"their_package.{name}")
         tools = {"x": {"name": "function", "call": "their_package.words:say"}}
-        out = shipped({**BARE, "tools": tools, "channel": {"name": "their_package.helper:Channel"}}, theirs)
+        out = export_recipe({**BARE, "tools": tools, "channel": {"name": "their_package.helper:Channel"}}, theirs)
         assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "helper", "words")]
         del tools["x"]
-        out = shipped({**BARE, "tools": {"x": {"call": "their_package.words:say"}}}, theirs)
+        out = export_recipe({**BARE, "tools": {"x": {"call": "their_package.words:say"}}}, theirs)
         assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "words")]
 
     def test_what_asks_the_authors_servers_or_samples_with_his_code_is_left_out(self, theirs: Path) -> None:
         judge = {"name": "judge", "model": "big", "endpoint": {"options": {}}}
-        out = shipped({**BARE, "rewards": [judge], "engine": {"kind": "their_package.team:Engine"}}, theirs)
+        out = export_recipe({**BARE, "rewards": [judge], "engine": {"kind": "their_package.team:Engine"}}, theirs)
         assert out.table["rewards"] == []
-        assert out.left_out == [
+        assert out.omitted == [
             "engine: one of the author's own; the in-process engine samples in its place",
             "rewards.0 (judge): it asks a server of the author's",
         ]
@@ -138,8 +138,8 @@ class TestCode:
         self, theirs: Path, kind: str, said: list[str]
     ) -> None:
         out = ship(theirs, engine={"kind": kind})
-        assert ("engine" in out.table, out.left_out) == (False, said)
-        for table in (recipe(), served_table(out.table)):
+        assert ("engine" in out.table, out.omitted) == (False, said)
+        for table in (recipe(), build_served_table(out.table)):
             asked = parse_recipe(table, ("--engine", "{ kind = 'vllm' }"))
             assert isinstance(asked.engine, Vllm)  # as an export's reader is told
 
@@ -147,14 +147,14 @@ class TestCode:
         (theirs / "their_package" / "team.py").write_text("from . import words\n\n\ndef solve(task, clients): ...\n")
         program = {"organization": "program", "call": "their_package.team:solve"}
         out = ship(theirs, team=program)
-        assert (out.table["team"]["folder"], out.paths, out.left_out) == ("code", ["team.folder"], [])
+        assert (out.table["team"]["folder"], out.paths, out.omitted) == ("code", ["team.folder"], [])
         assert str(theirs) not in str(out.table)
 
     def test_a_program_without_code_of_its_own_works_where_the_export_lies(self, theirs: Path) -> None:
         out = ship(theirs, team={"organization": "program", "command": ["sh", "-c", "echo"]})
-        assert ("folder" in out.table["team"], out.paths, out.left_out) == (False, [], [])
+        assert ("folder" in out.table["team"], out.paths, out.omitted) == (False, [], [])
         out = ship(theirs, team={"organization": "program", "command": ["sh"], "folder": "/usr"})
-        assert out.left_out == ["team.folder: it names a place on the machine of training; give your own"]
+        assert out.omitted == ["team.folder: it names a place on the machine of training; give your own"]
 
     def test_commands_say_that_its_code_is_trusted_where_it_brings_some(self, theirs: Path) -> None:
         assert trust_flag(ship(theirs, team={"organization": "their_package.team:Mine"}).table) == " --trust-code"
@@ -165,8 +165,8 @@ class TestCode:
         (tmp_path / "recipe.toml").write_text(to_toml(parse_recipe(out.table)))
         export = Export(tmp_path, Manifest.model_construct(paths=()))
         with pytest.raises(ValueError, match=r"of its author's: team\.command = sh -c echo\. Read it, and say --trust"):
-            recipe_of(export)
-        assert recipe_of(export, trust_code=True)["name"] == "test"
+            read_recipe_table(export)
+        assert read_recipe_table(export, trust_code=True)["name"] == "test"
 
 
 class TestSecrets:
@@ -181,9 +181,9 @@ class TestSecrets:
         policies = {"reasoner": {"model": "far", "train": "frozen"}, "actor": {"model": "base"}}
         out = ship(tmp_path, models=models, policies=policies)
         assert out.table["models"]["far"]["endpoint"]["options"] == {"user_key": "$FAR_KEY", "seed_bank": "a"}
-        assert not out.left_out
+        assert not out.omitted
         assert "sk-0123456789" not in str(out.table)
-        assert runs_code(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
+        assert find_code_keys(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
 
     def test_two_skills_of_one_name_are_two(self, tmp_path: Path) -> None:
         table = recipe()
@@ -216,19 +216,21 @@ class TestPlaces:
         (tmp_path / "code" / "team.py").write_text("import os\n\nROWS = '/tmp/x/rows.csv'\n")
         (tmp_path / "code" / "other.py").write_text("'/tmp/xyz /home/x'\n")
         (tmp_path / "broken.json").write_text("{/tmp/x/models/a")
-        found = list(named_in(tmp_path, ["/tmp/x", "/tmp/x/models"]))
-        assert [(one.where, one.folder) for one in found] == [
+        found = list(find_path_references(tmp_path, ["/tmp/x", "/tmp/x/models"]))
+        assert [(one.location, one.folder) for one in found] == [
             ("line 1 of broken.json", "/tmp/x/models"), ("line 3 of code/team.py", "/tmp/x"),
             ("agents.0.instructions of recipe.toml", "/tmp/x"),
         ]  # fmt: skip
-        out = Shipped({}, code={"code/team.py": Path("/tmp/x/team.py")}, copied={"skills/adding": Path("/tmp/adding")})
-        said = [one.sentence(out.source(one.file)) for one in found]
+        out = ExportRecipe(
+            {}, code={"code/team.py": Path("/tmp/x/team.py")}, copied={"skills/adding": Path("/tmp/adding")}
+        )
+        said = [one.describe(out.find_source(one.file)) for one in found]
         assert said[1] == (
             "line 3 of code/team.py names /tmp/x, a folder of this machine: others can read that in the export, and "
             "have no such folder. If either matters, change /tmp/x/team.py and export again"
         )
         assert said[2].endswith("If either matters, change it in the recipe, train and export again")
-        assert out.source("skills/adding/SKILL.md") == Path("/tmp/adding/SKILL.md")
+        assert out.find_source("skills/adding/SKILL.md") == Path("/tmp/adding/SKILL.md")
 
     def test_are_the_recipes_the_runs_the_home_and_those_of_models(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -236,8 +238,8 @@ class TestPlaces:
         monkeypatch.setenv("HOME", "/home/me")
         table = {"recipe_folder": "/work/team/", "models": {"a": {"path": "/models/a"}, "b": {"path": "tiny"}}}
         run = RunFolder(tmp_path / "run")
-        assert set(known_places(run, table)) == {"/work/team", "/home/me", "/models/a", str(run.path.resolve())}
+        assert set(list_local_folders(run, table)) == {"/work/team", "/home/me", "/models/a", str(run.path.resolve())}
 
     def test_without_places_nothing_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "notes.md").write_text("/tmp/x")
-        assert list(named_in(tmp_path, [])) == []
+        assert list(find_path_references(tmp_path, [])) == []

@@ -12,24 +12,26 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marft.cli.evaluating import Asked
-from marft.cli.evaluating import evaluate as evaluate_targets
+from marft.cli.evaluation import EvaluationOptions
+from marft.cli.evaluation import evaluate as evaluate_targets
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.models.adapters import WEIGHTS
-from marft.models.pool import Models
+from marft.models.adapter_files import WEIGHTS_FILE
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.export.exporter import export_run
 from marft.runs.export.manifest import ModelEntry, PolicyEntry
-from marft.runs.export.recipe import Shipped
-from marft.runs.export.weights import Weights
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.export.recipe import ExportRecipe
+from marft.runs.export.weights import WeightExporter
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.runs import contents
 
 
-def weights(run: RunSettings, draft: Path, **table: Any) -> Weights:
+def weights(run: RunSettings, draft: Path, **table: Any) -> WeightExporter:
     record: Any = SimpleNamespace(models={"models.base": "d1"}, path=draft / "checkpoint")
-    return Weights(run, record, Shipped({"models": {"base": {"path": "?", "revision": "main"}}, **table}), draft)
+    return WeightExporter(
+        run, record, ExportRecipe({"models": {"base": {"path": "?", "revision": "main"}}, **table}), draft
+    )
 
 
 def test_a_base_of_the_hub_is_named_by_the_commit_that_was_loaded(
@@ -37,12 +39,14 @@ def test_a_base_of_the_hub_is_named_by_the_commit_that_was_loaded(
 ) -> None:
     monkeypatch.setattr("marft.runs.export.weights.load_config", lambda _: SimpleNamespace(_commit_hash="c0ffee"))
     it = weights(settings(), tmp_path)
-    it._model("base", ModelSettings(path="org/model", revision="v1", template_options={"enable_thinking": False}))
+    it._export_model(
+        "base", ModelSettings(path="org/model", revision="v1", template_options={"enable_thinking": False})
+    )
     assert it.models["base"] == ModelEntry(
         path="org/model", commit="c0ffee", digest="d1", template_options={"enable_thinking": False}
     )
-    assert it.shipped.table["models"]["base"]["revision"] == "c0ffee"
-    assert (it.shipped.paths, contents(tmp_path)) == ([], {})
+    assert it.export.table["models"]["base"]["revision"] == "c0ffee"
+    assert (it.export.paths, contents(tmp_path)) == ([], {})
 
 
 def test_a_base_in_a_folder_goes_along_without_code_and_pickles(tmp_path: Path) -> None:
@@ -51,10 +55,10 @@ def test_a_base_in_a_folder_goes_along_without_code_and_pickles(tmp_path: Path) 
     for name in (*data, "modeling.py", "pytorch_model.bin", "training_args.pt", "optimizer.pt", ".env", "notes.txt"):
         (tmp_path / "base" / name).write_text("{}")
     it = weights(settings(), tmp_path / "draft")
-    it._model("base", ModelSettings(path=str(tmp_path / "base"), template_options={"enable_thinking": False}))
+    it._export_model("base", ModelSettings(path=str(tmp_path / "base"), template_options={"enable_thinking": False}))
     assert it.models["base"] == ModelEntry(path="models/base", digest="d1", template_options={"enable_thinking": False})
-    assert it.shipped.table["models"]["base"] == {"path": "models/base"}
-    assert it.shipped.paths == ["models.base.path"]
+    assert it.export.table["models"]["base"] == {"path": "models/base"}
+    assert it.export.paths == ["models.base.path"]
     assert set(contents(tmp_path / "draft")) == {f"models/base/{name}" for name in data}
 
 
@@ -72,7 +76,7 @@ def test_a_merged_model_has_its_bases_type_and_the_recipes_chat_template(tmp_pat
     weights(run, tmp_path)._merge(entry, tmp_path / "merged")
     merged, before = (load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", base))
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
-    change = load_file(tmp_path / "policies" / "actor" / WEIGHTS)
+    change = load_file(tmp_path / "policies" / "actor" / WEIGHTS_FILE)
     for name, tensor in before.items():
         expected = tensor.double()
         if name.endswith("q_proj.weight"):
@@ -90,13 +94,13 @@ def test_bases_that_nobody_is_on_or_reads_with_are_left_out(tmp_path: Path) -> N
     policies = {name: {"model": name} for name in ("far", "other", "on")}
     it = weights(settings(), tmp_path, models=models, policies=policies)
     it.models = {name: ModelEntry(path=str(table["path"])) for name, table in models.items()}
-    it.shipped.paths = [f"models.{name}.path" for name in local]
+    it.export.paths = [f"models.{name}.path" for name in local]
     for name in local:
         (tmp_path / "models" / name).mkdir(parents=True)
     it._drop_unused()
     kept = {"reads", "first", "on"}
-    assert set(it.models) == set(it.shipped.table["models"]) == {*kept, "far", "other"}
-    assert set(it.shipped.paths) == {f"models.{name}.path" for name in kept}
+    assert set(it.models) == set(it.export.table["models"]) == {*kept, "far", "other"}
+    assert set(it.export.paths) == {f"models.{name}.path" for name in kept}
     assert {folder.name for folder in (tmp_path / "models").iterdir()} == kept
 
 
@@ -106,13 +110,19 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
 ) -> None:
     pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
     from marft_serve.serving.app import Limits
-    from marft_serve.serving.offering import Also, Place
-    from marft_serve.serving.server import serve
-    from marft_serve.serving.settings import served
+    from marft_serve.serving.options import ListenOptions, ProtocolOptions
+    from marft_serve.serving.server import run_server
+    from marft_serve.serving.settings import load_served_team
 
     path = export_run(trained, "last", tmp_path / "team")
-    monkeypatch.setattr(Models, "digests", lambda _: {"models.base": "0" * 64})
+    monkeypatch.setattr(PolicyRegistry, "compute_digests", lambda _: {"models.base": "0" * 64})
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-        evaluate_targets([path], [], Asked(mode="greedy", tasks=1))
+        evaluate_targets([path], [], EvaluationOptions(mode="greedy", tasks=1))
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-        serve(served(path, "best"), Place(port=0), Limits(), also=Also(), ready=lambda *_: pytest.fail("it is served"))
+        run_server(
+            load_served_team(path, "best"),
+            ListenOptions(port=0),
+            Limits(),
+            protocol_options=ProtocolOptions(),
+            ready=lambda *_: pytest.fail("it is served"),
+        )

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.common.types import ActionKey, Completion, Episode, Observation, Prompt, Sampling, Step, Task
+from marft.common.types import ActionKey, Completion, Episode, Observation, Prompt, SamplingParams, Step, Task
 from marft_serve.gateway.client import Client
 from tests.fakes import FakeEngine, goes_on
 from tests.gateways import ASK, Response, ask, completions, game_of, play_game, played, send
@@ -29,7 +29,7 @@ class Slow(FakeEngine):
         super().__init__(lambda key, _: f"{key.agent}{key.call}")
         self.free, self.waiting = threading.Event(), threading.Semaphore(0)
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         self.waiting.release()
         while not self.free.is_set():
             await asyncio.sleep(0.005)

@@ -95,7 +95,7 @@ class TestWhatItGoesOnFrom:
         assert engine.sampled[first.key][2].stop == (("</tool_call>",) if stops else ())
         assert sampled.endswith("</tool_call>" if stops else "<|im_end|>")
         assert sampled.count('"add"') == (1 if stops else 2)
-        assert first.sampled.all()
+        assert first.sampled_mask.all()
         if stops:
             assert second.continues == (first.id,)
             assert starts(second, first)
@@ -288,7 +288,7 @@ class TestHowItIsSampled:
             await asked(agents.a, [user("1 + 2?")])
 
         episode, engine = talked(format, scripted("It is 3.", "It is 3."), talk)
-        assert [error.why for error in refused] == ["too_long", "too_long"]
+        assert [error.reason for error in refused] == ["too_long", "too_long"]
         room = 60 - len(episode.actions[0].prompt)
         assert engine.sampled[episode.actions[0].key][2].max_new_tokens == room
         assert [action.id for action in episode.actions] == ["0/a/0", "0/a/1"]  # what was refused was no action
@@ -308,7 +308,7 @@ class TestHowItIsSampled:
         async def talk(_: Observation, agents: Agents) -> None:
             with pytest.raises(ChatRefusedError, match="no answer can have the form") as caught:
                 await asked(agents.a, [user("1 + 2?")], **fields)
-            assert caught.value.why == "unsupported"
+            assert caught.value.reason == "unsupported"
 
         assert played(talk)[0].status == "terminated"
 
@@ -328,7 +328,7 @@ def test_a_conversation_may_be_longer_than_the_stack_is_deep() -> None:
     assert [message["content"] for message in node.conversation] == [str(number) for number in range(3000)]
 
 
-@pytest.mark.parametrize("broken", ["calling_turn", "start", "sample"])
+@pytest.mark.parametrize("broken", ["tool_call_messages", "start", "sample"])
 def test_an_action_that_goes_wrong_fails_the_episode_whoever_catches_it(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 
 from marft.common.types import Episode, Task
 from marft.config import parse_recipe
-from marft_serve.gateway.client import Client, environment
+from marft_serve.gateway.client import Client, build_environment
 from marft_serve.gateway.program import Program
-from marft_serve.gateway.solving import _beside_proxies, printed_last
+from marft_serve.gateway.program_runner import _proxy_bypass_env, parse_last_line
 from tests.gateways import game_of, play_game, played
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT
@@ -79,7 +79,7 @@ class TestCommands:
 
 def test_the_last_line_ends_at_a_line_feed_alone() -> None:
     answer = "one\u2028two\u2029three\u0085four"
-    assert printed_last(f'so\r\n"{answer}"\r\n'.encode()) == answer
+    assert parse_last_line(f'so\r\n"{answer}"\r\n'.encode()) == answer
 
 
 class TestRecipes:
@@ -116,18 +116,18 @@ class TestRecipes:
 
     def test_an_ungraded_environment_takes_a_program_that_grades(self) -> None:
         team = {"organization": "program", "call": "os:getcwd", "graded_by": "program"}
-        assert parse_recipe(recipe(team=team)).team.grades
-        assert Program(call="os:getcwd").grades is False
+        assert parse_recipe(recipe(team=team)).team.grades_answers
+        assert Program(call="os:getcwd").grades_answers is False
 
     def test_the_command_is_told_where_its_agents_are(self) -> None:
         client = Client("http://h:1/e/s/a/v1", "none", "m", "Be brief.", "http://h:1/e/s/waiting")
-        assert environment({"a": client, "b": client}) == {
+        assert build_environment({"a": client, "b": client}) == {
             **{f"MARFT_{role}_URL": "http://h:1/e/s/a/v1" for role in "AB"},
             **{f"MARFT_{role}_MODEL": "m" for role in "AB"},
             **{f"MARFT_{role}_INSTRUCTIONS": "Be brief." for role in "AB"},
             "MARFT_API_KEY": "none", "MARFT_WAITING_URL": "http://h:1/e/s/waiting",
         }  # fmt: skip
-        alone = environment({"a": client})
+        alone = build_environment({"a": client})
         assert (alone["OPENAI_BASE_URL"], alone["ANTHROPIC_BASE_URL"]) == ("http://h:1/e/s/a/v1", "http://h:1/e/s/a")
 
 
@@ -144,7 +144,7 @@ def test_programs_are_told_the_address_by_which_they_reach_it(monkeypatch: pytes
     monkeypatch.setenv("NO_PROXY", "one,two")
     monkeypatch.setenv("no_proxy", "two,three")
     loop = replace(told[0], base_url="http://[::1]:80/e")
-    assert _beside_proxies({"a": told[0], "b": loop})["no_proxy"] == "one,two,three,::1,host.docker.internal"
+    assert _proxy_bypass_env({"a": told[0], "b": loop})["no_proxy"] == "one,two,three,::1,host.docker.internal"
     for wrong in ("host.docker.internal:8123", "ftp://x", "http://x/y"):
         with pytest.raises(ValueError, match="should match pattern"):
             game_of(solve, address=wrong)

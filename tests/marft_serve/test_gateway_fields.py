@@ -13,12 +13,12 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 
 from marft.common.types import Task
 from marft_serve.gateway.client import Client
+from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol import fields
 from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.base import ParsedRequest, Protocol
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Asked, Protocol
 from marft_serve.gateway.protocol.responses import Responses
-from marft_serve.gateway.refusals import RequestError
 from tests.gateways import Response, ask, played, send
 from tests.sources import ROOT
 
@@ -44,8 +44,8 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def read(protocol: Protocol, **more: Any) -> Asked:
-    return protocol.read(json.dumps(PLAIN[protocol] | more).encode())
+def read(protocol: Protocol, **more: Any) -> ParsedRequest:
+    return protocol.parse_request(json.dumps(PLAIN[protocol] | more).encode())
 
 
 def refusal(protocol: Protocol, **more: Any) -> RequestError:
@@ -75,7 +75,7 @@ def test_a_field_that_could_change_the_answer_is_refused_by_its_name(protocol: P
 def test_so_is_a_field_of_another_protocol(protocol: Protocol, name: str, value: Any) -> None:
     (plain,) = [table for one, table in PLAIN.items() if type(one) is type(protocol)]
     with pytest.raises(RequestError) as refused:
-        protocol.read(json.dumps(plain | {name: value}).encode())
+        protocol.parse_request(json.dumps(plain | {name: value}).encode())
     assert refused.value.param == name
 
 
@@ -99,7 +99,7 @@ def test_so_is_an_unknown_option_of_an_inner_table(protocol: Protocol, options: 
 @ALL
 def test_sampling_is_wished_for_in_the_same_words_everywhere(protocol: Protocol) -> None:
     wishes = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 7}
-    assert read(protocol, **wishes).chat.wishes == wishes
+    assert read(protocol, **wishes).chat.recorded_options == wishes
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_number_beyond_its_bounds_is_refused_and_what_is_left_can_be_computed_
         except RequestError as error:
             refusals.append((error.status, error.param or name))
             continue
-        wishes = asked.chat.wishes
+        wishes = asked.chat.recorded_options
         assert 0 <= wishes.get("temperature", 1) <= 1e6
         assert 0 < wishes.get("top_p", 1) <= 1
         assert -1 <= wishes.get("top_k", 0) < 2**31
@@ -170,7 +170,7 @@ def test_a_number_beyond_its_bounds_is_refused_and_what_is_left_can_be_computed_
 def test_so_is_what_is_no_number(protocol: Protocol, name: str, number: str) -> None:
     body = json.dumps(PLAIN[protocol] | {name: "?"}).replace('"?"', number).encode()
     with pytest.raises(RequestError) as refused:
-        protocol.read(body)
+        protocol.parse_request(body)
     assert refused.value.status == 400
 
 
@@ -246,8 +246,8 @@ def test_a_fault_of_ours_is_said_in_words_and_logged(
     def fails(*_: object) -> None:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr("marft_serve.gateway.session.Session.tokens_of", fails)
-    monkeypatch.setattr("marft_serve.gateway.session.Session.policy_of", fails)
+    monkeypatch.setattr("marft_serve.gateway.session.Session.count_tokens", fails)
+    monkeypatch.setattr("marft_serve.gateway.session.Session.get_policy", fails)
     counts = path != "models"
     (answer,) = answers((path, {"model": "a", "messages": [USER]} if counts else None, "POST" if counts else "GET"))
     assert (answer.status, answer.table.get("type", "")) == (500, "error" if counts else "")
@@ -266,5 +266,5 @@ def test_what_a_client_begins_an_answer_with_is_counted_too() -> None:
 def test_the_page_names_every_field_that_is_ignored() -> None:
     page = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`([\w.]+)`", page))
-    assert told >= fields.FOR_THE_SERVER | fields.NAMED
-    assert set(fields.ASKS_NOTHING) <= told
+    assert told >= fields.SERVER_FIELDS | fields.REPORTED_FIELDS
+    assert set(fields.NO_EFFECT_VALUES) <= told

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 from marft.agents.chat import Chat, Constraint
-from marft.common.marks import Grammar
-from marft.common.types import Sampling
+from marft.common.token_data import Grammar
+from marft.common.types import SamplingParams
+from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.anthropic import Messages
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from marft_serve.gateway.protocol.responses import Responses
-from marft_serve.gateway.refusals import RequestError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 USER = {"role": "user", "content": "1 + 2?"}
@@ -24,18 +24,18 @@ NAMES = ("add", "seek")
 
 def of_chat(**fields: Any) -> Chat:
     tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
-    return ChatCompletions().read(json.dumps({"messages": [USER], "tools": tools, **fields}).encode()).chat
+    return ChatCompletions().parse_request(json.dumps({"messages": [USER], "tools": tools, **fields}).encode()).chat
 
 
 def of_responses(**fields: Any) -> Chat:
     tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in NAMES]
-    return Responses().read(json.dumps({"input": "1 + 2?", "tools": tools, **fields}).encode()).chat
+    return Responses().parse_request(json.dumps({"input": "1 + 2?", "tools": tools, **fields}).encode()).chat
 
 
 def of_anthropic(**fields: Any) -> Chat:
     tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
     asked = {"max_tokens": 9, "messages": [USER], "tools": tools, **fields}
-    return Messages().read(json.dumps(asked).encode()).chat
+    return Messages().parse_request(json.dumps(asked).encode()).chat
 
 
 CHAT_NAMED = {"type": "function", "function": {"name": "seek"}}
@@ -98,8 +98,8 @@ def test_a_form_that_means_nothing_is_refused(read: Any, fields: dict[str, Any],
 
 def test_a_clients_form_holds_before_the_recipes_which_holds_where_it_asks_for_none() -> None:
     own, asked = Grammar("regex", "yes|no"), Grammar("json", "{}")
-    recipe = Sampling(max_new_tokens=9, grammar=own)
+    recipe = SamplingParams(max_new_tokens=9, grammar=own)
     chat = Chat((USER,))
-    assert chat.sampling(recipe, 100).grammar == own
-    assert chat.sampling(recipe, 100, asked).grammar == asked
-    assert chat.sampling(Sampling(max_new_tokens=9), 100).grammar is None
+    assert chat.resolve_sampling(recipe, 100).grammar == own
+    assert chat.resolve_sampling(recipe, 100, asked).grammar == asked
+    assert chat.resolve_sampling(SamplingParams(max_new_tokens=9), 100).grammar is None

@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.common.types import ActionKey, Completion, Prompt, Sampling, Task
+from marft.common.types import ActionKey, Completion, Prompt, SamplingParams, Task
 from marft_serve.gateway.budget import Budget
 from marft_serve.gateway.client import Client
-from marft_serve.gateway.masking import without
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.masking import mask_secrets
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.reading import CallSaid, Said, chat_of
-from marft_serve.gateway.refusals import RequestError
+from marft_serve.gateway.protocol.parsing import ClientMessage, ClientToolCall, build_chat_messages
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
 from tests.marft_serve.test_gateway import Slow
@@ -79,7 +79,7 @@ class TestStepsAndThreads:
 class TestBudgets:
     def test_requests_at_once_cannot_spend_the_same_tokens(self) -> None:
         class Full(FakeEngine):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
                 await asyncio.sleep(0.01)
                 tokens = np.full(sampling.max_new_tokens, 65, np.int32)
                 return Completion(tokens, np.zeros(len(tokens), np.float32), "A", "length")
@@ -97,35 +97,35 @@ class TestBudgets:
     def test_what_is_left_is_shared_out_and_given_back(self) -> None:
         async def spend() -> list[int]:
             budget = Budget(10)
-            first = await budget.take(2, 4)
-            second = asyncio.ensure_future(budget.take(1, 4))
-            third = asyncio.ensure_future(budget.take(1, 1))  # which fits, and comes after
+            first = await budget.reserve(2, 4)
+            second = asyncio.ensure_future(budget.reserve(1, 4))
+            third = asyncio.ensure_future(budget.reserve(1, 1))  # which fits, and comes after
             await asyncio.sleep(0)
             assert not second.done()
             assert not third.done()
-            budget.give_back(8, 3)
-            shares = [first, await second, await third, budget.left]
-            budget.give_back(4, 4)
-            budget.give_back(1, 1)
-            return [*shares, budget.left, await budget.take(1, 9)]
+            budget.release(8, 3)
+            shares = [first, await second, await third, budget.remaining]
+            budget.release(4, 4)
+            budget.release(1, 1)
+            return [*shares, budget.remaining, await budget.reserve(1, 9)]
 
         assert asyncio.run(spend()) == [4, 4, 1, 2, 2, 2]
 
     def test_several_actions_wait_until_there_is_enough_for_all_of_them(self) -> None:
         async def spend() -> list[int]:
             budget = Budget(10)
-            await budget.take(1, 4)
-            both = asyncio.ensure_future(budget.take(2, 4))  # of which one alone would fit
+            await budget.reserve(1, 4)
+            both = asyncio.ensure_future(budget.reserve(2, 4))  # of which one alone would fit
             await asyncio.sleep(0)
             assert not both.done()
-            budget.give_back(4, 1)
-            return [await both, budget.left]
+            budget.release(4, 1)
+            return [await both, budget.remaining]
 
         assert asyncio.run(spend()) == [4, 1]
 
     def test_of_two_limits_of_an_answer_the_smaller_one_holds(self) -> None:
         body = json.dumps({**ASK, "max_tokens": 9, "max_completion_tokens": 5}).encode()
-        assert ChatCompletions().read(body).chat.max_tokens == 5
+        assert ChatCompletions().parse_request(body).chat.max_tokens == 5
 
     def test_each_action_is_a_request_and_what_was_refused_is_none(self) -> None:
         answers: list[Response] = []
@@ -184,7 +184,7 @@ def test_a_prompt_that_several_actions_share_is_read_once() -> None:
 
 def test_an_answer_that_is_cut_calls_nothing() -> None:
     class Cut(FakeEngine):
-        async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
             return replace(await super().sample(policy, prompt, sampling, key), finish="length")
 
     answers: list[Response] = []
@@ -261,22 +261,32 @@ class TestWhatClientsGetWrong:
         assert all(head.split()[1] in (b"200", b"400", b"404") for head in heads), heads
 
     def test_calls_of_one_id_and_two_answers_to_one_call_are_refused(self) -> None:
-        call = CallSaid("x", "add", "{}"), CallSaid("x", "add", "{}")
+        call = ClientToolCall("x", "add", "{}"), ClientToolCall("x", "add", "{}")
         with pytest.raises(RequestError, match="two calls of a turn have the same id"):
-            chat_of([Said("assistant", "", call), Said("tool", "1", answers="x"), Said("tool", "2", answers="x")])
+            build_chat_messages(
+                [
+                    ClientMessage("assistant", "", call),
+                    ClientMessage("tool", "1", tool_call_id="x"),
+                    ClientMessage("tool", "2", tool_call_id="x"),
+                ]
+            )
         with pytest.raises(RequestError, match="has two answers"):
-            chat_of([Said("assistant", "", call[:1]), *[Said("tool", "1", answers="x")] * 2])
+            build_chat_messages(
+                [ClientMessage("assistant", "", call[:1]), *[ClientMessage("tool", "1", tool_call_id="x")] * 2]
+            )
 
     def test_nothing_answers_a_call_of_an_earlier_turn(self) -> None:
-        call = (CallSaid("x", "add", "{}"),)
-        for between in (Said("user", "?"), Said("assistant", "")):
+        call = (ClientToolCall("x", "add", "{}"),)
+        for between in (ClientMessage("user", "?"), ClientMessage("assistant", "")):
             with pytest.raises(RequestError, match="belongs to no call of the assistant's turn before it"):
-                chat_of([Said("assistant", "", call), between, Said("tool", "1", answers="x")])
+                build_chat_messages(
+                    [ClientMessage("assistant", "", call), between, ClientMessage("tool", "1", tool_call_id="x")]
+                )
 
 
 @pytest.mark.parametrize("secrets", [["0123456789abcdefghij"], ["0123456789abcdefghij", "ABCDEFGHIJKLMNOP"]])
 def test_a_secret_is_taken_out_also_where_the_text_was_cut(secrets: list[str]) -> None:
     for secret in secrets:
         for piece in (secret, secret[:9], secret[-9:], secret[3:14]):
-            assert without(secrets, f"/e/{piece}/a {piece}") == "/e/…/a …"
-    assert without(secrets, "0123456") == "0123456"
+            assert mask_secrets(secrets, f"/e/{piece}/a {piece}") == "/e/…/a …"
+    assert mask_secrets(secrets, "0123456") == "0123456"

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 from marft.agents.game import Game
-from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
-from marft.inference.stillness import Stillness
+from marft.common.types import ActionKey, Completion, Episode, Prompt, SamplingParams, Task
+from marft.inference.quiescence import QuiescenceBarrier
 from marft_serve.gateway.client import Client
 from tests.fakes import FakeEngine
 from tests.gateways import ASK, ask, game_of, play_game, send
@@ -31,14 +31,14 @@ class InOrder(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stillness, self.together = Stillness(), list[list[str]]()
+        self.stillness, self.together = QuiescenceBarrier(), list[list[str]]()
         self.waiting: list[tuple[ActionKey, asyncio.Future[None]]] = []
         self.driver: asyncio.Task[None] | None = None
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         admitted = asyncio.get_running_loop().create_future()
         self.waiting.append((key, admitted))
-        self.stillness.stir()
+        self.stillness.notify_activity()
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self.drive())
         await admitted
@@ -46,7 +46,7 @@ class InOrder(FakeEngine):
 
     async def drive(self) -> None:
         while self.waiting:
-            await self.stillness.reached()
+            await self.stillness.wait()
             batch, self.waiting = sorted(self.waiting, key=lambda one: one[0]), []
             self.together.append([f"{key.task}{key.agent}{key.call}" for key, _ in batch])
             for _, admitted in batch:
@@ -156,7 +156,7 @@ def test_a_client_that_goes_away_has_no_request_pending() -> None:
         with spoken_to(clients["a"]) as connection:
             connection.sendall(head(clients["a"], len(body)) + body)
             until(lambda: len(engine.waiting) == 1)
-        until(lambda: engine.stillness._outside == 2)
+        until(lambda: engine.stillness._external_waits == 2)
         go.set()
         until(lambda: len(engine.waiting) == 2)
         ask(clients["b"])

@@ -10,8 +10,8 @@ import pytest
 
 from marft.common.types import Episode
 from marft.config import load_recipe
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.nights import BY_NIGHT
 

@@ -17,11 +17,11 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, OpenAI, RateLim
 from marft.agents.chat import Constraint
 from marft.common.types import Episode, Task
 from marft_serve.gateway.client import Client
+from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.base import Protocol
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Protocol
 from marft_serve.gateway.protocol.responses import Responses
-from marft_serve.gateway.refusals import RequestError
 from tests.fakes import FakeEngine
 from tests.gateways import Response, played, send
 
@@ -270,9 +270,9 @@ class TestAnthropic:
 )
 def test_what_is_no_request_is_refused_by_all(protocol: Protocol, body: bytes) -> None:
     with pytest.raises(RequestError) as refused:
-        protocol.read(body)
+        protocol.parse_request(body)
     assert refused.value.status == 400
-    json.dumps(protocol.error(refused.value)).encode()
+    json.dumps(protocol.build_error(refused.value)).encode()
 
 
 def test_inner_fields_that_nobody_reads_are_named_and_echoes_are_not() -> None:
@@ -285,16 +285,16 @@ def test_inner_fields_that_nobody_reads_are_named_and_echoes_are_not() -> None:
         "user": "me",
         "response_format": {"type": "text"},
     }
-    assert ChatCompletions().read(json.dumps(table).encode()).ignored == (
+    assert ChatCompletions().parse_request(json.dumps(table).encode()).ignored == (
         "messages.name", "tools.function.strict",
     )  # fmt: skip
     items = [{"type": "message", "role": "user", "content": "x", "id": "m", "status": "completed"}]
-    asked = Responses().read(json.dumps({"input": items, "truncation": "auto", "background": False}).encode())
+    asked = Responses().parse_request(json.dumps({"input": items, "truncation": "auto", "background": False}).encode())
     assert asked.ignored == ("truncation",)
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True, "cache_control": {}}
     call = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
     turns = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    asked = Messages().read(json.dumps({"messages": turns, "max_tokens": 9}).encode())
+    asked = Messages().parse_request(json.dumps({"messages": turns, "max_tokens": 9}).encode())
     assert asked.ignored == ("messages.content.is_error",)
 
 
@@ -306,6 +306,6 @@ def test_anthropics_output_format_is_held_to(choice: Any) -> None:
         "max_tokens": 9,
         "output_config": {"format": {"type": "json_schema", "schema": schema}},
     }
-    asked = Messages().read(json.dumps(table | ({"tool_choice": choice} if choice else {})).encode())
+    asked = Messages().parse_request(json.dumps(table | ({"tool_choice": choice} if choice else {})).encode())
     assert asked.chat.constraint == Constraint("json", schema=schema, parallel=choice is None)
     assert asked.ignored == ()

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 from marft.common.types import Episode, Task
-from marft_serve.gateway import app, listening
+from marft_serve.gateway import app, listener
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.session import Session
 from tests.fakes import FakeEngine, ends, goes_on
@@ -188,7 +188,7 @@ class TestTooMuch:
         assert b"request_timeout" in b"".join(answers)
 
     def test_neither_is_a_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(listening, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(listener, "HEADER_SECONDS", 0.2)
         ended: list[bytes] = []
 
         def solve(task: Task, clients: Clients) -> None:
@@ -202,7 +202,7 @@ class TestTooMuch:
         assert ended == [b""] * 3
 
     def test_neither_is_the_rest_of_a_body_that_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(listening, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(listener, "HEADER_SECONDS", 0.2)
         answers: list[bytes] = []
 
         def solve(task: Task, clients: Clients) -> None:
@@ -360,7 +360,7 @@ class TestNumbers:
                 answers.append(ask(clients["a"], stream=stream))
                 answers.append(ask(clients["a"], stream=stream, headers={RETRY: "1"}))
 
-        monkeypatch.setattr(app, "_told", lambda *_: {"a": float("nan")})
+        monkeypatch.setattr(app, "_build_metadata", lambda *_: {"a": float("nan")})
         episode = played(solve)
         assert [answer.status for answer in answers] == [500] * 4
         assert {answer.headers["x-should-retry"] for answer in answers} == {"false"}

@@ -18,10 +18,10 @@ from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError
 from marft.common.types import Action, Episode, Observation
 from marft.config.models import ModelSettings
-from marft.inference.messages import render_messages, render_text
+from marft.inference.chat_messages import render_messages, render_text
 from marft.inference.renderer import ChatFormat
-from marft.models.formats import load_tokenizer
-from marft.models.templates import CANNOT_RENDER
+from marft.models.chat_templates import RENDER_ERRORS
+from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked
 from tests.marft.inference.test_messages import format_of
@@ -140,12 +140,12 @@ def check(format: ChatFormat, client: Client, episode: Episode, engine: Parrot) 
         prompt, tokens, _ = engine.sampled[action.key]
         assert np.array_equal(action.prompt, prompt.ids)
         assert np.array_equal(action.tokens, tokens)  # as sampled
-        assert action.sampled.all()
+        assert action.sampled_mask.all()
         assert len(action.segments) == 1
         chat = [dict(message) for message in prompt.chat]
         try:
             whole = render_messages(format, chat, prompt.tools)
-        except CANNOT_RENDER:
+        except RENDER_ERRORS:
             whole = None
         if not action.continues:
             assert np.array_equal(action.prompt, whole)  # a chat that begins is rendered whole

@@ -13,16 +13,16 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError, Reply
-from marft.agents.live import Begun
+from marft.agents.streaming import ActionStart
 from marft.common.types import Action, Observation
-from marft.inference.messages import render_text
+from marft.inference.chat_messages import render_text
 from marft.inference.renderer import ChatRenderer
+from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.base import ParsedRequest, Protocol, get_reply_text
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Asked, Protocol, said_by
 from marft_serve.gateway.protocol.responses import Responses
-from marft_serve.gateway.refusals import RequestError
-from marft_serve.traces.messages import text_of
+from marft_serve.traces.messages import parse_text
 from tests.chatting import ADD, Said, Stopping, asked, talked
 from tests.marft_serve.test_gateway_chats import scripted, user
 from tests.marft_serve.test_gateway_tokens import CALL, format_named, starts
@@ -31,9 +31,9 @@ PROTOCOLS: list[Protocol] = [ChatCompletions(), Responses(), Messages()]
 TOLD: dict[str, Any] = {"model": "any", "marft": {}}
 
 
-def read(protocol: Protocol, **fields: Any) -> Asked:
+def read(protocol: Protocol, **fields: Any) -> ParsedRequest:
     more = {"max_tokens": 50} if isinstance(protocol, Messages) else {}
-    return protocol.read(json.dumps({**more, **fields}).encode())
+    return protocol.parse_request(json.dumps({**more, **fields}).encode())
 
 
 def history(protocol: Protocol, calls: Sequence[str], answers: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class TestTextsInParts:
         for protocol, field in ((ChatCompletions(), "messages"), (Responses(), "input")):
             chat = read(protocol, **{field: [{"role": role, "content": self.parts()}, user("?")]}).chat
             assert chat.messages[0]["content"] == "Is it 3?\nOr 4?"
-        assert text_of(self.parts()) == "Is it 3?\nOr 4?"  # in recorded conversations too
+        assert parse_text(self.parts()) == "Is it 3?\nOr 4?"  # in recorded conversations too
 
     def test_so_it_is_in_all_places_of_anthropics_and_in_answers_of_tools(self) -> None:
         use = {"type": "tool_use", "id": "x", "name": "add", "input": {}}
@@ -150,11 +150,11 @@ class TestStops:
         self, pieces: Sequence[str]
     ) -> None:
         (first, second), reply, prompt, shown = stopped(pieces, ["STOP"])
-        assert (said_by(reply), reply.stopped) == ("It is 3. ", "STOP")
+        assert (get_reply_text(reply), reply.stop_string) == ("It is 3. ", "STOP")
         assert "STOP" not in prompt
         assert prompt.replace("It is 3. ", "It is 3.") == shown.replace("It is 3. ", "It is 3.")
         assert second.continues == (first.id,)
-        assert first.sampled.all()
+        assert first.sampled_mask.all()
         sampled = format_named("hermes").tokenizer.decode(first.tokens.tolist())
         assert sampled.startswith("It is 3. STOP")
 
@@ -163,7 +163,7 @@ class TestStops:
         assert "Message" in tokenizer.get_vocab()
         (first, _), reply, prompt, _ = stopped(["It is ", "Message"], ["ssa"], "list")
         assert tokenizer.decode(first.tokens.tolist()) == "It is Message"
-        assert (said_by(reply), reply.stopped) == ("It is Me", "ssa")
+        assert (get_reply_text(reply), reply.stop_string) == ("It is Me", "ssa")
         assert "It is Me<|im_end|>" in prompt
 
     def test_calls_behind_a_stop_are_not_made_and_those_before_it_are(self) -> None:
@@ -176,7 +176,7 @@ class TestStops:
         assert "STOP" in format_named("hermes").tokenizer.decode(first.tokens.tolist())
         _, reply, prompt, shown = stopped([f"I add.\n{CALL % 2}"], ['"a"'], tools=[ADD])
         assert reply.calls == ()
-        assert said_by(reply) == 'I add.\n<tool_call>\n{"name": "add", "arguments": {'
+        assert get_reply_text(reply) == 'I add.\n<tool_call>\n{"name": "add", "arguments": {'
         assert prompt.count('"a"') == shown.count('"a"')
 
     @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ class TestStops:
     ) -> None:
         _, reply, _, _ = stopped([text], stop, tools=[ADD])
         request = read(Messages(), messages=[user("?")], stop_sequences=stop)
-        whole = Messages().response(request, [reply], TOLD)
-        events = list(Messages().stream(request, Begun.of(reply.action), TOLD).end([reply], TOLD))
+        whole = Messages().build_response(request, [reply], TOLD)
+        events = list(Messages().build_stream(request, ActionStart.from_action(reply.action), TOLD).end([reply], TOLD))
         delta: Any = next(event for name, event in events if name == "message_delta")
         assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
         assert delta["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
     def test_a_stop_of_the_recipe_is_no_sequence_of_the_clients(self) -> None:
         _, reply, _, _ = stopped(["It is 3. STOP"], ["STOP"])
-        response = Messages().response(read(Messages(), messages=[user("?")]), [reply], TOLD)
+        response = Messages().build_response(read(Messages(), messages=[user("?")]), [reply], TOLD)
         assert (response["stop_reason"], response["stop_sequence"]) == ("end_turn", None)
 
 
@@ -225,7 +225,7 @@ class TestTurnsThatAClientBegins:
         assert str(decode(first.prompt.tolist())).endswith("<|im_start|>assistant\nThe answer is ")
         assert str(decode(first.prompt.tolist())).count("<|im_start|>assistant") == 1
         assert (first.text, str(decode(first.tokens.tolist()))) == ("3.", "3.<|im_end|>")
-        assert first.sampled.all()
+        assert first.sampled_mask.all()
         assert starts(second, first)
         assert (second.continues, second.restarted) == ((first.id,), "")
 
@@ -269,7 +269,7 @@ class TestTurnsThatAClientBegins:
     def test_the_last_turn_of_anthropics_messages_is_one(self) -> None:
         blocks = [{"type": "text", "text": "The answer"}, {"type": "text", "text": "is"}]
         asked_ = read(Messages(), messages=[user("1 + 2?"), {"role": "assistant", "content": blocks}])
-        assert (asked_.chat.begun, asked_.chat.messages) == ("The answer\nis", (user("1 + 2?"),))
+        assert (asked_.chat.prefix, asked_.chat.messages) == ("The answer\nis", (user("1 + 2?"),))
 
     @pytest.mark.parametrize(
         ("messages", "fields", "why"),
@@ -292,11 +292,17 @@ class TestTurnsThatAClientBegins:
         format = format_named("deepseek r1 distilled")
         renderer = ChatRenderer({"a": format})
         with pytest.raises(ValueError, match="end it in the text"):
-            renderer.opening("a", "It is")
-        ids = renderer.opening("a", "<think>\nHm.\n</think>\n\nIt is")
+            renderer.encode_prefix("a", "It is")
+        ids = renderer.encode_prefix("a", "<think>\nHm.\n</think>\n\nIt is")
         assert format.tokenizer.decode(ids.tolist()) == "\nHm.\n</think>\n\nIt is"
-        assert (renderer.thought("a", " 3."), renderer.thought("a", " 3.", begun="</think>It is")) == (3, 0)
-        assert renderer.live("a", (), True, False, begun="</think>It is").take(ids[-5:].tolist()) != ("", "")
+        assert (
+            renderer.reasoning_length("a", " 3."),
+            renderer.reasoning_length("a", " 3.", prefix="</think>It is"),
+        ) == (3, 0)
+        assert renderer.text_stream("a", (), True, False, prefix="</think>It is").add_tokens(ids[-5:].tolist()) != (
+            "",
+            "",
+        )
 
     def test_what_cannot_begin_a_turn_is_refused(self) -> None:
         format = replace(format_named("hermes"), remote=True)

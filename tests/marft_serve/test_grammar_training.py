@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, Task
 from marft.config import RunSettings, parse_recipe
-from marft.config.given import Given
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
-from marft.trainer.loop import Silent, train
+from marft.config.python_objects import ObjectPlaceholder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.loop import NullCallback, train
 from marft_serve.gateway.client import Client
 from tests import templates
 from tests.helpers import recipe
@@ -51,11 +51,11 @@ def recorded(folder: RunFolder) -> list[Episode]:
     return [episode for path in sorted(folder.episodes.iterdir()) for episode in read_episodes(path)]
 
 
-class StopAfter(Silent):
+class StopAfter(NullCallback):
     def __init__(self) -> None:
         self.now = 0
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
         self.now = step
 
     def wants_stop(self) -> bool:
@@ -68,7 +68,7 @@ class StopAfter(Silent):
 def test_a_team_that_is_held_learns_and_goes_on_where_it_stopped(level: str, tmp_path: Path) -> None:
     straight, stopped = (RunFolder.create(held(tmp_path / name, level)) for name in ("straight", "stopped"))
     train(held(tmp_path / "straight", level), straight)
-    train(held(tmp_path / "stopped", level), stopped, observer=StopAfter())
+    train(held(tmp_path / "stopped", level), stopped, callback=StopAfter())
     train(held(tmp_path / "stopped", level), stopped, resume=True)
     for part in ("episodes", "checkpoints/step_000002/policies"):
         one, other = (contents(folder.path / part) for folder in (straight, stopped))
@@ -93,10 +93,10 @@ def check(action: Action) -> None:
     """An action's record says what it says."""
     assert action.finish == "stop", action.text
     assert action.agent == "reasoner" or set(json.loads(action.text)) == {"answer"}
-    assert len(action.log_probs) == action.decisions == int(action.sampled.sum())
+    assert len(action.log_probs) == action.num_decisions == int(action.sampled_mask.sum())
     assert action.masks
-    assert set(action.masks.at.tolist()) == set(np.flatnonzero(action.sampled).tolist())
-    assert (action.marks[:3] == Mark.FORCED).any()
+    assert set(action.masks.at.tolist()) == set(np.flatnonzero(action.sampled_mask).tolist())
+    assert (action.marks[:3] == TokenSource.FORCED).any()
     for place, number in zip(action.masks.at, action.masks.which, strict=True):
         token = int(action.tokens[place])
         assert action.masks.table[number][token // 8] >> token % 8 & 1
@@ -120,7 +120,7 @@ def asked(solve: Any, tmp_path: Path) -> list[Episode]:
     def ask_all(client: OpenAI, address: Client) -> None:
         solve(client, address)
 
-    table["team"] = {"organization": "program", "call": Given(program), "wait_seconds": 30.0}
+    table["team"] = {"organization": "program", "call": ObjectPlaceholder(program), "wait_seconds": 30.0}
     run = parse_recipe(table)
     folder = RunFolder.create(run)
     train(run, folder)

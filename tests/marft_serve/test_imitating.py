@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from marft.common.errors import RunError
-from marft.common.types import Action, Choice, Mark, Option
-from marft.runs.checkpoints import Checkpoints, State
-from marft.runs.folder import RunFolder
-from marft.trainer.supervised import Imitation, as_sample
-from marft_serve.cli.traces import _changes
+from marft.common.types import Action, Choice, Option, TokenSource
+from marft.runs.checkpoints import CheckpointManager, State
+from marft.runs.run_folder import RunFolder
+from marft.trainer.sft import SftLoss, build_sample
+from marft_serve.cli.traces import _build_changes
 from marft_serve.traces import warm_start
-from marft_serve.traces.lessons import Lessons, imitated, weighed
-from marft_serve.traces.record import Tally, TracedTurn
-from marft_serve.traces.warm_start import _Loop, _losses
+from marft_serve.traces.imitation_data import ImitationData, iter_trainable_actions, mask_zero_weight_turns
+from marft_serve.traces.types import SkipCounter, TracedTurn
+from marft_serve.traces.warm_start import _build_metrics, _TrainLoop
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.runs import Listening
@@ -34,11 +34,11 @@ class Scripted:
     def __init__(self, *held_out: float) -> None:
         self.held_out: Iterator[float] = iter(held_out)
 
-    def learn(self, samples: object, step: int) -> tuple[Imitation, dict[str, float]]:
-        return Imitation({"a": 2.0}, {"a": 2}), {}
+    def learn(self, samples: object, step: int) -> tuple[SftLoss, dict[str, float]]:
+        return SftLoss({"a": 2.0}, {"a": 2}), {}
 
-    def measure(self, samples: object) -> Imitation:
-        return Imitation({"a": next(self.held_out)}, {"a": 1})
+    def evaluate(self, samples: object) -> SftLoss:
+        return SftLoss({"a": next(self.held_out)}, {"a": 1})
 
 
 class Kept:
@@ -61,18 +61,18 @@ class Kept:
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[State]:
     """States that checkpoints were saved of."""
     states: list[State] = []
-    monkeypatch.setattr(Checkpoints, "save", lambda _, state, *rest: states.append(state))
-    monkeypatch.setattr(warm_start, "Before", Kept())
-    monkeypatch.setattr(warm_start, "not_finite", lambda _: [])
+    monkeypatch.setattr(CheckpointManager, "save", lambda _, state, *rest: states.append(state))
+    monkeypatch.setattr(warm_start, "Snapshot", Kept())
+    monkeypatch.setattr(warm_start, "find_non_finite", lambda _: [])
     return states
 
 
 def gone_on(tmp_path: Path, every: int, *losses: float) -> State:
     run = settings("tiny", tmp_path, "--sft.every", str(every), "--checkpoints.every", "2")
     supervisor: Any = Scripted(*losses)
-    sample = as_sample(make_action())
-    loop = _Loop(run, RunFolder.create(run), None, supervisor, Lessons([sample], [sample], 2), Listening())  # type: ignore[arg-type]
-    state, held_out = loop.go_on(State(), STEPS)
+    sample = build_sample(make_action())
+    loop = _TrainLoop(run, RunFolder.create(run), None, supervisor, ImitationData([sample], [sample], 2), Listening())  # type: ignore[arg-type]
+    state, held_out = loop.train(State(), STEPS)
     assert held_out == losses[-1]
     assert next(supervisor.held_out, None) is None, "measured as often as is said"
     return state
@@ -100,15 +100,15 @@ def test_a_step_that_is_not_finite_is_undone_and_not_saved(
     tmp_path: Path, saved: list[State], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept()
-    monkeypatch.setattr(warm_start, "Before", kept)
-    monkeypatch.setattr(warm_start, "not_finite", lambda _: ["policies/a"])
+    monkeypatch.setattr(warm_start, "Snapshot", kept)
+    monkeypatch.setattr(warm_start, "find_non_finite", lambda _: ["policies/a"])
     with pytest.raises(RunError, match="step 1: policies/a did not stay finite"):
         gone_on(tmp_path, 2, 9.0)
     assert (kept.asked, saved) == (["take", "restore"], [])
 
 
 def test_losses_are_those_of_the_team_and_of_each_agent() -> None:
-    found = _losses(Imitation({"a": 3.0, "b": 2.0}, {"a": 1, "b": 4}), "sft/loss")
+    found = _build_metrics(SftLoss({"a": 3.0, "b": 2.0}, {"a": 1, "b": 4}), "sft/loss")
     assert found == {"sft/loss": 1.0, "agents/a/sft/loss": 3.0, "agents/b/sft/loss": 0.5}
 
 
@@ -117,10 +117,10 @@ def test_turns_are_known_by_whose_they_are_and_by_what_of_them_counts() -> None:
     others = [
         make_action("b", policy="p", tokens=(4, 5)), make_action("a", policy="q", tokens=(4, 5)),
         make_action("a", policy="p", tokens=(4, 6)), make_action("a", policy="p", tokens=(4, 5), prompt=(5, 6, 8)),
-        make_action("a", policy="p", tokens=(4, 5), marks=(Mark.TOOL, Mark.SAMPLED)),
+        make_action("a", policy="p", tokens=(4, 5), marks=(TokenSource.TOOL, TokenSource.SAMPLED)),
     ]  # fmt: skip
-    known = [Lessons([as_sample(one), as_sample(action)], [], 2).digest for one in (action, *others)]
-    known.append(Lessons([as_sample(action)], [as_sample(action)], 2).digest)
+    known = [ImitationData([build_sample(one), build_sample(action)], [], 2).digest for one in (action, *others)]
+    known.append(ImitationData([build_sample(action)], [build_sample(action)], 2).digest)
     assert len(set(known)) == len(known)
 
 
@@ -133,15 +133,15 @@ class Place:
 
 
 def told(action: Action, weight: float = 1.0) -> Any:
-    turn = TracedTurn("0", ("a",), (), "", weight=weight, place="t.jsonl:1")
+    turn = TracedTurn("0", ("a",), (), "", weight=weight, location="t.jsonl:1")
     said = [(action.key, turn, len(action.tokens), "")]
-    return SimpleNamespace(said=said, episode=SimpleNamespace(scored=True, actions=[action]))
+    return SimpleNamespace(turns=said, episode=SimpleNamespace(is_scored=True, actions=[action]))
 
 
 @pytest.mark.parametrize(("context", "fits"), [(5, True), (4, False)])
 def test_a_turn_may_fill_its_context(context: int, fits: bool) -> None:
-    action, tally, stage = make_action("a", policy="p", prompt=(1, 2, 3), tokens=(4, 5)), Tally(), Place(context)
-    assert list(imitated(told(action), stage, tally)) == [action] * fits  # type: ignore[arg-type]
+    action, tally, stage = make_action("a", policy="p", prompt=(1, 2, 3), tokens=(4, 5)), SkipCounter(), Place(context)
+    assert list(iter_trainable_actions(told(action), stage, tally)) == [action] * fits  # type: ignore[arg-type]
     assert tally.count("turn") == (not fits)
 
 
@@ -151,15 +151,15 @@ def test_a_choice_of_weight_0_is_none() -> None:
         make_action("a", policy="p", tokens=(4, 2), log_probs=(0.0,)),
         choice=Choice(options, 0, np.zeros(2, np.float32)),
     )
-    assert weighed(action, [(1.0, 1)]) is action
-    left = weighed(action, [(0.0, 1)])
-    assert (left.choice, left.decisions, len(left.log_probs)) == (None, 0, 0)
-    tally, stage = Tally(), Place(99)
-    assert list(imitated(told(action, 0.0), stage, tally)) == []  # type: ignore[arg-type]
+    assert mask_zero_weight_turns(action, [(1.0, 1)]) is action
+    left = mask_zero_weight_turns(action, [(0.0, 1)])
+    assert (left.choice, left.num_decisions, len(left.log_probs)) == (None, 0, 0)
+    tally, stage = SkipCounter(), Place(99)
+    assert list(iter_trainable_actions(told(action, 0.0), stage, tally)) == []  # type: ignore[arg-type]
     assert list(tally.skipped) == ["turn: its weight is 0"]
 
 
 def test_roles_of_the_command_join_those_of_the_recipe(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, "--sft.roles", "{ solver = 'actor', boss = 'actor' }")
-    changes = _changes(run, [], ["thinker=reasoner", "boss=reasoner"])
+    changes = _build_changes(run, [], ["thinker=reasoner", "boss=reasoner"])
     assert changes == {"sft.roles": {"solver": "actor", "boss": "reasoner", "thinker": "reasoner"}}

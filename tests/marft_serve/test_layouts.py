@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import Tally, TracedEpisode
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.types import SkipCounter, TracedEpisode
 from tests.tracing import current, otlp, span, write
 
 USER = {"role": "user", "content": "1 + 2?"}
 SAID = {"role": "assistant", "content": "It is 3."}
 
 
-def read(path: Path, *lines: dict[str, Any]) -> tuple[list[TracedEpisode], Tally]:
-    tally = Tally()
+def read(path: Path, *lines: dict[str, Any]) -> tuple[list[TracedEpisode], SkipCounter]:
+    tally = SkipCounter()
     return list(read_traces([write(path / "t.jsonl", list(lines))], tally)), tally
 
 
@@ -53,7 +53,7 @@ class TestAnswers:
     def test_of_which_one_is_missing_only_the_first_has_one(self, tmp_path: Path) -> None:
         messages = [USER, calling(call(id="c"), call(id="c")), answer("1", tool_call_id="c"), SAID]
         (episode,), _ = read(tmp_path, {"messages": messages})
-        assert (outputs(episode), episode.turns[0].unanswered) == ([("add", "1"), ("add", "")], (1,))
+        assert (outputs(episode), episode.turns[0].missing_results) == ([("add", "1"), ("add", "")], (1,))
 
     def test_ids_that_come_again_in_each_turn_are_that_turns(self, tmp_path: Path) -> None:
         turns = [message for text in "12" for message in (calling(call(id="c")), answer(text, tool_call_id="c"))]
@@ -81,8 +81,8 @@ class TestAnswers:
         self, stray: dict[str, Any], tmp_path: Path
     ) -> None:
         (episode,), tally = read(tmp_path, {"messages": [USER, calling(call(id="c")), stray, SAID]})
-        assert episode.turns[0].unanswered == (0,)
-        (line,) = tally.lines()
+        assert episode.turns[0].missing_results == (0,)
+        (line,) = tally.format_lines()
         assert f"the answer to '{stray.get('tool_call_id') or stray['name']}' belongs to no call" in line
         assert "t.jsonl:1 message 4" in line
 
@@ -112,7 +112,7 @@ class TestArguments:
         messages = [USER, calling(call(id="c", arguments=written)), answer("1", tool_call_id="c"), SAID]
         found, tally = read(tmp_path, {"messages": [USER, SAID]}, {"messages": messages})
         assert len(found) == 1
-        (line,) = tally.lines()
+        (line,) = tally.format_lines()
         assert "the arguments of a call of 'add' are no JSON object" in line
         assert "t.jsonl:2 message 2" in line
 
@@ -164,13 +164,13 @@ def test_rows_of_other_layouts_are_the_same_conversation(row: dict[str, Any], tm
     assert [(one.name, one.arguments, one.output) for one in first.calls] == CALLED
     assert [tool.name for tool in first.tools] == ["add"]
     assert (last.text, episode.answer) == ("It is 3.", "It is 3.")
-    assert (first.thought, first.text) == (("Hm.", "I add.") if row is ANTHROPIC else ("", ""))
+    assert (first.reasoning, first.text) == (("Hm.", "I add.") if row is ANTHROPIC else ("", ""))
 
 
 def test_a_prompt_and_its_completion_may_be_texts(tmp_path: Path) -> None:
     (episode,), tally = read(tmp_path, {"prompt": "1 + 2?", "completion": "<think>Hm.</think>It is 3."})
     (turn,) = episode.turns
-    assert (list(turn.messages), turn.text, turn.thought) == ([USER], "It is 3.", "Hm.")
+    assert (list(turn.messages), turn.text, turn.reasoning) == ([USER], "It is 3.", "Hm.")
     assert not tally.skipped
 
 
@@ -185,4 +185,4 @@ def test_a_prompt_and_its_completion_may_be_texts(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_counted_with_its_reason(row: dict[str, Any], why: str, tmp_path: Path) -> None:
     found, tally = read(tmp_path, row)
     assert found == []
-    assert why in next(iter(tally.lines()))
+    assert why in next(iter(tally.format_lines()))

@@ -15,14 +15,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
-from marft.common.types import ActionKey, Episode, Fork, Profile, Task, ToolCall
-from marft_serve.traces.record import TracedEpisode
-from marft_serve.tracing.batches import MOST_SPANS, MOST_TEXT, batches
-from marft_serve.tracing.cast import Cast, Seat
-from marft_serve.tracing.episode import Tracer
-from marft_serve.tracing.otlp import json_line, protobuf
-from marft_serve.tracing.span import LONGEST, Span
-from marft_serve.tracing.turns import beside_calls, turns_of
+from marft.common.types import ActionKey, AgentProfile, Episode, Fork, Task, ToolCall
+from marft_serve.traces.types import TracedEpisode
+from marft_serve.tracing import batches
+from marft_serve.tracing.batches import MAX_SPANS, make_batches
+from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.otlp import encode_json_line, encode_protobuf
+from marft_serve.tracing.span import MAX_TEXT_CHARS, Span
+from marft_serve.tracing.team_metadata import AgentMetadata, TeamMetadata
+from marft_serve.tracing.turns import split_turns, strip_tool_calls
 from tests.episodes import episodes, make_action
 from tests.otlp import BEGAN, CAST, named, spans_in, team
 from tests.tracing import read
@@ -31,7 +32,7 @@ from tests.tracing import read
 
 
 def test_every_action_answer_tool_step_and_term_has_a_span_under_what_it_is_part_of() -> None:
-    spans = Tracer("r", CAST).spans(team())
+    spans = Tracer("r", CAST).build_spans(team())
     inside = {span.id: span for span in spans}
     assert [(span.name, inside[span.parent].name if span.parent else "") for span in spans] == [
         ("invoke_workflow demo", ""),
@@ -49,7 +50,7 @@ def test_every_action_answer_tool_step_and_term_has_a_span_under_what_it_is_part
 
 
 def test_spans_say_what_the_conventions_ask_for() -> None:
-    spans = Tracer("r", CAST).spans(team())
+    spans = Tracer("r", CAST).build_spans(team())
     root, actor, tool = spans[0], named(spans, "invoke_agent actor"), named(spans, "execute_tool add")
     assert root.attributes["gen_ai.operation.name"] == "invoke_workflow"
     assert (root.attributes["marft.reward"], root.attributes["marft.success"]) == (1.0, True)
@@ -73,7 +74,7 @@ def test_spans_say_what_the_conventions_ask_for() -> None:
 def test_calls_of_one_action_have_ids_of_their_own_which_their_answers_bear() -> None:
     plan, act = team().actions
     two = replace(act, calls=(ToolCall("add", "{}", "5"), ToolCall("add", "{}", "6", index=1)))
-    spans = Tracer("r", CAST, content=True).spans(replace(team(), actions=(plan, two)))
+    spans = Tracer("r", CAST, content=True).build_spans(replace(team(), actions=(plan, two)))
     ids = [span.attributes["gen_ai.tool.call.id"] for span in spans if span.name == "execute_tool add"]
     assert len(set(ids)) == 2
     (*_, last) = (span.attributes for span in spans if span.name == "chat tiny:actor")
@@ -82,15 +83,17 @@ def test_calls_of_one_action_have_ids_of_their_own_which_their_answers_bear() ->
 
 
 def test_instructions_are_said_once_and_guidance_where_it_stood() -> None:
-    seat = Seat(Profile("reasoner", "Plan well.", "Be brief."), "model")
-    said = named(Tracer("r", Cast("d", {"reasoner": seat}), content=True).spans(team()), "chat model").attributes
+    seat = AgentMetadata(AgentProfile("reasoner", "Plan well.", "Be brief."), "model")
+    said = named(
+        Tracer("r", TeamMetadata("d", {"reasoner": seat}), content=True).build_spans(team()), "chat model"
+    ).attributes
     assert "Plan well." in str(said["gen_ai.system_instructions"])
     assert "Plan well." not in str(said["gen_ai.input.messages"])
     assert "Be brief." in str(said["gen_ai.input.messages"])
 
 
 def test_what_an_action_saw_is_linked() -> None:
-    spans = Tracer("r").spans(team())
+    spans = Tracer("r").build_spans(team())
     assert [link.span for link in named(spans, "invoke_agent actor").links] == [
         named(spans, "invoke_agent reasoner").id
     ]
@@ -98,8 +101,8 @@ def test_what_an_action_saw_is_linked() -> None:
 
 
 def test_times_are_those_recorded_from_the_beginning_of_the_episode_on() -> None:
-    spans = Tracer("r").spans(team())
-    seconds = {s.name: (s.started / 1e9 - BEGAN, s.ended / 1e9 - BEGAN) for s in spans}
+    spans = Tracer("r").build_spans(team())
+    seconds = {s.name: (s.start_time / 1e9 - BEGAN, s.end_time / 1e9 - BEGAN) for s in spans}
     assert seconds["invoke_workflow marft"] == pytest.approx((0.0, 1.25), abs=1e-5)
     assert seconds["invoke_agent actor"] == pytest.approx((0.5, 1.0), abs=1e-5)
     assert seconds["environment.step"] == pytest.approx((1.0, 1.25), abs=1e-5)
@@ -109,8 +112,8 @@ def test_times_are_those_recorded_from_the_beginning_of_the_episode_on() -> None
 
 def test_nothing_that_was_said_leaves_without_being_asked_for() -> None:
     episode = replace(team("a secret"), error="a secret", status="failed", task=Task("t", "a secret"))
-    assert "secret" not in json_line(Tracer("r", CAST).spans(episode), {})
-    assert "secret" in json_line(Tracer("r", CAST, content=True).spans(episode), {})
+    assert "secret" not in encode_json_line(Tracer("r", CAST).build_spans(episode), {})
+    assert "secret" in encode_json_line(Tracer("r", CAST, content=True).build_spans(episode), {})
 
 
 def test_a_fork_is_linked_to_where_it_departs_from_and_takes_no_times_of_it() -> None:
@@ -118,26 +121,26 @@ def test_a_fork_is_linked_to_where_it_departs_from_and_takes_no_times_of_it() ->
     served, fresh = origin.actions[0], replace(origin.actions[1], key=ActionKey("train/0/fork", "t", 0, 0, "actor", 0))
     fork = replace(origin, stream="train/0/fork", actions=(served, fresh), fork=Fork(origin.name, fresh.id))
     tracer = Tracer("r")
-    there, spans = tracer.spans(origin), tracer.spans(fork)
+    there, spans = tracer.build_spans(origin), tracer.build_spans(fork)
     assert (spans[0].links[0].trace, spans[0].links[0].span) == (there[0].trace, named(there, "invoke_agent actor").id)
     replayed = named(spans, "invoke_agent reasoner")
     assert replayed.attributes["marft.replayed"] is True
-    assert replayed.started == replayed.ended == spans[0].started
+    assert replayed.start_time == replayed.end_time == spans[0].start_time
 
 
 @settings(max_examples=40)
 @given(episodes(), st.floats(0, 5), st.floats(0, 2e9))
 def test_every_episode_is_one_tree_whose_spans_lie_within_it(episode: Episode, seconds: float, began: float) -> None:
     acted = [replace(a, started=seconds * i / 9, ended=seconds * (i + 1) / 9) for i, a in enumerate(episode.actions)]
-    episode = replace(episode, actions=tuple(acted), seconds=seconds, began=began)
-    spans = Tracer("r", content=True).spans(episode)
-    assert spans == Tracer("r", content=True).spans(episode)
+    episode = replace(episode, actions=tuple(acted), seconds=seconds, start_time=began)
+    spans = Tracer("r", content=True).build_spans(episode)
+    assert spans == Tracer("r", content=True).build_spans(episode)
     met: dict[str, Span] = {}
     for span in spans:
         assert span.id not in met
         assert (span.parent in met) if met else not span.parent
         outer = met.get(span.parent, span)
-        assert outer.started <= span.started <= span.ended <= max(outer.ended, outer.started)
+        assert outer.start_time <= span.start_time <= span.end_time <= max(outer.end_time, outer.start_time)
         met[span.id] = span
     ids = {(span.trace, span.id) for span in spans}
     assert all((link.trace, link.span) in ids for span in spans for link in span.links)
@@ -147,13 +150,15 @@ def test_every_episode_is_one_tree_whose_spans_lie_within_it(episode: Episode, s
 
 def test_no_two_episodes_share_an_id() -> None:
     one, two = team(), team(sample=1)
-    traces = {Tracer(run).spans(e)[0].trace for run in ("a", "b") for e in (one, two, replace(one, stream="train/1"))}
+    traces = {
+        Tracer(run).build_spans(e)[0].trace for run in ("a", "b") for e in (one, two, replace(one, stream="train/1"))
+    }
     assert len(traces) == 6
 
 
 def test_an_episode_in_which_nobody_acted_is_one_span_that_says_why() -> None:
-    episode = Episode(Task("t", "?"), "train/0", 0, (), "timed_out", error="reset() took over 1 s", began=BEGAN)
-    (span,) = Tracer("r", content=True).spans(episode)
+    episode = Episode(Task("t", "?"), "train/0", 0, (), "timed_out", error="reset() took over 1 s", start_time=BEGAN)
+    (span,) = Tracer("r", content=True).build_spans(episode)
     assert (span.failed, span.error, span.attributes["error.type"]) == (True, episode.error, "timed_out")
     assert "marft.reward" not in span.attributes
 
@@ -170,14 +175,14 @@ def test_an_episode_in_which_nobody_acted_is_one_span_that_says_why() -> None:
     ids=["thought", "list", "other", "braces", "nested"],
 )
 def test_what_is_said_beside_calls_ends_where_they_begin(text: str, said: str) -> None:
-    assert beside_calls(text, [ToolCall("add")]) == said
+    assert strip_tool_calls(text, [ToolCall("add")]) == said
 
 
 def test_turns_share_the_time_that_tools_did_not_take() -> None:
-    first, second = turns_of(team().actions[1], 0.5, 1.0)
-    assert (first.started, second.ended) == (0.5, 1.0)
-    assert first.ended - first.started == pytest.approx(0.2)
-    assert second.started - first.ended == pytest.approx(0.1)
+    first, second = split_turns(team().actions[1], 0.5, 1.0)
+    assert (first.start_time, second.end_time) == (0.5, 1.0)
+    assert first.end_time - first.start_time == pytest.approx(0.2)
+    assert second.start_time - first.end_time == pytest.approx(0.1)
 
 
 # how they are written
@@ -203,11 +208,11 @@ def hexed(message: dict[str, Any]) -> dict[str, Any]:
 def test_json_says_what_protobuf_says(text: str, number: float, role: str) -> None:
     episode = team(text)
     step = replace(episode.transitions[0], terms={f"right/{role}": number})
-    spans = Tracer("r", CAST, content=True).spans(replace(episode, transitions=(step,)))
+    spans = Tracer("r", CAST, content=True).build_spans(replace(episode, transitions=(step,)))
     resource = {"service.name": "marft"}
-    message = ExportTraceServiceRequest.FromString(protobuf(spans, resource))
+    message = ExportTraceServiceRequest.FromString(encode_protobuf(spans, resource))
     told = hexed(MessageToDict(message, use_integers_for_enums=True))
-    written = json.loads(json_line(spans, resource))
+    written = json.loads(encode_json_line(spans, resource))
     for one in written["resourceSpans"][0]["scopeSpans"][0]["spans"]:
         one.setdefault("links", [])
     assert json.dumps(told, sort_keys=True) == json.dumps(written, sort_keys=True)
@@ -215,9 +220,9 @@ def test_json_says_what_protobuf_says(text: str, number: float, role: str) -> No
 
 def test_texts_that_no_receiver_would_take_are_made_safe_and_short() -> None:
     episode = team("\ud800 half, \0 nul, " + "x" * 10_000_000)
-    spans = Tracer("r", CAST, content=True).spans(replace(episode, task=Task("\0\udfff", "\0" * 10)))
-    body, line = protobuf(spans, {}), json_line(spans, {})
-    assert len(body) < 4 * LONGEST
+    spans = Tracer("r", CAST, content=True).build_spans(replace(episode, task=Task("\0\udfff", "\0" * 10)))
+    body, line = encode_protobuf(spans, {}), encode_json_line(spans, {})
+    assert len(body) < 4 * MAX_TEXT_CHARS
     line.encode()
     texts = [a.value.string_value for s in spans_in(body) for a in s.attributes]
     assert not any("\0" in text for text in texts)
@@ -225,12 +230,12 @@ def test_texts_that_no_receiver_would_take_are_made_safe_and_short() -> None:
 
 
 def test_batches_are_bounded_and_leave_nothing_out() -> None:
-    long = replace(team(), actions=tuple(make_action("a", call=n, index=n) for n in range(MOST_SPANS)))
+    long = replace(team(), actions=tuple(make_action("a", call=n, index=n) for n in range(MAX_SPANS)))
     everything = [team(), long, *(team(sample=n) for n in range(1, 60))]
     tracer = Tracer("r")
-    found = list(batches(everything, tracer))
-    assert all(len(batch.spans) <= MOST_SPANS for batch in found)
-    assert [s.id for b in found for s in b.spans] == [s.id for e in everything for s in tracer.spans(e)]
+    found = list(make_batches(everything, tracer))
+    assert all(len(batch.spans) <= MAX_SPANS for batch in found)
+    assert [s.id for b in found for s in b.spans] == [s.id for e in everything for s in tracer.build_spans(e)]
     assert sum(batch.episodes for batch in found) == len(everything)
 
 
@@ -239,7 +244,7 @@ def test_batches_are_bounded_and_leave_nothing_out() -> None:
 
 def traced_back(episode: Episode, folder: Path) -> TracedEpisode:
     file = folder / "traces.jsonl"
-    file.write_text(json_line(Tracer("r", CAST, content=True).spans(episode), {}), encoding="utf-8")
+    file.write_text(encode_json_line(Tracer("r", CAST, content=True).build_spans(episode), {}), encoding="utf-8")
     (found,), tally = read(file)
     assert not tally.skipped
     return found
@@ -250,7 +255,7 @@ def test_our_own_reader_of_traces_reads_what_is_written(tmp_path: Path) -> None:
     assert (back.task, back.reward, back.answer) == ("t", 1.0, "5")
     plan, call, last = back.turns
     assert [turn.agent for turn in back.turns] == ["reasoner", "actor", "actor"]
-    assert (plan.thought, plan.text) == ("2 and 3", "It is 5.")
+    assert (plan.reasoning, plan.text) == ("2 and 3", "It is 5.")
     assert (call.text, call.calls[0].name, call.calls[0].output) == ("I add.", "add", "5")
     assert json.loads(call.calls[0].arguments) == {"a": 2, "b": 3}
     assert call.parents == (plan.id,)
@@ -278,11 +283,11 @@ def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
     tracer = Tracer("r", content=True)
     for texts, least in (([""] * 120, 40), (["x" * 50_000] * 40, 4)):
         some = [team(text, sample) for sample, text in enumerate(texts)]
-        found = list(batches(some, tracer))
-        each = len(tracer.spans(some[0]))
+        found = list(make_batches(some, tracer))
+        each = len(tracer.build_spans(some[0]))
         assert all(len(batch.spans) == each * batch.episodes for batch in found)
         assert all(batch.episodes >= least for batch in found[:-1]), "as many as there is room for"
-        assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+        assert all(sum(map(characters, batch.spans)) <= batches.MAX_TEXT_CHARS for batch in found)
         assert sum(batch.episodes for batch in found) == len(some)
 
 
@@ -290,11 +295,11 @@ def test_an_episode_of_many_words_takes_several_batches_of_bounded_size() -> Non
     actions = [make_action("a", index=n, call=n, text=f"{n}" + "x" * 50_000) for n in range(60)]
     episode = replace(team(), actions=tuple(actions))
     tracer = Tracer("r", content=True)
-    found = list(batches([team(), episode, team(sample=1)], tracer))
+    found = list(make_batches([team(), episode, team(sample=1)], tracer))
     assert sum(len(batch.spans) for batch in found) == sum(
-        len(tracer.spans(one)) for one in (team(), episode, team(sample=1))
+        len(tracer.build_spans(one)) for one in (team(), episode, team(sample=1))
     )
-    assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+    assert all(sum(map(characters, batch.spans)) <= batches.MAX_TEXT_CHARS for batch in found)
     assert [batch.episodes for batch in found] == [1, *[0] * (len(found) - 2), 2]
 
 

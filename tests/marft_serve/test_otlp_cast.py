@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from marft_serve.tracing.batches import resource_of
-from marft_serve.tracing.cast import Cast
-from marft_serve.tracing.episode import Tracer
+from marft_serve.tracing.batches import build_resource
+from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.team_metadata import TeamMetadata
 
 TABLE: dict[str, Any] = {
     "name": "demo",
@@ -37,33 +37,33 @@ TABLE: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_a_model_goes_by_its_name_and_its_policys_where_it_is_trained(role: str, model: str, provider: str) -> None:
-    seat = Cast.of(TABLE).seat(role, "of its policy")
+    seat = TeamMetadata.from_table(TABLE).get_agent(role, "of its policy")
     assert (seat.profile.role, seat.model, seat.provider) == (role, model, provider)
 
 
 def test_what_a_recipe_says_of_agents_is_kept_and_what_it_does_not_say_is_left_out() -> None:
-    seats = Cast.of(TABLE).seats
+    seats = TeamMetadata.from_table(TABLE).agents
     assert (seats["a"].profile.instructions, seats["a"].profile.guidance) == ("Plan.", "Briefly.")
     assert [role for role, seat in seats.items() if seat.profile.answers] == ["c"]
-    assert Cast.of({"agents": "none", "team": 3}) == Cast()
+    assert TeamMetadata.from_table({"agents": "none", "team": 3}) == TeamMetadata()
 
 
 def test_programs_ask_in_their_own_words_and_organizations_do_not() -> None:
-    assert Cast.of({**TABLE, "team": {"organization": "program"}}).own_words
-    assert not Cast.of({**TABLE, "team": {"organization": "chain"}}).own_words
+    assert TeamMetadata.from_table({**TABLE, "team": {"organization": "program"}}).writes_prompts
+    assert not TeamMetadata.from_table({**TABLE, "team": {"organization": "chain"}}).writes_prompts
 
 
 def test_a_run_goes_by_the_name_it_is_given_else_by_its_recipes(tmp_path: Path) -> None:
-    assert (Cast.of(TABLE).name, Cast.of(TABLE, "given").name) == ("demo", "given")
+    assert (TeamMetadata.from_table(TABLE).name, TeamMetadata.from_table(TABLE, "given").name) == ("demo", "given")
     config = tmp_path / "config.toml"
     config.write_text('name = "mine"')
-    assert (Cast.read(config).name, Cast.read(config, "given").name) == ("mine", "given")
+    assert (TeamMetadata.from_file(config).name, TeamMetadata.from_file(config, "given").name) == ("mine", "given")
     for content in (b"name = ", b"\xff", b"a = " + b"[" * 100_000):
         config.write_bytes(content)
-        assert Cast.read(config, "given") == Cast("given")
-    assert Cast.read(tmp_path / "nothing", "given") == Cast("given")
+        assert TeamMetadata.from_file(config, "given") == TeamMetadata("given")
+    assert TeamMetadata.from_file(tmp_path / "nothing", "given") == TeamMetadata("given")
 
 
 def test_all_spans_of_a_run_say_which_one_it_is() -> None:
-    said = resource_of(Tracer("identity", Cast("demo")))
+    said = build_resource(Tracer("identity", TeamMetadata("demo")))
     assert (said["service.name"], said["marft.run"], said["marft.run.identity"]) == ("marft", "demo", "identity")

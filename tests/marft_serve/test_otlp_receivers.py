@@ -19,15 +19,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from marft.common.callbacks import Callback
 from marft.common.errors import RunError
-from marft.common.observing import Observer
 from marft.config import load_recipe
-from marft.runs.episodes import read_episodes, write_episodes
-from marft_serve.cli.tracing import trace
-from marft_serve.tracing.episode import Tracer
-from marft_serve.tracing.live import Live, Traced, traced
-from marft_serve.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
-from marft_serve.tracing.recorded import Recording
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft_serve.cli.tracing import run_trace
+from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.live_exporter import LiveExporter, TracingCallback, export_live
+from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
+from marft_serve.tracing.recorded_episodes import Recording
 from marft_serve.tracing.settings import TracingSettings
 from tests.otlp import BEGAN, collecting, run_of, team
 from tests.runs import contents, finished
@@ -37,7 +37,7 @@ from tests.sources import TESTS
 def send(run: Path, otlp: str = "", **more: Any) -> None:
     """``marft trace``, with its defaults."""
     words = {"file": None, "step": 0, "task": "", "headers": (), "timeout": 10.0, "content": False}
-    trace(run, otlp, **{**words, **more})
+    run_trace(run, otlp, **{**words, **more})
 
 
 # to a receiver
@@ -59,7 +59,7 @@ def test_a_run_is_sent_whole_and_again_under_the_same_ids(tmp_path: Path, capsys
 
 def test_steps_and_tasks_can_be_chosen(tmp_path: Path) -> None:
     run = run_of(tmp_path, [team(task=name, sample=n) for name in ("a", "b") for n in range(2)], steps=2)
-    assert len(Recording.of(run, step=2).files) == 1
+    assert len(Recording.from_folder(run, step=2).files) == 1
     send(run, task="a#1", file=tmp_path / "one.jsonl")
     written = (tmp_path / "one.jsonl").read_text(encoding="utf-8").splitlines()
     (line,) = [json.loads(one) for one in written]
@@ -76,7 +76,7 @@ def answers(*statuses: int, **headers: str) -> Callable[[int], tuple[int, dict[s
 def test_a_receiver_that_is_busy_is_asked_again_when_it_says() -> None:
     waits: list[float] = []
     with collecting(answer=answers(429, 503, 200, Retry_After="7")) as collector:
-        assert Receiver(traces_url(collector.url), wait=waits.append).send(b"") == ""
+        assert Receiver(build_traces_url(collector.url), wait=waits.append).send(b"") == ""
     assert collector.asked == 3
     assert waits[0] == 7.0
     assert 0 < waits[1] < 7
@@ -106,22 +106,22 @@ def test_a_receiver_that_is_busy_is_asked_again_when_it_says() -> None:
     ids=["500", "429", "page", "garbage", "infinite", "redirect", "nowhere"],
 )
 def test_a_receiver_that_refuses_is_an_error_that_says_so(settings: dict[str, Any], said: str, asked: int) -> None:
-    with collecting(**settings) as collector, pytest.raises(UnsentError, match=said):
-        Receiver(traces_url(collector.url), tries=3, wait=lambda _: None).send(b"")
+    with collecting(**settings) as collector, pytest.raises(ExportError, match=said):
+        Receiver(build_traces_url(collector.url), max_attempts=3, wait=lambda _: None).send(b"")
     assert collector.asked == asked
 
 
 def test_a_receiver_that_hangs_or_is_not_there_is_not_waited_for_long() -> None:
-    with collecting(hangs=threading.Event()) as collector, pytest.raises(UnsentError, match=r"no answer within 0.05 s"):
-        Receiver(traces_url(collector.url), timeout=0.05, tries=2, wait=lambda _: None).send(b"")
-    with pytest.raises(UnsentError, match="refused"):
-        Receiver(traces_url(collector.url), tries=1).send(b"")
+    with collecting(hangs=threading.Event()) as collector, pytest.raises(ExportError, match=r"no answer within 0.05 s"):
+        Receiver(build_traces_url(collector.url), timeout=0.05, max_attempts=2, wait=lambda _: None).send(b"")
+    with pytest.raises(ExportError, match="refused"):
+        Receiver(build_traces_url(collector.url), max_attempts=1).send(b"")
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "b\u0430d"])
 def test_a_name_that_no_host_can_have_is_an_error_that_says_so(host: str) -> None:
-    with pytest.raises(UnsentError, match="it cannot be asked"):
-        Receiver(traces_url(f"http://{host}"), wait=lambda _: None).send(b"")
+    with pytest.raises(ExportError, match="it cannot be asked"):
+        Receiver(build_traces_url(f"http://{host}"), wait=lambda _: None).send(b"")
 
 
 def test_a_receiver_with_a_certificate_of_its_own_is_asked_once_and_the_remedy_is_named() -> None:
@@ -134,8 +134,8 @@ def test_a_receiver_with_a_certificate_of_its_own_is_asked_once_and_the_remedy_i
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=accept, daemon=True).start()
-        with pytest.raises(UnsentError, match=r"not trusted \(self-signed certificate\); SSL_CERT_FILE"):
-            Receiver(f"https://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, tries=3).send(b"")
+        with pytest.raises(ExportError, match=r"not trusted \(self-signed certificate\); SSL_CERT_FILE"):
+            Receiver(f"https://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, max_attempts=3).send(b"")
 
 
 def test_what_a_server_says_that_speaks_no_http_is_cut_short() -> None:
@@ -146,8 +146,8 @@ def test_what_a_server_says_that_speaks_no_http_is_cut_short() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=babble, daemon=True).start()
-        with pytest.raises(UnsentError) as caught:
-            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, tries=1).send(b"")
+        with pytest.raises(ExportError) as caught:
+            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, max_attempts=1).send(b"")
     assert len(str(caught.value)) < 400
 
 
@@ -164,8 +164,8 @@ def test_a_receiver_that_begins_to_answer_for_ever_is_not_waited_for(head: bytes
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
-        with pytest.raises(UnsentError, match=r"no answer within 0.1 s"):
-            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=0.1, tries=1).send(b"")
+        with pytest.raises(ExportError, match=r"no answer within 0.1 s"):
+            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=0.1, max_attempts=1).send(b"")
         over.set()
         thread.join(5)
 
@@ -178,7 +178,7 @@ def test_what_a_receiver_left_out_is_told_and_no_secret_with_it() -> None:
         ("application/json", json.dumps(MessageToDict(told)).encode()),
     ):
         with collecting(answer=lambda _, kind=kind, body=body: (200, {"Content-Type": kind}, body)) as collector:
-            said = Receiver(traces_url(collector.url), {"api-key": "key-12345678"}).send(b"")
+            said = Receiver(build_traces_url(collector.url), {"api-key": "key-12345678"}).send(b"")
         assert said == "3 spans: too old for ***"
 
 
@@ -230,11 +230,11 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
 
 def test_headers_come_from_the_environment_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b, x=1")
-    assert headers_of(["x=2"]) == {"api-key": "a b", "x": "2"}
+    assert parse_headers(["x=2"]) == {"api-key": "a b", "x": "2"}
 
 
 def test_a_recording_without_beginnings_is_dated_by_its_file(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [replace(team(), began=0.0)])
+    run = run_of(tmp_path, [replace(team(), start_time=0.0)])
     send(run, file=tmp_path / "out")
     span = json.loads((tmp_path / "out").read_text())["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
     assert abs(int(span["endTimeUnixNano"]) / 1e9 - time.time()) < 600
@@ -242,17 +242,17 @@ def test_a_recording_without_beginnings_is_dated_by_its_file(tmp_path: Path) -> 
 
 def test_when_an_episode_began_is_recorded(tmp_path: Path) -> None:
     write_episodes(tmp_path / "e.parquet", [team()])
-    assert read_episodes(tmp_path / "e.parquet")[0].began == BEGAN
+    assert read_episodes(tmp_path / "e.parquet")[0].start_time == BEGAN
 
 
 # live
 
 
-class Noting(Observer):
+class Noting(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -263,10 +263,10 @@ def receiver(url: str, **more: Any) -> TracingSettings:
 def test_episodes_are_sent_while_they_are_played() -> None:
     noting = Noting()
     with collecting() as collector:
-        with traced(receiver(collector.url), noting, "r", {"name": "demo"}) as observer:
+        with export_live(receiver(collector.url), noting, "r", {"name": "demo"}) as observer:
             for n in range(200):
-                observer.episode(team(sample=n))
-            observer.step(1, {})
+                observer.on_episode(team(sample=n))
+            observer.on_step_end(1, {})
         assert len({s.trace_id for s in collector.spans}) == 200
     assert noting.notes == []
 
@@ -274,73 +274,74 @@ def test_episodes_are_sent_while_they_are_played() -> None:
 @pytest.mark.parametrize("content", [False, True])
 def test_what_was_said_is_sent_live_only_where_it_is_asked_for(content: bool) -> None:
     with collecting() as collector:
-        with traced(receiver(collector.url, content=content), Noting(), "r", {}) as observer:
-            observer.episode(team("a secret"))
+        with export_live(receiver(collector.url, content=content), Noting(), "r", {}) as observer:
+            observer.on_episode(team("a secret"))
         (request,) = collector.requests
     assert ("a secret" in str(request)) == content
 
 
 def test_as_many_episodes_wait_for_a_receiver_as_settings_say() -> None:
-    live = Live(Tracer("r"), "http://127.0.0.1:9", waiting=2)
+    live = LiveExporter(Tracer("r"), "http://127.0.0.1:9", queue_size=2)
     live.close()  # nobody takes any more
     for n in range(5):
-        live.add(team(sample=n))
-    assert (live.lost, live.problem) == (3, "it does not keep up: 2 episodes wait for it")
+        live.add_episode(team(sample=n))
+    assert (live.dropped, live.problem) == (3, "it does not keep up: 2 episodes wait for it")
     noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
         settings = receiver(collector.url, queue=1, timeout_seconds=0.1)
-        with traced(settings, noting, "r", {}) as observer:
+        with export_live(settings, noting, "r", {}) as observer:
             for n in range(200):
-                observer.episode(team(sample=n))
+                observer.on_episode(team(sample=n))
             collector.hangs and collector.hangs.set()
     assert any("1 episodes wait for it" in note for note in noting.notes)
 
 
 def test_of_what_was_lost_the_first_reason_is_told_and_what_had_been_sent_is_not_counted() -> None:
     with collecting(answer=answers(200, 400)) as collector:
-        live = Live(Tracer("r"), collector.url)
+        live = LiveExporter(Tracer("r"), collector.url)
         for n in range(60):  # more than a request holds
-            live.add(team(sample=n))
+            live.add_episode(team(sample=n))
         live.close()
     assert live.sent > 0
-    assert live.sent + live.lost == 60
+    assert live.sent + live.dropped == 60
     assert "it answered 400" in live.problem
 
 
 def test_a_receiver_that_hangs_holds_nobody_up_and_is_counted() -> None:
     noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
-        live = Live(Tracer("r"), collector.url, timeout=5.0, waiting=8)
+        live = LiveExporter(Tracer("r"), collector.url, timeout=5.0, queue_size=8)
         for n in range(100):
-            live.add(team(sample=n))
+            live.add_episode(team(sample=n))
         live.close(seconds=0.05)
-        assert (live.sent, live.lost) == (0, 100)
+        assert (live.sent, live.dropped) == (0, 100)
         assert live.problem
     assert noting.notes == []
 
 
 def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on() -> None:
     noting = Noting()
-    live = Live(Tracer("r"), "http://127.0.0.1:9")
-    observer = Traced(noting, live)
+    live = LiveExporter(Tracer("r"), "http://127.0.0.1:9")
+    observer = TracingCallback(noting, live)
     live.problem = "it answered 500"
     for step in range(3):
-        observer.step(step, {})
+        observer.on_step_end(step, {})
     live.close()
     assert noting.notes == ["traces: it answered 500. The run goes on, and this is said once"]
 
 
 def test_who_watches_is_told_everything_as_if_nobody_stood_in_between() -> None:
-    class Told(Observer):
+    class Told(Callback):
         def __getattribute__(self, name: str) -> Any:
             return lambda *given: heard.append((name, *given)) or "answer"
 
     heard: list[tuple[Any, ...]] = []
-    live = Live(Tracer("r"), "http://127.0.0.1:9")
-    observer, given, episode = Traced(Told(), live), {"reward": 1.0}, team()
-    public = [name for name in vars(Observer) if not name.startswith("_")]
+    live = LiveExporter(Tracer("r"), "http://127.0.0.1:9")
+    observer, given, episode = TracingCallback(Told(), live), {"reward": 1.0}, team()
+    public = [name for name in vars(Callback) if not name.startswith("_")]
     calls: dict[str, tuple[Any, ...]] = {
-        "began": (2, 9), "episode": (episode,), "step": (3, given), "guard": (3, "kl", "far"), "note": ("odd",),
+        "on_train_start": (2, 9), "on_episode": (episode,), "on_step_end": (3, given), "on_guard": (3, "kl", "far"),
+        "on_note": ("odd",),
         "wants_stop": (),
     }  # fmt: skip
     assert sorted(public) == sorted(calls)
@@ -354,10 +355,10 @@ def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None
     noting = Noting()
     with (
         collecting(answer=answers(500)) as collector,
-        traced(receiver(collector.url), noting, "r", {}, ". Later: …") as observer,
+        export_live(receiver(collector.url), noting, "r", {}, ". Later: …") as observer,
     ):
         for n in range(3):
-            observer.episode(team(sample=n))
+            observer.on_episode(team(sample=n))
     said = f"{collector.url}/v1/traces: it answered 500. Later: …"
     assert noting.notes[-1] == f"traces: 3 episodes were not sent to {collector.url}: {said}"
 
@@ -372,13 +373,13 @@ def test_a_run_learns_the_same_with_a_receiver_and_what_it_sends_is_what_is_reco
     assert weights[0] == weights[1]
     tracer = Tracer(sent.identity())
     recorded = [episode for file in sent.recorded_steps() for episode in read_episodes(file)]
-    assert live == {(s.trace, s.id) for episode in recorded for s in tracer.spans(episode)}
-    assert all(abs(episode.began - time.time()) < 600 for episode in recorded)
+    assert live == {(s.trace, s.id) for episode in recorded for s in tracer.build_spans(episode)}
+    assert all(abs(episode.start_time - time.time()) < 600 for episode in recorded)
 
 
 def test_without_a_receiver_nobody_is_in_between() -> None:
-    observer = Observer()
-    with traced(TracingSettings(), observer, "r", {}) as same:
+    observer = Callback()
+    with export_live(TracingSettings(), observer, "r", {}) as same:
         assert same is observer
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import marft
 import marft_serve
-from marft.runs.episodes import read_episodes
+from marft.runs.episode_files import read_episodes
 from marft_serve.gateway.client import Client
 from tests.nights import BY_NIGHT
 
@@ -127,7 +127,7 @@ def test_one_that_takes_too_long_is_over(folder: Path) -> None:
         episode = session.end("late", reward=1.0)
         left = gateway.session("left open")
     assert (episode.status, episode.total_reward) == ("timed_out", 0.0)
-    left.call_off()
+    left.cancel()
     assert left.episode is not None
     assert left.episode.status in ("failed", "timed_out")
     with pytest.raises(ValueError, match="is closed"):
@@ -204,4 +204,4 @@ def test_a_role_that_is_none_is_answered_with_those_that_are(tmp_path: Path) -> 
     with marft_serve.Gateway("demo", device="cpu", threads=1) as gateway, gateway.session("?") as session:
         with pytest.raises(KeyError, match="no agent is called 'actr'; did you mean 'actor'"):
             session.clients["actr"]
-        session.call_off()
+        session.cancel()

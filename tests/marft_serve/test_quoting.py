@@ -10,7 +10,7 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.chat import Chat
-from marft.agents.quoting import Quoting, Speech, plain, texts_of
+from marft.agents.quote_tracker import QuoteSource, QuoteTracker, iter_texts, normalize_words
 from marft.common.types import Action, Observation
 from tests.chatting import asked, talked
 from tests.episodes import make_action
@@ -29,12 +29,12 @@ def dependencies(turns: Sequence[tuple[str, str, str]], *given: str) -> list[set
         turns: of which role, what it is asked, what it says.
         given: texts that are nobody's: the task.
     """
-    quoting, actions = Quoting(), list[Action]()
+    quoting, actions = QuoteTracker(), list[Action]()
     for number, (role, prompt, text) in enumerate(turns):
-        seen = quoting.seen([prompt], [*given, f"You are {role}."], actions)
+        seen = quoting.find_quoted([prompt], [*given, f"You are {role}."], actions)
         sees = tuple(action.id for action in actions if action.id in seen)
         action = make_action(role, call=number, index=number, sees=sees, text=text)
-        quoting.note(action, {"role": "assistant", "content": text}, Chat((user(prompt),)))
+        quoting.add_action(action, {"role": "assistant", "content": text}, Chat((user(prompt),)))
         actions.append(action)
     numbers = {action.id: number for number, action in enumerate(actions)}
     return [{numbers[name] for name in action.sees} for action in actions]
@@ -242,16 +242,23 @@ class TestWhoOfSeveral:
         assert dependencies(turns, "?")[2] == {0}
 
 
-def speech(*texts: str, prompt: Sequence[str] = ()) -> Speech:
-    return Speech(make_action(), tuple(map(plain, texts)), tuple(map(plain, prompt)))
+def speech(*texts: str, prompt: Sequence[str] = ()) -> QuoteSource:
+    return QuoteSource(make_action(), tuple(map(normalize_words, texts)), tuple(map(normalize_words, prompt)))
 
 
 class TestOwnWords:
     def test_words_in_a_row_that_the_prompt_or_the_task_held_are_not_own(self) -> None:
         one = speech("a b c d e f g h i", prompt=["x a b c y"])
-        assert one.new_words(plain("a b c d e f g h i"), []) == 6
-        assert one.new_words(plain("a b c d e f g h i"), [plain("nothing of it"), plain("z g h i")]) == 3
-        assert one.new_words(plain("d e f x"), []) == 1  # beside a word of others all three are in doubt
+        assert one.count_new_words(normalize_words("a b c d e f g h i"), []) == 6
+        assert (
+            one.count_new_words(
+                normalize_words("a b c d e f g h i"), [normalize_words("nothing of it"), normalize_words("z g h i")]
+            )
+            == 3
+        )
+        assert (
+            one.count_new_words(normalize_words("d e f x"), []) == 1
+        )  # beside a word of others all three are in doubt
 
     def test_a_message_of_three_words_has_no_parts(self) -> None:
         assert speech("a b c").windows == frozenset()
@@ -275,41 +282,45 @@ class TestOwnWords:
     ) -> None:
         words = [f"w{number}" for number in range(length)]
         ends = np.cumsum(parts).tolist()
-        stretches = [plain(" ".join(words[end - count : end])) for count, end in zip(parts, ends, strict=True)]
-        assert speech(" ".join(words)).shown_by(stretches, []) is shown
+        stretches = [
+            normalize_words(" ".join(words[end - count : end])) for count, end in zip(parts, ends, strict=True)
+        ]
+        assert speech(" ".join(words)).is_identified(stretches, []) is shown
 
 
 class TestWhatIsLookedFor:
     def test_calls_hold_texts_and_a_message_may_hold_none(self) -> None:
         call = {"function": {"name": "tell", "arguments": {"to": ["b", {"n": 7}], "text": "Hm"}}}
-        assert list(texts_of([{"role": "assistant", "content": None, "tool_calls": [call]}])) == ["", "b", "7", "Hm"]
-        assert list(texts_of([user("a"), {"role": "user", "content": "b", "tool_calls": None}])) == ["a", "b"]
+        assert list(iter_texts([{"role": "assistant", "content": None, "tool_calls": [call]}])) == ["", "b", "7", "Hm"]
+        assert list(iter_texts([user("a"), {"role": "user", "content": "b", "tool_calls": None}])) == ["a", "b"]
 
     def test_an_action_that_no_client_was_told_is_known_by_its_text(self) -> None:
         action = make_action(text="42")
-        assert Quoting().seen(["a: 42"], [], [action]) == {action.id}
+        assert QuoteTracker().find_quoted(["a: 42"], [], [action]) == {action.id}
 
     @pytest.mark.parametrize(
         ("prompt", "found"), [("a: 7", True), ("a: Hm 7", True), ("a: Hm", False), ("a: 8", False)]
     )
     def test_a_message_may_be_passed_on_without_its_thought(self, prompt: str, found: bool) -> None:
         action = make_action(text="<think>Hm</think>7")
-        assert bool(Quoting().seen([prompt], [], [action])) is found
+        assert bool(QuoteTracker().find_quoted([prompt], [], [action])) is found
 
     @pytest.mark.parametrize(
         ("prompt", "found"), [("Done: I go", True), ("ripe pears", True), ("42", False), ("far away", True)]
     )
     def test_arguments_of_calls_are_looked_for_if_they_hold_two_words(self, prompt: str, found: bool) -> None:
-        action, quoting = make_action(text="I go"), Quoting()
+        action, quoting = make_action(text="I go"), QuoteTracker()
         call = {"function": {"name": "tell", "arguments": {"n": 42, "what": "ripe pears", "where": "far away"}}}
-        quoting.note(action, {"role": "assistant", "content": "I go", "tool_calls": [call]}, Chat((user("?"),)))
-        assert bool(quoting.seen([prompt], [], [action])) is found
+        quoting.add_action(action, {"role": "assistant", "content": "I go", "tool_calls": [call]}, Chat((user("?"),)))
+        assert bool(quoting.find_quoted([prompt], [], [action])) is found
 
     def test_an_answer_that_a_client_began_is_looked_for_as_it_was_told(self) -> None:
-        action, quoting = make_action(text="2"), Quoting()
-        quoting.note(action, {"role": "assistant", "content": "42"}, Chat((user("?"),), begun="4"))
-        assert quoting.seen(["a: 42"], [], [action]) == quoting.seen(["a: 2"], [], [action]) == {action.id}
-        assert not quoting.seen(["a: 4"], [], [action])
+        action, quoting = make_action(text="2"), QuoteTracker()
+        quoting.add_action(action, {"role": "assistant", "content": "42"}, Chat((user("?"),), prefix="4"))
+        assert (
+            quoting.find_quoted(["a: 42"], [], [action]) == quoting.find_quoted(["a: 2"], [], [action]) == {action.id}
+        )
+        assert not quoting.find_quoted(["a: 4"], [], [action])
 
     def test_an_empty_answer_is_nowhere(self) -> None:
         assert dependencies([("a", "?", ""), ("b", "a: . Hm", "?!"), ("c", "", "Hm")]) == [set(), set(), set()]
@@ -355,11 +366,11 @@ class TestWhatIsLookedFor:
         assert dependencies([("a", "?", longer), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
 
     def test_words_that_the_program_showed_others_before_are_nobodys(self) -> None:
-        rule, quoting = "Reply with yes or no, and nothing else.", Quoting()
-        assert not quoting.seen(["Even?", rule, "Odd?"], [], [])
+        rule, quoting = "Reply with yes or no, and nothing else.", QuoteTracker()
+        assert not quoting.find_quoted(["Even?", rule, "Odd?"], [], [])
         action = make_action(text="Maybe: Reply with yes or no, and go.")
-        quoting.note(action, {"role": "assistant", "content": action.text}, Chat((user("?"),)))
-        assert not quoting.seen([f"Odd? {rule}"], [], [action])
+        quoting.add_action(action, {"role": "assistant", "content": action.text}, Chat((user("?"),)))
+        assert not quoting.find_quoted([f"Odd? {rule}"], [], [action])
 
 
 RULE = "then say yes or no at once"
@@ -374,11 +385,11 @@ class TestWordsThatAProgramHasShown:
         Args:
             before: lines that the program showed others before the action, and ``after`` after it.
         """
-        quoting, action = Quoting(), make_action(text=said)
-        assert not quoting.seen(before, [], [])
-        quoting.note(action, {"role": "assistant", "content": said}, Chat((user(asked),)))
-        assert not quoting.seen(after, [], [action])
-        return bool(quoting.seen([prompt], [], [action]))
+        quoting, action = QuoteTracker(), make_action(text=said)
+        assert not quoting.find_quoted(before, [], [])
+        quoting.add_action(action, {"role": "assistant", "content": said}, Chat((user(asked),)))
+        assert not quoting.find_quoted(after, [], [action])
+        return bool(quoting.find_quoted([prompt], [], [action]))
 
     @pytest.mark.parametrize(
         ("before", "after", "prompt", "found"),
@@ -514,15 +525,15 @@ class TestPartsOfSeveral:
         assert dependencies(turns) == [set(), {0}, {0, 1}]
 
     def test_what_is_quoted_in_a_quote_is_seen_wherever_else_its_author_is_quoted(self) -> None:
-        quoting, letter = Quoting(), words("z", 1, 30)
+        quoting, letter = QuoteTracker(), words("z", 1, 30)
         first = make_action("a", text="pears")
         second = make_action("b", call=1, index=1, sees=(first.id,), text=f"{words('x', 1, 6)} pears")
         third = make_action("c", call=2, index=2, sees=(first.id, second.id), text=f"They say {second.text} so far")
         calls = [{"function": {"name": "send", "arguments": {"letter": letter}}}]
         told = {"role": "assistant", "content": second.text, "tool_calls": calls}
-        quoting.note(second, told, Chat((user("?"),)))
+        quoting.add_action(second, told, Chat((user("?"),)))
         actions = [first, second, third]
-        assert quoting.seen([f"b: {letter} c: {third.text}"], [], actions) == {action.id for action in actions}
+        assert quoting.find_quoted([f"b: {letter} c: {third.text}"], [], actions) == {action.id for action in actions}
 
     def test_words_that_one_was_asked_with_are_no_part_of_its_own(self) -> None:
         asked = words("p", 1, 3)
@@ -542,4 +553,4 @@ class TestPartsOfSeveral:
     ],
 )  # fmt: skip
 def test_a_piece_of_a_longer_word_or_number_is_no_text_of_its_own(text: str, part: str, held: bool) -> None:
-    assert (plain(part) in plain(text)) is held
+    assert (normalize_words(part) in normalize_words(text)) is held

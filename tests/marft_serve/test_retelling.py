@@ -12,18 +12,23 @@ import numpy as np
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.rendering import Message, compose
-from marft.cli.interrupts import terminated
-from marft.common.types import Action, Mark
+from marft.agents.renderer import Message, build_messages
+from marft.cli.signals import handle_sigterm
+from marft.common.types import Action, TokenSource
 from marft.config import RunSettings, parse_recipe
-from marft.envs.tasks import tasks_of
-from marft.models.formats import load_formats
-from marft.rollout.rollouts import open_rollouts
-from marft_serve.traces.lessons import imitated, plan, read_lessons, weighed
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import Tally
-from marft_serve.traces.retelling import Retold
-from marft_serve.traces.stage import Stage, Told
+from marft.envs.tasks import read_tasks
+from marft.models.tokenizer_format import load_formats
+from marft.rollout.local_runner import open_rollouts
+from marft_serve.traces.imitation_data import (
+    iter_trainable_actions,
+    load_imitation_data,
+    mask_zero_weight_turns,
+    plan_steps,
+)
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.replay import ReplayEngine
+from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
+from marft_serve.traces.types import SkipCounter
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.sources import ROOT
@@ -33,23 +38,23 @@ TOOLS = str(ROOT / "benchmarks" / "calculator.jinja")
 
 
 def prompt_of(run: RunSettings, number: int = 0) -> str:
-    return tasks_of(run.environment, "train")[number].prompt
+    return read_tasks(run.environment, "train")[number].prompt
 
 
 def said(name: str, text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "name": name, "content": text, **more}
 
 
-def told(run: RunSettings, path: Path, grade: bool = False) -> tuple[list[Told], Tally, list[Action]]:
+def told(run: RunSettings, path: Path, grade: bool = False) -> tuple[list[ReplayedTrace], SkipCounter, list[Action]]:
     """The traces of a file told again, and the actions that are imitated."""
-    tally = Tally()
-    with Stage(run, tally) as stage:
-        found = list(stage.tell(read_traces([path], tally), grade))
-        return found, tally, [action for one in found for action in imitated(one, stage, tally)]
+    tally = SkipCounter()
+    with TraceReplayer(run, tally) as stage:
+        found = list(stage.replay(read_traces([path], tally), grade))
+        return found, tally, [action for one in found for action in iter_trainable_actions(one, stage, tally)]
 
 
 def text_of(run: RunSettings, ids: np.ndarray) -> str:
-    with Stage(run, Tally()) as stage:
+    with TraceReplayer(run, SkipCounter()) as stage:
         return str(stage.renderer.formats["actor"].tokenizer.decode(ids.tolist()))
 
 
@@ -63,13 +68,13 @@ def test_prompts_are_those_of_the_recipes_team(tmp_path: Path) -> None:
     (one,), tally, actions = told(run, chain_file(run, tmp_path))
     reasoner, actor = one.episode.actions
     assert (one.episode.status, actor.sees) == ("terminated", (reasoner.id,))
-    with Stage(run, Tally()) as stage:
+    with TraceReplayer(run, SkipCounter()) as stage:
         for action, agent in zip(actions, stage._parts.game.team.agents, strict=True):
             seen = [Message("reasoner", "Add.")] if action is actor else []
-            chat = compose(agent.profile, prompt_of(run), seen)
+            chat = build_messages(agent.profile, prompt_of(run), seen)
             assert np.array_equal(action.prompt, stage.renderer.start(agent.policy, chat, ()))
             assert np.array_equal(action.tokens, stage.renderer.option(agent.policy, action.text))
-            assert action.sampled.all()
+            assert action.sampled_mask.all()
             assert action.tokens[-1] in stage.renderer.formats[agent.policy].stop_ids
     assert not tally.skipped
 
@@ -77,14 +82,14 @@ def test_prompts_are_those_of_the_recipes_team(tmp_path: Path) -> None:
 def test_a_signal_ends_the_telling_and_not_the_episode_that_it_strikes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, sampled = settings("tiny", tmp_path), Retold.sample
+    run, sampled = settings("tiny", tmp_path), ReplayEngine.sample
 
     async def struck(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return await sampled(*given)
 
-    monkeypatch.setattr(Retold, "sample", struck)
-    before = signal.signal(signal.SIGTERM, terminated)
+    monkeypatch.setattr(ReplayEngine, "sample", struck)
+    before = signal.signal(signal.SIGTERM, handle_sigterm)
     try:
         with pytest.raises(SystemExit):
             told(run, chain_file(run, tmp_path))
@@ -96,7 +101,7 @@ def test_a_signal_ends_the_telling_and_not_the_episode_that_it_strikes_in(
 def test_what_a_team_played_is_told_again_token_by_token(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path)
     with open_rollouts(run) as rollouts:
-        played = rollouts.play([Attempt(task, "train/0") for task in tasks_of(run.environment, "train")[:4]])
+        played = rollouts.play([Attempt(task, "train/0") for task in read_tasks(run.environment, "train")[:4]])
     lines = []
     for episode in played:
         turns = [said(a.agent, a.text) for a in episode.actions]
@@ -121,7 +126,7 @@ def test_a_traces_own_messages_are_gone_on_from_by_ids(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"messages": [*chat, answer, more, {"role": "assistant", "content": "3"}]}])
     _, tally, (first, second) = told(run, path)
     assert np.array_equal(second.prompt[: len(first.prompt) + len(first.tokens)], [*first.prompt, *first.tokens])
-    with Stage(run, Tally()) as stage:
+    with TraceReplayer(run, SkipCounter()) as stage:
         whole = stage.renderer.start("actor", [*chat, answer, more], ())
     assert np.array_equal(second.prompt, whole)
     assert not second.restarted
@@ -166,9 +171,9 @@ class TestTools:
         text = text_of(run, played.tokens)
         assert '<tool_call>\n{"name": "add", "arguments": {"a": 20, "b": 22}}\n</tool_call>' in text
         assert "<tool_response>\n1234" in text
-        trained = text_of(run, actor.tokens[actor.sampled])
+        trained = text_of(run, actor.tokens[actor.sampled_mask])
         assert trained.replace("<|im_end|>", "").strip() == "It is 1234."  # the turn of weight 0 is read alone
-        assert actor.decisions == len(actor.log_probs) < len(played.log_probs)
+        assert actor.num_decisions == len(actor.log_probs) < len(played.log_probs)
         assert not tally.skipped
 
     def test_an_answer_that_is_not_recorded_loses_the_episode(self, tmp_path: Path) -> None:
@@ -276,7 +281,7 @@ class TestWhatIsLeftOut:
 
 
 class TestLessons:
-    def lessons(self, tmp_path: Path, *overrides: str, count: int = 10) -> tuple[RunSettings, Any]:
+    def data(self, tmp_path: Path, *overrides: str, count: int = 10) -> tuple[RunSettings, Any]:
         run = settings("tiny", tmp_path)
         lines = [
             {
@@ -290,58 +295,58 @@ class TestLessons:
         ]
         path = write(tmp_path / "t.jsonl", lines)
         run = settings("tiny", tmp_path, "--sft.traces", json.dumps([str(path)]), *overrides)
-        return run, read_lessons(run, load_formats(run), Tally())
+        return run, load_imitation_data(run, load_formats(run), SkipCounter())
 
     def test_whole_episodes_are_held_out_and_nothing_is_lost(self, tmp_path: Path) -> None:
-        _, lessons = self.lessons(tmp_path, "--sft.held_out", "0.3")
-        apart, trained = ([s.action.key for s in some] for some in (lessons.held_out, lessons.trained))
+        _, lessons = self.data(tmp_path, "--sft.held_out", "0.3")
+        apart, trained = ([s.action.key for s in some] for some in (lessons.held_out, lessons.train))
         assert (len(apart), len(trained), lessons.episodes) == (6, 14, 10)
         assert not {key.task for key in apart} & {key.task for key in trained}
 
     def test_one_is_left_to_learn_from(self, tmp_path: Path) -> None:
-        _, lessons = self.lessons(tmp_path, "--sft.held_out", "0.96")
-        assert len({sample.action.key.task for sample in lessons.trained}) == 1
-        _, lessons = self.lessons(tmp_path, "--sft.held_out", "0.01")
+        _, lessons = self.data(tmp_path, "--sft.held_out", "0.96")
+        assert len({sample.action.key.task for sample in lessons.train}) == 1
+        _, lessons = self.data(tmp_path, "--sft.held_out", "0.01")
         assert len({sample.action.key.task for sample in lessons.held_out}) == 1, "and one to measure by"
 
     def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own(self, tmp_path: Path) -> None:
-        run, lessons = self.lessons(tmp_path, "--sft.epochs", "2", "--sft.batch_tokens", "200", "--sft.held_out", "0")
-        steps = plan(lessons.trained, run)
+        run, lessons = self.data(tmp_path, "--sft.epochs", "2", "--sft.batch_tokens", "200", "--sft.held_out", "0")
+        steps = plan_steps(lessons.train, run)
         orders = [[n for at, batch in steps if at == epoch for n in batch] for epoch in (0, 1)]
         assert [sorted(order) for order in orders] == [list(range(20))] * 2
         assert orders[0] != orders[1]
-        sizes = [sum(len(lessons.trained[n].action.prompt) for n in batch) for _, batch in steps]
+        sizes = [sum(len(lessons.train[n].action.prompt) for n in batch) for _, batch in steps]
         assert max(sizes) <= 200
-        assert plan(lessons.trained, run) == steps
+        assert plan_steps(lessons.train, run) == steps
 
     def test_other_turns_have_another_digest(self, tmp_path: Path) -> None:
-        _, lessons = self.lessons(tmp_path)
-        _, again = self.lessons(tmp_path)
-        _, others = self.lessons(tmp_path, count=9)
+        _, lessons = self.data(tmp_path)
+        _, again = self.data(tmp_path)
+        _, others = self.data(tmp_path, count=9)
         assert lessons.digest == again.digest != others.digest
 
     def test_traces_without_a_turn_are_refused_with_the_reasons(self, tmp_path: Path) -> None:
         path = write(tmp_path / "t.jsonl", [{"a": 1}])
         run = settings("tiny", tmp_path, "--sft.traces", json.dumps([str(path)]))
         with pytest.raises(ValueError, match=r"no turn that a policy(.|\n)*1 × line: it is neither"):
-            read_lessons(run, load_formats(run), Tally())
+            load_imitation_data(run, load_formats(run), SkipCounter())
 
 
 def test_turns_of_weight_0_are_marked_as_read() -> None:
-    marks = (Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.SAMPLED, Mark.SAMPLED)
+    marks = (TokenSource.SAMPLED, TokenSource.SAMPLED, TokenSource.TOOL, TokenSource.SAMPLED, TokenSource.SAMPLED)
     action = make_action(
         "actor", tokens=(4, 5, 6, 7, 8), marks=tuple(map(int, marks)), log_probs=(-1.0, -2.0, -3.0, -4.0)
     )
-    left = weighed(action, [(0.0, 2), (1.0, 2)])
-    assert left.sampled.tolist() == [False, False, False, True, True]
+    left = mask_zero_weight_turns(action, [(0.0, 2), (1.0, 2)])
+    assert left.sampled_mask.tolist() == [False, False, False, True, True]
     assert left.log_probs.tolist() == [-3.0, -4.0]
-    assert weighed(action, [(1.0, 2), (1.0, 2)]) is action
-    assert weighed(action, [(0.0, 2), (0.0, 2)]).decisions == 0
+    assert mask_zero_weight_turns(action, [(1.0, 2), (1.0, 2)]) is action
+    assert mask_zero_weight_turns(action, [(0.0, 2), (0.0, 2)]).num_decisions == 0
 
 
 def test_a_programs_prompts_are_its_own_messages(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
     program = {"organization": "program", "call": "marft_serve.examples.openai_team:solve"}
     for team, by_messages in ((program, True), ({"organization": "chain"}, False)):
-        with Stage(parse_recipe(recipe("tiny", tmp_path, team=team)), Tally()) as stage:
-            assert stage.by_messages is by_messages
+        with TraceReplayer(parse_recipe(recipe("tiny", tmp_path, team=team)), SkipCounter()) as stage:
+            assert stage.uses_trace_prompts is by_messages

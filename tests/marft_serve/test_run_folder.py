@@ -17,28 +17,28 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marft import load_run
-from marft.cli.evaluating import Asked, evaluate
-from marft.cli.exporting import export
+from marft.cli.evaluation import EvaluationOptions, evaluate
+from marft.cli.team_export import export
 from marft.common import atomic
 from marft.common.atomic import new_folder
 from marft.common.errors import RunError
 from marft.config import RunSettings, parse_recipe
 from marft.evaluation.session import find_checkpoint
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.runs import lock
-from marft.runs.changes import changes, notes
-from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, read_record
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder, step_of
-from marft.runs.log import Log, Mark, read_rows, rewind
-from marft.runs.removing import remove_checkpoint, remove_run
-from marft.runs.sinks import MetricSinks
-from marft.trainer import undoing
+from marft.runs.changes import change_notes, find_changes
+from marft.runs.checkpoints import CheckpointManager, State, load_critic, load_policies, read_record
+from marft.runs.cleanup import remove_checkpoint, remove_run
+from marft.runs.export.exporter import export_run
+from marft.runs.metric_sinks import MetricSinks
+from marft.runs.metrics_log import LogDigest, MetricsLog, read_rows, truncate_log
+from marft.runs.run_folder import RunFolder, parse_step
+from marft.trainer import non_finite_guard
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.loop import MEASURES, Silent, _rate, train
-from marft.trainer.undoing import MOST_IN_A_ROW, Careful
-from marft_serve.serving.settings import served
+from marft.trainer.loop import BEST_METRICS, NullCallback, _update_best, train
+from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard
+from marft_serve.serving.settings import load_served_team
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
@@ -55,7 +55,7 @@ def begun(output: Path, *files: str) -> RunFolder:
 
 class TestTheLog:
     def test_is_json_that_every_reader_takes(self, tmp_path: Path) -> None:
-        log = Log(tmp_path / "metrics.jsonl")
+        log = MetricsLog(tmp_path / "metrics.jsonl")
         log.append({"step": 1, "reward": float("nan"), "kl": float("-inf"), "loss": 0.5})
         log.close()
 
@@ -72,10 +72,10 @@ class TestTheLog:
         assert read_rows(path) == ([{"step": 1}, {"step": 2}], ["line 2 cannot be read"])
 
     def test_what_was_put_aside_is_not_written_over_by_the_next_damage(self, tmp_path: Path) -> None:
-        path, mark = tmp_path / "metrics.jsonl", Mark.of(b'{"step": 1}\n')
+        path, mark = tmp_path / "metrics.jsonl", LogDigest.from_content(b'{"step": 1}\n')
         for damage in ("first", "second"):
             path.write_text(f"{damage}\n")
-            (problem,) = rewind(path, 1, mark)
+            (problem,) = truncate_log(path, 1, mark)
         assert "metrics.damaged-2.jsonl" in problem
         assert [(tmp_path / f"metrics.damaged-{n}.jsonl").read_text() for n in (1, 2)] == ["first\n", "second\n"]
 
@@ -161,7 +161,7 @@ class TestWhatMayChange:
         def terms(first: float) -> dict[str, Any]:
             return recipe(rewards=[{"name": "outcome", "weight": first}, {"name": "step_cost"}])
 
-        assert list(changes(parse_recipe(terms(1.0)), parse_recipe(terms(0.5)))) == ["rewards.0.weight"]
+        assert list(find_changes(parse_recipe(terms(1.0)), parse_recipe(terms(0.5)))) == ["rewards.0.weight"]
 
     def test_what_is_asked_of_an_endpoint_counts_and_where_it_lies_does_not(self) -> None:
         def remote(name: str = "gpt-x", **endpoint: Any) -> Any:
@@ -170,18 +170,18 @@ class TestWhatMayChange:
             table["policies"]["reasoner"] = {"model": "teacher", "train": "frozen"}
             return parse_recipe(table)
 
-        assert list(changes(remote(), remote(options={"effort": "low"}))) != []
-        assert list(changes(remote(), remote(omit=["seed"]))) != []
-        assert list(changes(remote(), remote("gpt-y"))) == ["models.teacher.path"]
-        assert changes(remote(), remote(url="http://127.0.0.1:2/v1", retries=1, timeout_seconds=5.0)) == {}
+        assert list(find_changes(remote(), remote(options={"effort": "low"}))) != []
+        assert list(find_changes(remote(), remote(omit=["seed"]))) != []
+        assert list(find_changes(remote(), remote("gpt-y"))) == ["models.teacher.path"]
+        assert find_changes(remote(), remote(url="http://127.0.0.1:2/v1", retries=1, timeout_seconds=5.0)) == {}
 
     def test_only_a_schedule_has_a_length_that_shows(self) -> None:
         def run(schedule: str, steps: str) -> Any:
             return parse_recipe(recipe(), ("--algorithm.optimizer.schedule", schedule, "--training.steps", steps))
 
-        assert list(notes(run("constant", "2"), run("constant", "9"))) == []
-        assert list(notes(run("linear", "2"), run("linear", "2"))) == []
-        assert len(list(notes(run("linear", "2"), run("linear", "9")))) == 1
+        assert list(change_notes(run("constant", "2"), run("constant", "9"))) == []
+        assert list(change_notes(run("linear", "2"), run("linear", "2"))) == []
+        assert len(list(change_notes(run("linear", "2"), run("linear", "9")))) == 1
 
 
 class TestWithoutLocks:
@@ -198,7 +198,7 @@ class TestWithoutLocks:
 
     def test_what_names_ourselves_was_left_by_somebody_who_had_our_number(self, tmp_path: Path) -> None:
         """In a container every run may be process 1."""
-        with lock.held(self.owned(tmp_path / "run.lock", os.getpid())):
+        with lock.lock_file(self.owned(tmp_path / "run.lock", os.getpid())):
             pass
 
     def test_somebody_elses_process_is_alive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ class TestWithoutLocks:
             raise PermissionError
 
         monkeypatch.setattr(os, "kill", forbidden)
-        with pytest.raises(ValueError, match="is at work: process 1 on"), lock.held(self.owned(tmp_path / "l", 1)):
+        with pytest.raises(ValueError, match="is at work: process 1 on"), lock.lock_file(self.owned(tmp_path / "l", 1)):
             pass
 
 
@@ -221,12 +221,12 @@ class TestStepsInARow:
             def restore(self) -> None: ...
 
         broken = [False]
-        monkeypatch.setattr(undoing, "Before", lambda learner: Still())
-        monkeypatch.setattr(undoing, "not_finite", lambda learner: ["policies.a"] if broken[0] else [])
-        monkeypatch.setattr(undoing, "remedy", lambda *_: "change it")
-        careful = Careful(Still(), lambda text: None)  # type: ignore[arg-type]
-        for step in range(4 * MOST_IN_A_ROW):
-            broken[0] = step % MOST_IN_A_ROW != 0
+        monkeypatch.setattr(non_finite_guard, "Snapshot", lambda learner: Still())
+        monkeypatch.setattr(non_finite_guard, "find_non_finite", lambda learner: ["policies.a"] if broken[0] else [])
+        monkeypatch.setattr(non_finite_guard, "suggest_fix", lambda *_: "change it")
+        careful = NonFiniteGuard(Still(), lambda text: None)  # type: ignore[arg-type]
+        for step in range(4 * MAX_CONSECUTIVE):
+            broken[0] = step % MAX_CONSECUTIVE != 0
             assert careful.learn([], Progress(step, 0))["undone_steps"] == float(broken[0])
         broken[0] = True
         with pytest.raises(RunError, match="5th in a row"):
@@ -235,23 +235,25 @@ class TestStepsInARow:
 
 class TestTheBestCheckpoint:
     def test_a_first_one_is_the_best_however_bad(self) -> None:
-        rated = _rate(State(step=3), {"reward": -7.0}, ["reward"])
+        rated = _update_best(State(step=3), {"reward": -7.0}, ["reward"])
         assert (rated.best_step, rated.best_score, rated.best_by) == (3, -7.0, "reward")
 
     def test_among_equals_it_is_the_first(self) -> None:
         before = State(step=4, best_step=3, best_score=0.5, best_by="reward")
-        assert _rate(before, {"reward": 0.5}, ["reward"]) == before
-        assert _rate(before, {"reward": float("nan")}, ["reward"]) == before
+        assert _update_best(before, {"reward": 0.5}, ["reward"]) == before
+        assert _update_best(before, {"reward": float("nan")}, ["reward"]) == before
 
     def test_scores_on_several_scales_are_never_held_against_each_other(self) -> None:
         """A run that goes on may be validated where it was not before, and the other way around."""
         rewarded = State(step=4, best_step=3, best_score=50.0, best_by="reward")
-        validated = _rate(rewarded, {"reward": 60.0, "validation_reward": 40.0}, MEASURES[:2])
+        validated = _update_best(rewarded, {"reward": 60.0, "validation_reward": 40.0}, BEST_METRICS[:2])
         assert (validated.best_step, validated.best_score, validated.best_by) == (4, 40.0, "validation_reward")
-        assert _rate(replace(validated, step=5), {"reward": 60.0}, ["reward"]) == replace(validated, step=5)
-        accurate = _rate(replace(validated, step=6), {"validation_reward": 1.0, "validation_accuracy": 0.1}, MEASURES)
+        assert _update_best(replace(validated, step=5), {"reward": 60.0}, ["reward"]) == replace(validated, step=5)
+        accurate = _update_best(
+            replace(validated, step=6), {"validation_reward": 1.0, "validation_accuracy": 0.1}, BEST_METRICS
+        )
         assert (accurate.best_step, accurate.best_score, accurate.best_by) == (6, 0.1, "validation_accuracy")
-        assert _rate(replace(accurate, step=7), {"validation_reward": 99.0}, MEASURES).best_step == 6
+        assert _update_best(replace(accurate, step=7), {"validation_reward": 99.0}, BEST_METRICS).best_step == 6
 
 
 SCORES = (0.2, 0.9, 0.1, 0.9, 0.3, 0.8)  # validated after each step
@@ -290,9 +292,9 @@ class TestAValidatedStep:
             "--checkpoints.keep_last", keep_last,
         )  # fmt: skip
         assert train(run, folder).best_step == best
-        checkpoints = Checkpoints(folder, run.checkpoints)
+        checkpoints = CheckpointManager(folder, run.checkpoints)
         assert checkpoints.find("best").name == f"step_{best:06d}"
-        assert {step_of(path) for path in checkpoints.steps()} == {best, *sorted(steps)[-int(keep_last) :]}
+        assert {parse_step(path) for path in checkpoints.steps()} == {best, *sorted(steps)[-int(keep_last) :]}
 
     @pytest.mark.parametrize("stops", [*(pytest.param(step, marks=BY_NIGHT) for step in (1, 2, 5)), 3])
     def test_is_the_best_of_a_run_that_stopped_and_went_on_too(
@@ -303,11 +305,11 @@ class TestAValidatedStep:
         state = train(run, straight)
         run, folder = validated_run(tmp_path / "stopped", monkeypatch, *options)
 
-        class Stopping(Silent):
+        class Stopping(NullCallback):
             def wants_stop(self) -> bool:
                 return len(folder.read_metrics()) == stops
 
-        train(run, folder, observer=Stopping())
+        train(run, folder, callback=Stopping())
         assert train(run, folder, resume=True) == state
         for name in ("step_000002", "step_000006"):
             mine, theirs = (contents(one.checkpoints / name) for one in (folder, straight))
@@ -326,7 +328,7 @@ class TestTheCriticOfAnotherRun:
     WIDER = ("--algorithm.critic.hidden", "32")
 
     def test_goes_on_where_it_fits(self, source: Path) -> None:
-        learner = Learner(run := settings(), Models(run))
+        learner = Learner(run := settings(), PolicyRegistry(run))
         assert learner.critic is not None
         with torch.no_grad():
             for parameter in learner.critic.parameters().values():
@@ -336,22 +338,22 @@ class TestTheCriticOfAnotherRun:
         assert all(torch.equal(value, saved[name]) for name, value in learner.critic.parameters().items())
 
     def test_is_left_where_it_does_not_fit(self, source: Path) -> None:
-        learner = Learner(run := settings("tiny", "runs", *self.WIDER), Models(run))
+        learner = Learner(run := settings("tiny", "runs", *self.WIDER), PolicyRegistry(run))
         assert load_critic(source, learner) is False
 
     def test_that_begins_anew_is_said(self, source: Path, tmp_path: Path) -> None:
         for overrides, told in ((self.WIDER, 1), ((), 0), (("--algorithm.name", "grpo"), 0)):
             said: list[str] = []
 
-            class Listening(Silent):
-                def note(self, text: str, said: list[str] = said) -> None:
+            class Listening(NullCallback):
+                def on_note(self, text: str, said: list[str] = said) -> None:
                     said.append(text)
 
                 def wants_stop(self) -> bool:
                     return True
 
             run = settings("tiny", tmp_path / str(len(overrides)) / str(told), *overrides)
-            train(run, RunFolder(Path(run.output) / run.name), start_from=source, observer=Listening())
+            train(run, RunFolder(Path(run.output) / run.name), start_from=source, callback=Listening())
             assert len([text for text in said if "no critic that fits" in text]) == told
 
 
@@ -366,14 +368,14 @@ class TestWhatIsGone:
     def test_a_log_before_any_checkpoint_becomes_empty(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 1}\n')
-        assert rewind(path, 0, Mark.of(b"")) == []
+        assert truncate_log(path, 0, LogDigest.from_content(b"")) == []
         assert path.read_bytes() == b""
 
     def test_where_the_best_checkpoint_is_gone_no_other_one_stands_for_it(
         self, mine: tuple[RunSettings, RunFolder]
     ) -> None:
         run, folder = mine
-        checkpoints = Checkpoints(folder, run.checkpoints)
+        checkpoints = CheckpointManager(folder, run.checkpoints)
         best = checkpoints.find("best")
         assert best.name == f"step_{read_record(checkpoints.find('last')).state.best_step:06d}"
         if best != checkpoints.find("last"):
@@ -390,11 +392,11 @@ class TestWhatIsGone:
         ways: dict[str, Callable[[], object]] = {
             "eval": lambda: find_checkpoint(run, folder, "best"),
             "export": lambda: export_run(folder, "best", tmp_path / "team"),
-            "serve": lambda: served(folder.path, "best"),
+            "serve": lambda: load_served_team(folder.path, "best"),
             "python": lambda: load_run(folder.path).checkpoint("best"),
-            "marft eval": lambda: evaluate([folder.path], [], Asked(checkpoints=("best",), tasks=1)),
+            "marft eval": lambda: evaluate([folder.path], [], EvaluationOptions(checkpoints=("best",), tasks=1)),
             "marft export": lambda: export(
-                folder.path, "best", tmp_path / "team", merged=False, force=False, organized=None
+                folder.path, "best", tmp_path / "team", merged=False, force=False, team_file=None
             ),
         }
         with pytest.raises(ValueError, match=r"no best checkpoint: .*validated or rated .*: last, step_00000"):
@@ -402,13 +404,13 @@ class TestWhatIsGone:
         assert not (tmp_path / "team").exists()
 
     def test_a_policy_that_a_checkpoint_lacks_is_named(self, source: Path) -> None:
-        models = Models(settings())
+        models = PolicyRegistry(settings())
         with pytest.raises(ValueError, match="holds no policy 'planner'"):
             load_policies(source, models, {"planner": None})
 
     def test_a_checkpoint_that_went_meanwhile_is_gone_and_does_not_lack_a_policy(self, source: Path) -> None:
         with pytest.raises(ValueError, match=r"step_000009 is gone: .*keep_last"):
-            load_policies(source.with_name("step_000009"), Models(settings()), {"planner": None})
+            load_policies(source.with_name("step_000009"), PolicyRegistry(settings()), {"planner": None})
 
     def test_a_run_that_could_not_be_written_down_leaves_no_mark(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -457,7 +459,7 @@ def test_a_folder_that_takes_the_place_of_another_is_never_there_in_part(
     with pytest.raises(KeyboardInterrupt if stopped == 3 else OSError), new_folder(target) as folder:
         (folder / "weights").write_text("new")
     assert (target / "weights").read_text() == ("new" if stopped == 3 else "old")
-    assert [file for file in tmp_path.iterdir() if not file.name.startswith(atomic.UNFINISHED)] == [target]
+    assert [file for file in tmp_path.iterdir() if not file.name.startswith(atomic.TEMP_PREFIX)] == [target]
 
 
 def test_drafts_whose_makers_were_killed_are_cleared_and_no_others(tmp_path: Path) -> None:
@@ -473,12 +475,12 @@ def test_drafts_whose_makers_were_killed_are_cleared_and_no_others(tmp_path: Pat
     drafts = {name: Path(maker.stdout.readline().strip()) for name, maker in makers.items() if maker.stdout}
     makers["killed"].kill()
     makers["killed"].wait()
-    moved = tmp_path / f"{atomic.UNFINISHED}0"
-    for folder in (moved, moved.with_name(f"{moved.name}{atomic.BEFORE}"), tmp_path / "mine"):
+    moved = tmp_path / f"{atomic.TEMP_PREFIX}0"
+    for folder in (moved, moved.with_name(f"{moved.name}{atomic.BACKUP_SUFFIX}"), tmp_path / "mine"):
         folder.mkdir()
-    (tmp_path / f"{atomic.UNFINISHED}1").write_text("of a file")
-    (tmp_path / f"{atomic.UNFINISHED}2{atomic.BEFORE}").mkdir()  # what came after it is in its place
-    atomic.remove_abandoned(tmp_path)
+    (tmp_path / f"{atomic.TEMP_PREFIX}1").write_text("of a file")
+    (tmp_path / f"{atomic.TEMP_PREFIX}2{atomic.BACKUP_SUFFIX}").mkdir()  # what came after it is in its place
+    atomic.remove_stale_dirs(tmp_path)
     assert not drafts["killed"].exists()
     assert drafts["at work"].is_dir()
     assert len([*tmp_path.iterdir()]) == 5

@@ -18,15 +18,15 @@ from tests.nights import BY_NIGHT, NIGHT
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
 from marft.cli import show as show_command
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
-from marft.runs.episodes import read_episodes, sessions_in
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
-from marft_serve.serving.recording import FULL
-from marft_serve.serving.settings import served, served_table
+from marft.runs.episode_files import list_sessions, read_episodes
+from marft.runs.export.exporter import export_run
+from marft.runs.run_folder import RunFolder
+from marft_serve.serving.recorder import SESSIONS_PER_FILE
+from marft_serve.serving.settings import build_served_table, load_served_team
 from tests.gateways import Response, send
 from tests.helpers import recipe, until
 from tests.servings import command
@@ -42,8 +42,8 @@ def ask(url: str, text: str, model: str = "team", **fields: object) -> Response:
 @pytest.mark.parametrize("kind", ["run", "export"] if NIGHT else ["export"])
 def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: RunFolder, tmp_path: Path) -> None:
     run = trained.settings()
-    tasks = tasks_of(run.environment, "test")[:6]
-    with LocalRollouts(run) as rollouts:
+    tasks = read_tasks(run.environment, "test")[:6]
+    with LocalRolloutRunner(run) as rollouts:
         load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
         rollouts.publish(0)
         expected = [episode.actions[-1].text for episode in evaluate(rollouts, "last", "greedy", tasks)[1]]
@@ -79,26 +79,28 @@ def test_what_was_written_before_a_kill_is_shown(
     trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with command(str(trained.path), "--record", str(tmp_path)) as (url, process), ThreadPoolExecutor(16) as crowd:
-        answers = list(crowd.map(lambda number: ask(url, f"{number} + 1 =", "actor", max_tokens=1), range(FULL)))
+        answers = list(
+            crowd.map(lambda number: ask(url, f"{number} + 1 =", "actor", max_tokens=1), range(SESSIONS_PER_FILE))
+        )
         assert {answer.status for answer in answers} == {200}
-        until(lambda: sessions_in(tmp_path))
+        until(lambda: list_sessions(tmp_path))
         process.kill()
         process.wait()
     said = io.StringIO()
     monkeypatch.setattr(show_command, "wide_console", lambda: Console(file=said, width=100))
-    show_command.show(tmp_path, None, "", "", (), 1)
+    show_command.show_episodes(tmp_path, None, "", "", (), 1)
     found = re.search(r"1 of (\d+) sessions", said.getvalue())
     assert found
-    assert 1 <= int(found[1]) <= FULL
+    assert 1 <= int(found[1]) <= SESSIONS_PER_FILE
 
 
 def test_a_team_with_tools_of_its_environment_is_not_served() -> None:
     table = recipe()
     table["agents"][0]["tools"] = ["environment"]
     with pytest.raises(ValueError, match=r"agents\.reasoner\.tools: those of the environment belong to its sessions"):
-        served_table(table)
+        build_served_table(table)
 
 
 def test_what_is_neither_a_run_nor_an_export_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run"):
-        served(tmp_path, "best")
+        load_served_team(tmp_path, "best")

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from marft.cli import show as show_command
 from marft.common.types import Episode, JointAction, Task
-from marft.runs.episodes import read_episodes
-from marft_serve.gateway.refusals import RequestError
-from marft_serve.serving.admission import BusyError, Gate
+from marft.runs.episode_files import read_episodes
+from marft_serve.gateway.errors import RequestError
+from marft_serve.serving.admission import AdmissionQueue, BusyError
 from marft_serve.serving.app import Limits
-from marft_serve.serving.asking import task_of
-from marft_serve.serving.offering import Place
-from marft_serve.serving.recording import Recorder
+from marft_serve.serving.options import ListenOptions
+from marft_serve.serving.recorder import Recorder
+from marft_serve.serving.team_handler import build_task_text
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.helpers import until
@@ -149,7 +149,7 @@ class TestAnswers:
 
     def test_a_conversation_is_the_teams_task_as_a_whole(self) -> None:
         chat = [{"role": role, "content": text} for role, text in (("user", "2?"), ("assistant", "2."), ("user", "3?"))]
-        assert task_of(chat) == "User:\n2?\n\nAssistant:\n2.\n\nUser:\n3?"
+        assert build_task_text(chat) == "User:\n2?\n\nAssistant:\n2.\n\nUser:\n3?"
 
 
 class TestRefusals:
@@ -172,7 +172,7 @@ class TestRefusals:
     def test_a_team_that_fails_says_so_and_not_why(self, caplog: pytest.LogCaptureFixture) -> None:
         with serving(organization=Raises()) as s:
             answer, streamed = s.ask(), s.ask(stream=True)
-            assert s.app.measured.registry.get_sample_value(
+            assert s.app.metrics.registry.get_sample_value(
                 "marft_requests_total", {"model": "team", "status": "500"}
             ) >= 1  # fmt: skip
         assert (answer.status, answer.table["error"]["code"]) == (500, "team_failed")
@@ -183,7 +183,7 @@ class TestRefusals:
     def test_an_answer_that_takes_too_long_is_a_timeout(self) -> None:
         with serving("a", engine=Held(), limits=Limits(seconds=0.05)) as s:
             assert s.ask().status == 504
-            until(lambda: s.app.gate.running == 0)
+            until(lambda: s.app.admission.running == 0)
 
     @pytest.mark.parametrize("header", [{}, bearer("other"), {"authorization": "Basic secret"}, bearer("sécret")])
     def test_without_its_token_nothing_is_answered_but_health(self, header: dict[str, str]) -> None:
@@ -214,11 +214,11 @@ class TestRefusals:
     def test_others_than_this_machine_need_a_token(self, host: str, refused: bool) -> None:
         if refused:
             with pytest.raises(ValueError, match="others than this machine could ask, and no token is set"):
-                Place(host).check()
+                ListenOptions(host).check()
         else:
-            Place(host).check()
-        Place(host, token="secret").check()
-        Place(host, open=True).check()
+            ListenOptions(host).check()
+        ListenOptions(host, token="secret").check()
+        ListenOptions(host, allow_remote=True).check()
 
 
 class TestMany:
@@ -227,7 +227,7 @@ class TestMany:
         engine = Held()
         with serving("a", engine=engine, limits=Limits(2, 3)) as s, ThreadPoolExecutor(40) as crowd:
             first = [crowd.submit(s.ask, "a", str(n)) for n in range(5)]
-            until(lambda: (s.app.gate.running, s.app.gate.waiting) == (2, 3))
+            until(lambda: (s.app.admission.running, s.app.admission.waiting) == (2, 3))
             others = [crowd.submit(s.ask, "a", str(n)) for n in range(35)]
             refused = [one.result() for one in others]
             engine.may.set()
@@ -236,8 +236,8 @@ class TestMany:
             assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
             assert {one.status for one in answered} == {200}
             assert engine.most == 2
-            assert (s.app.gate.running, s.app.gate.waiting) == (0, 0)
-            value = s.app.measured.registry.get_sample_value
+            assert (s.app.admission.running, s.app.admission.waiting) == (0, 0)
+            value = s.app.metrics.registry.get_sample_value
             assert value("marft_requests_total", {"model": "a", "status": "429"}) == 35
             assert value("marft_requests_total", {"model": "a", "status": "200"}) == 5
 
@@ -247,7 +247,7 @@ class TestMany:
             asked = []
             for number in range(5):
                 asked.append(crowd.submit(s.ask, "a", f"question {number}"))
-                until(lambda: s.app.gate.running + s.app.gate.waiting == number + 1)  # noqa: B023
+                until(lambda: s.app.admission.running + s.app.admission.waiting == number + 1)  # noqa: B023
             engine.may.set()
             assert {one.result().status for one in asked} == {200}
         assert [re.findall(r"question \d", text) for _, text in engine.asked] == [[f"question {n}"] for n in range(5)]
@@ -261,7 +261,7 @@ class TestMany:
             for _ in range(2):
                 with pytest.raises(TimeoutError):
                     send(f"{s.url}/v1/chat/completions", body, timeout=0.1)
-            until(lambda: (s.app.gate.running, s.app.gate.waiting, engine.waiting) == (0, 0, 0))
+            until(lambda: (s.app.admission.running, s.app.admission.waiting, engine.waiting) == (0, 0, 0))
             engine.may.set()
             assert s.ask(model).status == 200
 
@@ -297,7 +297,7 @@ class TestMany:
             raise error
 
         with serving() as s:
-            monkeypatch.setattr(s.app.asking, "ask", fail)
+            monkeypatch.setattr(s.app.handler, "answer", fail)
             answer = s.ask(model, stream=stream)
             text = send(f"{s.url}/metrics", None, method="GET").body.decode()
         body = events(answer.body)[-1] if stream and model == "team" else answer.table
@@ -326,7 +326,7 @@ class TestRecords:
             s.ask(text="1 + 2?")
             s.ask("a")
             for episode in s.episodes:
-                recorder.add(episode)
+                recorder.add_episode(episode)
         recorder.close()
         (file,) = (tmp_path / "asked").iterdir()
         again = read_episodes(file)
@@ -343,14 +343,14 @@ class TestRecords:
         recorder = Recorder(tmp_path, lambda _: None)
         with serving() as s:
             s.ask(text="1 + 2?")
-            recorder.add(s.episodes[0])
+            recorder.add_episode(s.episodes[0])
         recorder.close()
-        show_command.show(tmp_path, None, "", "", (), 3)
+        show_command.show_episodes(tmp_path, None, "", "", (), 3)
         shown = said.getvalue()
         for words in ("1 of 1 sessions", "1 + 2?", "a says 0", "b says 0", "terminated: not graded"):
             assert words in shown
         with pytest.raises(ValueError, match="no steps and no grade"):
-            show_command.show(tmp_path, None, "", "", ("worst",), 3)
+            show_command.show_episodes(tmp_path, None, "", "", ("worst",), 3)
 
     def test_what_cannot_be_written_is_counted(self, tmp_path: Path) -> None:
         lost: list[int] = []
@@ -359,32 +359,32 @@ class TestRecords:
             s.ask()
             (tmp_path / "asked").rmdir()
             (tmp_path / "asked").write_text("a file in its place")
-            recorder.add(s.episodes[0])
+            recorder.add_episode(s.episodes[0])
             recorder.close()
         assert lost == [1]
 
     def test_so_is_one_whose_task_no_file_can_name(self, tmp_path: Path) -> None:
         lost: list[int] = []
         recorder = Recorder(tmp_path / "asked", lost.append)
-        recorder.add(Episode(Task("\ud800", "1 + 2?"), "serve", 0, (), "failed"))
+        recorder.add_episode(Episode(Task("\ud800", "1 + 2?"), "serve", 0, (), "failed"))
         recorder.close()
         assert lost == [1]
 
 
 def test_who_leaves_the_queue_makes_room_there() -> None:
     async def queue() -> list[tuple[int, int]]:
-        gate = Gate(places=1, queue=1)
+        gate = AdmissionQueue(max_running=1, max_waiting=1)
         first, second = gate.enter(), gate.enter()
-        await first.work()
+        await first.acquire()
         counts = [(gate.running, gate.waiting)]
         with pytest.raises(BusyError):
             gate.enter()
-        second.leave()
+        second.release()
         third = gate.enter()
-        first.leave()
-        await third.work()
+        first.release()
+        await third.acquire()
         counts.append((gate.running, gate.waiting))
-        third.leave()
+        third.release()
         return [*counts, (gate.running, gate.waiting)]
 
     assert asyncio.run(queue()) == [(1, 1), (1, 0), (0, 0)]

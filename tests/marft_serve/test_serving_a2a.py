@@ -37,11 +37,11 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
-from marft_serve.serving.a2a import Kept
+from marft.runs.export.exporter import export_run
+from marft.runs.run_folder import RunFolder
+from marft_serve.serving.a2a import BoundedTaskStore
 from marft_serve.serving.app import Limits
-from marft_serve.serving.offering import Also
+from marft_serve.serving.options import ProtocolOptions
 from tests.agents import WORDS, agent, client, message, sent, told
 from tests.docs import blocks
 from tests.gateways import send
@@ -83,7 +83,7 @@ def test_a_message_is_a_task_whose_artifact_is_the_answer() -> None:
         tokens = artifact.metadata["tokens"]
         assert tokens["sampled"] == sum(len(action.tokens) for action in episode.actions)
         assert tokens["read"] == sum(len(action.prompt) for action in episode.actions)
-        assert 'marft_requests_total{model="demo",status="200"} 1.0' in s.app.measured.text().decode()
+        assert 'marft_requests_total{model="demo",status="200"} 1.0' in s.app.metrics.format_text().decode()
 
 
 def test_a_stream_says_who_works_and_what_they_have_said() -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_request_gets_the_protocols_errors() -> None:
         ]:  # fmt: skip
             response = send(f"{s.url}/a2a", body, {"A2A-Version": "1.0"})
             assert (response.status, response.table["error"]["code"]) == (200, code)
-        assert send(f"{s.url}/a2a", b"x" * (s.app.bounds.body_bytes + 1)).status == 413
+        assert send(f"{s.url}/a2a", b"x" * (s.app.body_limits.body_bytes + 1)).status == 413
 
 
 def test_tasks_are_found_by_their_ids_and_contexts_alone() -> None:
@@ -219,10 +219,10 @@ def test_a_cancelled_task_ends_and_makes_room() -> None:
 
     with agent(engine=engine, limits=Limits(concurrency=1, queue=0)) as s:
         assert asyncio.run(cancel(s.url)) == ["task submitted", "asked a", "canceled"]
-        until(lambda: engine.waiting == 0 and s.app.gate.running == 0)
+        until(lambda: engine.waiting == 0 and s.app.admission.running == 0)
         engine.may.set()
         assert s.ask().status == 200
-        assert 'status="499"} 1.0' in s.app.measured.text().decode()
+        assert 'status="499"} 1.0' in s.app.metrics.format_text().decode()
 
 
 def test_places_are_those_of_all_requests() -> None:
@@ -253,7 +253,7 @@ def test_a_team_that_cannot_answer_fails_its_task() -> None:
 
 def test_of_tasks_that_have_ended_the_last_ones_are_kept() -> None:
     async def keep(**bounds: int) -> list[str]:
-        kept, context = Kept(**bounds), ServerCallContext()
+        kept, context = BoundedTaskStore(**bounds), ServerCallContext()
         for number, state in enumerate(("WORKING", "COMPLETED", "FAILED", "COMPLETED")):
             status = TaskStatus(state=TaskState.Value(f"TASK_STATE_{state}"))
             await kept.save(Task(id=str(number), context_id="1", status=status), context)
@@ -261,16 +261,16 @@ def test_of_tasks_that_have_ended_the_last_ones_are_kept() -> None:
 
     size = Task(id="1", context_id="1", status=TaskStatus(state=TaskState.TASK_STATE_COMPLETED)).ByteSize()
     assert asyncio.run(keep()) == ["0", "1", "2", "3"]
-    assert asyncio.run(keep(most=2)) == ["0", "2", "3"]
-    assert asyncio.run(keep(most_bytes=size)) == ["0", "3"]
+    assert asyncio.run(keep(max_tasks=2)) == ["0", "2", "3"]
+    assert asyncio.run(keep(max_bytes=size)) == ["0", "3"]
 
 
 def test_it_is_offered_over_http_alone_and_at_an_address() -> None:
     with pytest.raises(ValueError, match="--mcp stdio listens nowhere"):
-        Also("stdio", a2a=True).check()
+        ProtocolOptions("stdio", a2a=True).check()
     with pytest.raises(ValueError, match="is no address such as https://"):
-        Also(a2a=True, address="team.example.org").check()
-    Also("http", a2a=True, address="https://team.example.org").check()
+        ProtocolOptions(a2a=True, address="team.example.org").check()
+    ProtocolOptions("http", a2a=True, address="https://team.example.org").check()
 
 
 def test_a_page_of_another_host_is_refused() -> None:

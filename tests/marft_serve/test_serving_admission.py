@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.common.texts import until
-from marft_serve.gateway.hosts import is_our_origin, is_ours
+from marft.common.texts import cut_at_stop
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.hosts import is_allowed_host, is_allowed_origin
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.refusals import RequestError
 from marft_serve.serving.app import Limits
 from tests.fakes import FakeEngine
 from tests.gateways import send
@@ -53,15 +53,15 @@ MALFORMED = (
 
 @pytest.mark.parametrize("host", MALFORMED)
 def test_a_host_or_origin_that_is_malformed_is_nobodys(host: str) -> None:
-    assert not is_ours(host, "127.0.0.1")
-    assert not is_our_origin(f"http://{host}", "127.0.0.1")
+    assert not is_allowed_host(host, "127.0.0.1")
+    assert not is_allowed_origin(f"http://{host}", "127.0.0.1")
 
 
 @pytest.mark.parametrize("origin", ["localhost", "//localhost", "http:localhost", "file://", "http://localhost/", ""])
 def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
-    assert not is_our_origin(origin, "127.0.0.1")
-    assert is_our_origin("http://localhost:3000", "127.0.0.1")
-    assert is_our_origin("https://[::1]", "127.0.0.1")
+    assert not is_allowed_origin(origin, "127.0.0.1")
+    assert is_allowed_origin("http://localhost:3000", "127.0.0.1")
+    assert is_allowed_origin("https://[::1]", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_fault_of_ours_is_said_in_words_and_logged(
         raise RuntimeError("inside")
 
     with serving("a") as s:
-        monkeypatch.setattr("marft_serve.serving.asking.Asking.count", fails)
-        monkeypatch.setattr("marft_serve.serving.app.App.check", fails)
+        monkeypatch.setattr("marft_serve.serving.team_handler.TeamHandler.count_tokens", fails)
+        monkeypatch.setattr("marft_serve.serving.app.App.check_token", fails)
         counts = path.endswith("count_tokens")
         body = {"model": "a", "messages": [USER]} if counts else None
         answer = send(f"{s.url}/{path}", body, method="POST" if counts else "GET")
@@ -124,9 +124,9 @@ def test_no_page_of_another_host_reads_what_is_read(path: str) -> None:
 
 def test_beyond_this_machine_its_addresses_and_its_own_name_count() -> None:
     ours = [("10.0.0.5:80", "0.0.0.0"), ("team.example.org", "team.example.org"), ("10.0.0.5", "::")]
-    assert all(is_ours(host, listening) for host, listening in ours)
-    assert is_ours("team.example.org", "0.0.0.0", ["team.example.org"])
-    assert not is_ours("evil.example", "0.0.0.0", ["team.example.org"])
+    assert all(is_allowed_host(host, listening) for host, listening in ours)
+    assert is_allowed_host("team.example.org", "0.0.0.0", ["team.example.org"])
+    assert not is_allowed_host("evil.example", "0.0.0.0", ["team.example.org"])
 
 
 def test_where_all_places_are_taken_no_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_where_all_places_are_taken_no_body_is_read(monkeypatch: pytest.MonkeyPa
         first = crowd.submit(s.ask, "a")
         while not engine.waiting:
             time.sleep(0.01)
-        monkeypatch.setattr("marft_serve.serving.app.asked_by", lambda _, body: read.append(body))
+        monkeypatch.setattr("marft_serve.serving.app.parse_request", lambda _, body: read.append(body))
         assert [send(f"{s.url}/{path}", b"{").status for path in ASKED[:3]] == [429] * 3
         monkeypatch.undo()
         engine.may.set()
@@ -183,7 +183,7 @@ def test_a_client_is_told_which_stop_sequence_ended_a_teams_answer(
     class Stopping(FakeEngine):
         async def sample(self, policy: str, prompt: Any, sampling: Any, key: Any) -> Any:
             whole = await super().sample(policy, prompt, sampling, key)
-            return replace(whole, text=until(whole.text, sampling.stop))
+            return replace(whole, text=cut_at_stop(whole.text, sampling.stop))
 
     with serving("a", "b", engine=Stopping(lambda key, _: said if key.agent == "b" else "STOP it")) as s:
         body = {"model": "team", "messages": [USER], "max_tokens": 99, "stop_sequences": stops, "stream": stream}
@@ -208,7 +208,7 @@ def test_a_request_that_is_refused_leaves_its_place() -> None:
         for _ in range(3):
             assert send(f"{s.url}/v1/chat/completions", b"{").status == 400
         assert s.ask("a").status == 200
-        assert (s.app.gate.running, s.app.gate.waiting) == (0, 0)
+        assert (s.app.admission.running, s.app.admission.waiting) == (0, 0)
 
 
 LARGE: dict[str, tuple[dict[str, Any], int]] = {
@@ -239,10 +239,10 @@ def test_a_large_body_is_read_on_a_thread_and_refused_at_little_cost(
         finally:
             seconds.append(time.thread_time() - began)
 
-    before = ChatCompletions.read
+    before = ChatCompletions.parse_request
     with serving("a") as s:
         s.ask("a")
-        monkeypatch.setattr(ChatCompletions, "read", read)
+        monkeypatch.setattr(ChatCompletions, "parse_request", read)
         answer = send(f"{s.url}/v1/chat/completions", json.dumps({"model": "a", **body}).encode())
         assert s.ask("a").status == 200
     assert answer.status == status, answer.body[:500]
@@ -253,12 +253,12 @@ def test_a_large_body_is_read_on_a_thread_and_refused_at_little_cost(
 
 def test_a_text_of_many_signs_is_one_value() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": '{[,\\"' * 100_000}]})
-    assert ChatCompletions().read(body.encode()).chat.messages
+    assert ChatCompletions().parse_request(body.encode()).chat.messages
 
 
 @pytest.mark.parametrize("body", [b'"' + b'\\"' * 1_000_000, b'{"a":"' + b"\\" * 999_999, b'"' * 999_999])
 def test_a_body_that_is_no_json_is_refused_in_time(body: bytes) -> None:
     began = time.thread_time()
     with pytest.raises(RequestError):
-        ChatCompletions().read(body + b"[" * 40_000)
+        ChatCompletions().parse_request(body + b"[" * 40_000)
     assert time.thread_time() - began < 2

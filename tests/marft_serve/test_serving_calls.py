@@ -13,9 +13,9 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 pytest.importorskip("a2a", reason="needs A2A: pip install 'marft[a2a]'")
 pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 
-from marft_serve.gateway.listening import Listener
-from marft_serve.serving.calls import DEEPEST, MOST_TABLES, MOST_VALUES, PARSE_ERROR
-from marft_serve.serving.mcp import beside, team_server
+from marft_serve.gateway.listener import Listener
+from marft_serve.serving.mcp import build_team_server, combine_apps
+from marft_serve.serving.rpc_checks import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, PARSE_ERROR
 from tests.agents import agent
 from tests.gateways import Response, send
 
@@ -28,7 +28,7 @@ CALLED = {"name": "ask_team", "arguments": {"task": "1 + 2?"}}
 def url() -> Iterator[str]:
     """A team that is served as an agent of A2A and as a tool of MCP."""
     with agent() as s:
-        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        listener = Listener(combine_apps(s.app, build_team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
         try:
             yield listener.address
         finally:
@@ -57,11 +57,11 @@ def nested(levels: int) -> str:
         ("9" * 401, "a number has at most 400 digits, and one has 401"),
         ("NaN", "NaN is no finite number"),
         ("-1e999", "-1e999 is no finite number"),
-        (nested(DEEPEST), f"nests at most {DEEPEST} tables and lists"),
+        (nested(MAX_DEPTH), f"nests at most {MAX_DEPTH} tables and lists"),
         (nested(100_000), ""),
         (r'"\ud800"', "half of a character"),
-        (f"[{'[],' * MOST_TABLES}1]", f"at most {MOST_TABLES} tables and lists"),
-        (f"[{'1,' * MOST_VALUES}1]", f"at most {MOST_VALUES} values"),
+        (f"[{'[],' * MAX_CONTAINERS}1]", f"at most {MAX_CONTAINERS} tables and lists"),
+        (f"[{'1,' * MAX_VALUES}1]", f"at most {MAX_VALUES} values"),
         ("[1", "Expecting"),
     ],
 )
@@ -79,7 +79,7 @@ def test_an_id_that_no_response_can_repeat_is_refused(url: str, at: str) -> None
 
 @pytest.mark.parametrize("at", ["a2a", "mcp"])
 @pytest.mark.parametrize(
-    "metadata", [nested(DEEPEST - 4), "9" * 300, f"[{'1,' * 4000}1]", json.dumps("[," * 50_000), '"日本"']
+    "metadata", [nested(MAX_DEPTH - 4), "9" * 300, f"[{'1,' * 4000}1]", json.dumps("[," * 50_000), '"日本"']
 )
 def test_what_lies_within_the_bounds_is_answered(url: str, at: str, metadata: str) -> None:
     answer = call(url, at, metadata)
@@ -106,5 +106,5 @@ def test_a_team_as_a_tool_leaves_the_logging_of_the_process_as_it_is(monkeypatch
     monkeypatch.setattr(logging.root, "handlers", [])
     level = logging.root.level
     with agent() as s:
-        team_server(s.app)
+        build_team_server(s.app)
     assert (logging.root.level, logging.root.handlers) == (level, [])

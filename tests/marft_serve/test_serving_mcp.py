@@ -17,11 +17,11 @@ pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
-from marft_serve.gateway.listening import Listener
+from marft.runs.export.exporter import export_run
+from marft.runs.run_folder import RunFolder
+from marft_serve.gateway.listener import Listener
 from marft_serve.serving.app import Limits
-from marft_serve.serving.mcp import beside, team_server
+from marft_serve.serving.mcp import build_team_server, combine_apps
 from tests.docs import blocks
 from tests.gateways import send
 from tests.servings import Serving, bearer, serving
@@ -40,13 +40,13 @@ async def asked(server: Any, task: str) -> tuple[list[str], str]:
 
 
 async def called(s: Serving, given: dict[str, Any]) -> Any:
-    async with Client(team_server(s.app)) as client:
+    async with Client(build_team_server(s.app)) as client:
         return await client.call_tool("ask_team", given)
 
 
 def test_over_http_it_answers_beside_the_rest() -> None:
     with serving() as s:
-        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        listener = Listener(combine_apps(s.app, build_team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
         try:
             assert asyncio.run(asked(f"{listener.address}/mcp", "1 + 2?")) == (["ask_team"], "b says 0")
             assert send(f"{listener.address}/v1/models", None, method="GET").status == 200
@@ -57,7 +57,7 @@ def test_over_http_it_answers_beside_the_rest() -> None:
 
 def test_it_needs_the_token() -> None:
     with serving(token="secret") as s:
-        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        listener = Listener(combine_apps(s.app, build_team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
         try:
             assert send(f"{listener.address}/mcp", {}).status == 401
             assert send(f"{listener.address}/mcp", {}, bearer("secret")).status != 401
@@ -70,7 +70,7 @@ def test_it_is_reached_by_whatever_name_others_have_for_the_server_with_a_token_
     asks = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream", **bearer(token)}
     with serving(token=token) as s:
-        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        listener = Listener(combine_apps(s.app, build_team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
         try:
             answer = send(f"{listener.address}/mcp", asks, {**headers, "host": "team.example.org"})
             page = send(f"{listener.address}/mcp", asks, {**headers, "origin": "http://team.example.org"})
@@ -91,7 +91,7 @@ def test_a_call_without_a_task_is_told_what_it_lacks(given: dict[str, Any]) -> N
 
 def test_why_a_task_was_not_taken_is_said() -> None:
     with serving(limits=Limits(concurrency=1, queue=0)) as s:
-        s.app.gate.enter()
+        s.app.admission.enter()
         result = asyncio.run(called(s, {"task": "1 + 2?"}))
     assert result.is_error
     assert text_of(result).startswith("Error executing tool ask_team: all places are taken; try again in ")
@@ -100,7 +100,7 @@ def test_why_a_task_was_not_taken_is_said() -> None:
 def test_what_the_docs_show_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (block for block in blocks("python") if block.page == "docs/ship.md" and "from mcp" in block.text)
     with serving() as s:
-        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        listener = Listener(combine_apps(s.app, build_team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
         try:
             exec(compile(block.text.replace("http://127.0.0.1:8000", listener.address), block.place, "exec"), {})
             unknown = send(f"{listener.address}/v1/completions", {}).table

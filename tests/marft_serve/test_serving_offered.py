@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 from marft_serve.cli import serving as shipping
 from marft_serve.serving import server
 from marft_serve.serving.app import Limits
-from marft_serve.serving.offering import Also, Place, announced
+from marft_serve.serving.options import ListenOptions, ProtocolOptions, format_startup
 from tests.gateways import send
 from tests.servings import serving
 
@@ -36,10 +36,10 @@ def test_what_cannot_be_offered_is_refused_before_models_are_thought_of(
     def imports_transformers() -> None:
         raise AssertionError("is not reached")
 
-    monkeypatch.setattr(shipping, "quieten", imports_transformers)
+    monkeypatch.setattr(shipping, "silence_transformers", imports_transformers)
     with pytest.raises(ValueError, match=words):
         shipping.serve(
-            Path("nowhere"), (), "best", place, (1, 1, 1.0), grace=1, record=None, also=also, trust_code=False
+            Path("nowhere"), (), "best", place, (1, 1, 1.0), grace=1, record=None, protocols=also, trust_code=False
         )
 
 
@@ -47,18 +47,20 @@ def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch: p
     def loads(_: object) -> None:
         raise AssertionError("is not reached")
 
-    monkeypatch.setattr(server, "loaded", loads)
+    monkeypatch.setattr(server, "load_team", loads)
     nobody: Any = SimpleNamespace(run=None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = Place(port=taken.getsockname()[1])
+        place = ListenOptions(port=taken.getsockname()[1])
         with pytest.raises(ValueError, match=f"marft serve cannot listen on 127.0.0.1 port {place.port}"):
-            server.serve(nobody, place, Limits(1, 1, 1.0), also=Also())
+            server.run_server(nobody, place, Limits(1, 1, 1.0), protocol_options=ProtocolOptions())
         with pytest.raises(AssertionError, match="is not reached"):  # where it listens nowhere
-            server.serve(nobody, place, Limits(1, 1, 1.0), also=Also("stdio"))
+            server.run_server(nobody, place, Limits(1, 1, 1.0), protocol_options=ProtocolOptions("stdio"))
 
 
 def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
-    said = list(announced(HERE, MODELS, Place(token="secret"), Also("http", True), Path("/var/asked")))
+    said = list(
+        format_startup(HERE, MODELS, ListenOptions(token="secret"), ProtocolOptions("http", True), Path("/var/asked"))
+    )
     assert said == [
         f"{HERE}/v1 answers for demo, team, a",
         f"{HERE}/mcp offers the team as a tool of MCP: ask_team",
@@ -66,10 +68,10 @@ def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
         "requests need the token, as a bearer token or as x-api-key",
         "sessions are recorded in /var/asked",
     ]
-    assert list(announced(HERE, MODELS, Place(), Also()))[1:] == [
+    assert list(format_startup(HERE, MODELS, ListenOptions(), ProtocolOptions()))[1:] == [
         "no token is needed: this machine alone may ask", "nothing is recorded",
     ]  # fmt: skip
-    (_, who, _) = announced(HERE, MODELS, Place("0.0.0.0", open=True), Also())
+    (_, who, _) = format_startup(HERE, MODELS, ListenOptions("0.0.0.0", allow_remote=True), ProtocolOptions())
     assert who == "no token is needed: anybody who reaches it may ask"
 
 

@@ -32,8 +32,8 @@ from marft.agents.organizations.orchestrated import Orchestrated
 from marft.agents.organizations.parallel import Parallel
 from marft.agents.organizations.reflective import Reflective
 from marft.common.errors import EpisodeFailedError
-from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
-from marft.rollout.rollouts import LocalRollouts
+from marft.common.types import ActionKey, Completion, Episode, Prompt, SamplingParams, Task
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.http import EventStream
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
@@ -59,15 +59,15 @@ class Typing(FakeEngine):
         super().__init__(lambda key, _: texts[key.call % len(texts)])
         self.may, self.fails, self.holds, self.typing = threading.Event(), fails, holds, 0
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         completion = await super().sample(policy, prompt, sampling, key)
         self.typing += 1
         try:
             for at, token in enumerate(completion.tokens.tolist()):
                 if at == 10 and self.holds in ("", key.agent):
                     await self._until_it_may()
-                if sampling.listener:
-                    sampling.listener(token)
+                if sampling.on_token:
+                    sampling.on_token(token)
         finally:
             self.typing -= 1
         return completion
@@ -302,7 +302,7 @@ class TestServing:
         (Reflective(actor="a", critic="b", reviser="c", rounds=2), ""), (Orchestrated(router="a"), ""),
     ])  # fmt: skip
     def test_whose_text_the_answer_is_is_known_where_it_acts_once(self, organization: Any, answers: str) -> None:
-        assert organization.answering_role(["c"]) == answers
+        assert organization.answer_role(["c"]) == answers
 
     def test_where_nobody_knows_whose_text_the_answer_is_it_comes_as_a_whole(self) -> None:
         servings = pytest.importorskip("tests.servings")
@@ -325,7 +325,7 @@ class TestServing:
         with servings.serving("b", engine=engine) as s:
             with lines(f"{s.url}/v1/chat/completions", {"model": model, "stream": True, "messages": [USER]}) as heard:
                 next(line for line in heard if '"I' in line)
-            until(lambda: (s.app.gate.running, engine.typing) == (0, 0))
+            until(lambda: (s.app.admission.running, engine.typing) == (0, 0))
 
 
 def content(table: Any) -> str:
@@ -337,16 +337,16 @@ def content(table: Any) -> str:
 def test_an_engine_tells_its_tokens_and_samples_the_same(random_model: Path) -> None:
     heard: dict[int, list[int]] = {}
 
-    async def sample(rollouts: LocalRollouts, listens: bool) -> list[Completion]:
+    async def sample(rollouts: LocalRolloutRunner, listens: bool) -> list[Completion]:
         def one(number: int) -> Any:
             listener = heard.setdefault(number, []).append if listens and number % 2 else None
-            sampling = Sampling(max_new_tokens=5 + number, listener=listener)
+            sampling = SamplingParams(max_new_tokens=5 + number, on_token=listener)
             key = ActionKey("s", "t", number, 0, "a", 0)
             return rollouts.engine.sample("actor", Prompt(np.array([5, 6, 7 + number], np.int32)), sampling, key)
 
         return list(await asyncio.gather(*map(one, range(6))))
 
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
         plain = rollouts.wait_for(sample(rollouts, listens=False))
         listened = rollouts.wait_for(sample(rollouts, listens=True))
     for one, other in zip(plain, listened, strict=True):
@@ -380,7 +380,7 @@ class TestEventStreams:
                     leaves.set()
                     await asyncio.sleep(60)
 
-            stream = EventStream(ChatCompletions(), texts(), {}, ended=lambda: ends.append("ended"))
+            stream = EventStream(ChatCompletions(), texts(), {}, on_end=lambda: ends.append("ended"))
             await asyncio.wait_for(stream({"type": "http"}, receive, send), 20)
             return [*ends]  # while the stream holds its generators: none is garbage
 

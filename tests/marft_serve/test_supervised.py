@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.common.types import Mark, Sample
+from marft.common.types import Sample, TokenSource
 from marft.config import RunSettings
 from marft.models.packed_rows import PackedRows
-from marft.models.pool import Models
-from marft.trainer.batching import Denominators
+from marft.models.policy_registry import PolicyRegistry
+from marft.trainer.batching import BatchCounts
 from marft.trainer.learner import Learner
-from marft.trainer.supervised import TRACES, Imitation, Supervisor, as_sample, refuse_traces
+from marft.trainer.sft import TRACES, SftLearner, SftLoss, build_sample, refuse_traces
 from marft_serve.traces.settings import SftSettings
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -32,25 +32,25 @@ def run_of(tmp_path: Path, *overrides: str) -> RunSettings:
     )  # fmt: skip
 
 
-def supervisor(run: RunSettings, steps: int = 4) -> tuple[Supervisor, Models]:
+def supervisor(run: RunSettings, steps: int = 4) -> tuple[SftLearner, PolicyRegistry]:
     """One whose adapters say something of their own."""
     torch.manual_seed(0)
-    models = Models(run)
+    models = PolicyRegistry(run)
     for role in ROLES:
-        for adapter in models.bases["base"].adapters(role).values():
+        for adapter in models.base_models["base"].adapters(role).values():
             torch.nn.init.normal_(adapter.b, std=0.05)
-    return Supervisor(run, models, steps, SftSettings.of(run).optimizer(run, steps)), models
+    return SftLearner(run, models, steps, SftSettings.from_run(run).build_optimizer(run, steps)), models
 
 
 def samples(count: int = 6) -> list[Sample]:
-    made = [as_sample(action) for episode in episodes(count) for action in episode.actions]
+    made = [build_sample(action) for episode in episodes(count) for action in episode.actions]
     marks = np.zeros(len(made[0].action.tokens), np.uint8)
-    marks[:2] = Mark.TOOL  # what is read, and not trained
+    marks[:2] = TokenSource.TOOL  # what is read, and not trained
     action = made[0].action
-    return [as_sample(replace(action, marks=marks, log_probs=action.log_probs[2:])), *made[1:]]
+    return [build_sample(replace(action, marks=marks, log_probs=action.log_probs[2:])), *made[1:]]
 
 
-def reference(models: Models, batch: Sequence[Sample], policy: str) -> tuple[float, int]:
+def reference(models: PolicyRegistry, batch: Sequence[Sample], policy: str) -> tuple[float, int]:
     """Σ −log π(y_t | x, y_<t), and how many tokens, by a plain loop: row by row, in float64, with the whole softmax."""
     total, count = 0.0, 0
     for sample in batch:
@@ -59,18 +59,18 @@ def reference(models: Models, batch: Sequence[Sample], policy: str) -> tuple[flo
             continue
         ids = np.concatenate([action.prompt, action.tokens])
         owner = models.policies[policy]
-        rows = PackedRows.of([ids], [owner.adapter], owner.backbone.device)
+        rows = PackedRows.from_rows([ids], [owner.adapter], owner.backbone.device)
         hidden = owner.backbone.hidden_states(rows).double()
         logits = hidden @ owner.backbone.head.weight.double().t()
         for place in range(len(action.tokens)):
-            if action.marks[place] == Mark.SAMPLED:
+            if action.marks[place] == TokenSource.SAMPLED:
                 row = logits[len(action.prompt) + place - 1]
                 total -= float(row[int(action.tokens[place])] - torch.logsumexp(row, 0))
                 count += 1
     return total, count
 
 
-def gradients(it: Supervisor, models: Models) -> dict[str, Tensor]:
+def gradients(it: SftLearner, models: PolicyRegistry) -> dict[str, Tensor]:
     return {
         f"{role}/{name}": parameter.grad.clone()
         for role in ROLES
@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_plain_loops(tmp_path: Path) -> None:
     batch = samples()
     with torch.no_grad():
         expected = {role: reference(models, batch, role) for role in ROLES}
-    measured = it.measure(batch)
+    measured = it.evaluate(batch)
     for role, (total, count) in expected.items():
         assert measured.tokens[role] == count
         assert measured.losses[role] == pytest.approx(total, rel=1e-5)
@@ -114,15 +114,15 @@ def test_the_gradient_is_that_of_each_policys_mean_over_its_tokens(tmp_path: Pat
     loss = torch.zeros(())
     for role in ROLES:
         mine = [sample.action for sample in batch if sample.action.policy == role]
-        count = sum(action.decisions for action in mine)
+        count = sum(action.num_decisions for action in mine)
         for action in mine:
             ids = np.concatenate([action.prompt, action.tokens])
             backbone = models.policies[role].backbone
-            hidden = backbone.hidden_states(PackedRows.of([ids], [role], backbone.device))
+            hidden = backbone.hidden_states(PackedRows.from_rows([ids], [role], backbone.device))
             logits = hidden @ backbone.head.weight.t()
-            at = len(action.prompt) - 1 + np.flatnonzero(action.sampled)
+            at = len(action.prompt) - 1 + np.flatnonzero(action.sampled_mask)
             log_probs = torch.log_softmax(logits[torch.from_numpy(at)], -1)
-            targets = torch.from_numpy(action.tokens[action.sampled].astype(np.int64))
+            targets = torch.from_numpy(action.tokens[action.sampled_mask].astype(np.int64))
             loss = loss - log_probs.gather(1, targets[:, None]).sum() / count
     loss.backward()
     expected = gradients(other, models)
@@ -146,11 +146,11 @@ def test_no_cut_into_micro_batches_changes_the_gradient(tmp_path: Path, tokens: 
 def test_nothing_but_a_roles_own_tokens_teaches_it(tmp_path: Path) -> None:
     batch = samples(2)
     it, models = supervisor(run_of(tmp_path))
-    rows = it.packing.micro_batches(batch, Denominators.of(batch, pooled=False))
+    rows = it.packing.micro_batches(batch, BatchCounts.from_samples(batch, pooled=False))
     targets = {int(target) for batch_ in rows for target in batch_.targets}
-    trained = {int(token) for sample in batch for token in sample.action.tokens[sample.action.sampled]}
+    trained = {int(token) for sample in batch for token in sample.action.tokens[sample.action.sampled_mask]}
     assert targets == trained
-    assert sum(len(one.targets) for one in rows) == sum(sample.action.decisions for sample in batch)
+    assert sum(len(one.targets) for one in rows) == sum(sample.action.num_decisions for sample in batch)
     alone = [sample for sample in batch if sample.action.policy == "actor"]
     it.learn(alone, 0)
     assert all(name.startswith("actor/") for name in gradients(it, models))
@@ -200,11 +200,11 @@ def test_the_rate_rises_and_goes_down_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_mean_of_nothing_is_no_number() -> None:
-    nothing = Imitation({}, {})
+    nothing = SftLoss({}, {})
     assert math.isnan(nothing.mean())
     assert math.isnan(nothing.mean("actor"))
-    assert Imitation({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}).mean() == 2.0
-    assert Imitation({"a": 3.0}, {"a": 1, "b": 0}).mean() == 3.0
+    assert SftLoss({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}).mean() == 2.0
+    assert SftLoss({"a": 3.0}, {"a": 1, "b": 0}).mean() == 3.0
 
 
 def test_state_comes_back(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_traces_are_not_trained_with_ratios(tmp_path: Path) -> None:
 
 
 def test_an_action_to_imitate_has_no_advantage() -> None:
-    sample = as_sample(make_action("actor"))
-    assert (sample.normaliser, sample.advantages.tolist()) == (1.0, [0.0])
+    sample = build_sample(make_action("actor"))
+    assert (sample.normalizer, sample.advantages.tolist()) == (1.0, [0.0])
 
 
 def test_where_all_is_frozen_nothing_imitates(tmp_path: Path) -> None:

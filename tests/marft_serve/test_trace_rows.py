@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import Tally, TracedEpisode
-from marft_serve.traces.rows import MANIFEST, ROWS, rows_in
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER, find_rows
+from marft_serve.traces.types import SkipCounter, TracedEpisode
 
 
 def row(number: int, index: int, agent: str, text: str, **more: Any) -> dict[str, Any]:
@@ -28,17 +28,19 @@ def row(number: int, index: int, agent: str, text: str, **more: Any) -> dict[str
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    (folder / ROWS).mkdir(exist_ok=True, parents=True)
+    (folder / ROWS_FOLDER).mkdir(exist_ok=True, parents=True)
     for role in sorted({str(one["agent"]) for one in rows}):
         lines = [json.dumps(one) for one in rows if one["agent"] == role]
-        (folder / ROWS / f"{role}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (folder / ROWS).glob("*.jsonl")}
-    (folder / ROWS / MANIFEST).write_text(json.dumps({"files": files}))
+        (folder / ROWS_FOLDER / f"{role}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (folder / ROWS_FOLDER).glob("*.jsonl")
+    }
+    (folder / ROWS_FOLDER / MANIFEST).write_text(json.dumps({"files": files}))
     return folder
 
 
-def read(folder: Path) -> tuple[list[TracedEpisode], Tally]:
-    tally = Tally()
+def read(folder: Path) -> tuple[list[TracedEpisode], SkipCounter]:
+    tally = SkipCounter()
     return list(read_traces([folder], tally)), tally
 
 
@@ -85,7 +87,7 @@ def test_tools_that_were_called_are_part_of_one_completion(tmp_path: Path) -> No
 def test_what_is_damaged_is_counted_and_passed_over(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     found, tally = read(written(tmp_path, [{**row(0, 0, "actor", "5"), **change}, row(1, 0, "actor", "6")]))
     assert [one.task for one in found] == ["t/1"]
-    (line,) = tally.lines()
+    (line,) = tally.format_lines()
     assert why in line
     assert "actor.jsonl:1" in line
 
@@ -110,14 +112,14 @@ def cut(folder: Path) -> None:
 def test_rows_that_are_not_all_there_are_none(tmp_path: Path, damage: Callable[[Path], object], why: str) -> None:
     """With half of a role's, episodes would be imitated in part."""
     written(tmp_path, [row(n, at, agent, "5") for n in range(2) for at, agent in enumerate("ab")])
-    damage(tmp_path / ROWS)
+    damage(tmp_path / ROWS_FOLDER)
     with pytest.raises(ValueError, match=f"{why}.*marft synthesize"):
         read(tmp_path)
 
 
 def test_a_folder_is_one_of_rows_by_its_manifest(tmp_path: Path) -> None:
-    assert rows_in(tmp_path) is None
+    assert find_rows(tmp_path) is None
     with pytest.raises(ValueError, match="marft synthesize"):
         read(tmp_path)
     written(tmp_path, [row(0, 0, "a", "5")])
-    assert rows_in(tmp_path) == rows_in(tmp_path / ROWS) == tmp_path / ROWS
+    assert find_rows(tmp_path) == find_rows(tmp_path / ROWS_FOLDER) == tmp_path / ROWS_FOLDER

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft_serve.traces.messages import answered, calls_of, message_of
-from marft_serve.traces.record import UnreadableError
+from marft_serve.traces.messages import match_tool_results, parse_calls, parse_message
+from marft_serve.traces.types import UnreadableError
 from tests.helpers import settings
 from tests.marft_serve.test_retelling import TestTools, prompt_of, said, told
 from tests.tracing import write
@@ -39,7 +39,7 @@ class TestArguments:
         ],
     )
     def test_are_read_by_whatever_key_a_row_has_them(self, message: dict[str, Any]) -> None:
-        (found,) = calls_of(message)
+        (found,) = parse_calls(message)
         assert (found.name, json.loads(found.arguments)) == ("add", GIVEN)
 
     @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ class TestArguments:
     )
     def test_that_nobody_can_read_are_refused_and_never_empty(self, message: dict[str, Any], why: str) -> None:
         with pytest.raises(UnreadableError, match=why):
-            message_of(message)
+            parse_message(message)
 
 
 def test_an_answer_without_an_id_is_of_a_call_without_one_first() -> None:
-    both = message_of(calling(call(id="x"), call()))
-    unnamed = message_of({"role": "tool", "name": "add", "content": "of the second"})
-    named = message_of({"role": "tool", "tool_call_id": "x", "content": "of the first"})
+    both = parse_message(calling(call(id="x"), call()))
+    unnamed = parse_message({"role": "tool", "name": "add", "content": "of the second"})
+    named = parse_message({"role": "tool", "tool_call_id": "x", "content": "of the first"})
     for answers in ([unnamed, named], [named, unnamed]):
-        turn, *found = answered([both, *answers])
-        places = {answer.answers: answer.text for answer in found}
+        turn, *found = match_tool_results([both, *answers])
+        places = {answer.tool_call_id: answer.text for answer in found}
         assert [places[one.id] for one in turn.calls] == ["of the first", "of the second"]
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.rendering import arguments_of
+from marft.agents.renderer import parse_arguments
 from marft.common.types import Task
 from marft.common.usage import Usage
-from marft_serve.traces import assembling, lines
-from marft_serve.traces.conversations import reward_of
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import MOST_TURNS, Tally, TracedTurn
-from marft_serve.traces.spans import spans_of as spans_in
+from marft_serve.traces import json_lines, trace_builder
+from marft_serve.traces.conversations import parse_reward
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.spans import parse_spans as spans_in
+from marft_serve.traces.types import MAX_TURNS, SkipCounter, TracedTurn
 from tests.nights import some
 from tests.tracing import (
     CONVENTIONS,
@@ -72,10 +72,10 @@ def check(turns: tuple[TracedTurn, ...], talk: Talk, thoughts: bool = True) -> N
     for number, (turn, (asked, said)) in enumerate(zip(turns, expected, strict=True)):
         assert list(turn.messages) == shown(asked)
         assert (turn.text, turn.agent) == (said["content"], talk.agent)
-        assert turn.thought == (said.get("reasoning_content", "") if thoughts else "")
+        assert turn.reasoning == (said.get("reasoning_content", "") if thoughts else "")
         calls = said.get("tool_calls", [])
         assert [call.name for call in turn.calls] == [call["function"]["name"] for call in calls]
-        assert [arguments_of(call.arguments) for call in turn.calls] == [
+        assert [parse_arguments(call.arguments) for call in turn.calls] == [
             json.loads(call["function"]["arguments"]) for call in calls
         ]
         if number + 1 < len(expected):  # the last turn's calls may never have been answered
@@ -168,7 +168,7 @@ class TestConversations:
         called, said = episode.turns
         assert called.messages[0] == {"role": "system", "content": "Be brief."}
         assert (called.calls[0].name, called.calls[0].output, called.tools[0].name) == ("add", "2", "add")
-        assert (said.thought, said.text) == ("Hm.", "It is 2.")
+        assert (said.reasoning, said.text) == ("Hm.", "It is 2.")
         assert not tally.skipped
 
     def test_a_task_may_be_given_whole_and_weights_are_kept(self, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ class TestConversations:
 
     @pytest.mark.parametrize(("value", "expected"), [(1, 1.0), ("0.5", 0.5), (None, None), ({}, None), ("good", None)])
     def test_a_reward_is_a_number(self, value: object, expected: float | None) -> None:
-        assert reward_of(value) == expected
+        assert parse_reward(value) == expected
 
 
 class TestSpans:
@@ -225,7 +225,7 @@ class TestSpans:
             write(tmp_path / "t.jsonl", otlp([span(1, "ChatOpenAI", attributes), span(2, "openai", attributes, 1)]))
         )
         assert len(episode.turns) == 1
-        (left_out,) = tally.lines()
+        (left_out,) = tally.format_lines()
         assert left_out.startswith("1 × span: it is within another call of a model, which is read  (t.jsonl:")
 
     def test_usage_model_limits_task_and_reward_are_kept(self, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ class TestSpans:
         root = {"marft.task": "sum/1", "marft.reward": 0.25, "session.id": "s"}
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp([span(1, "root", root), span(2, "chat", attributes, 1)])))
         (turn,) = episode.turns
-        assert (turn.usage, turn.model, turn.whole) == (Usage(12, 3), "m", False)
+        assert (turn.usage, turn.model, turn.complete) == (Usage(12, 3), "m", False)
         assert (episode.task, episode.reward, dict(episode.metadata)) == ("sum/1", 0.25, {"session.id": "s"})
 
     def test_system_instructions_begin_the_chat(self, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ class TestHostileFiles:
         path = tmp_path / "t.jsonl"
         path.write_bytes(b"\n".join(rows))
         found, tally = read(path)
-        assert [episode.place for episode in found] == ["t.jsonl:1", "t.jsonl:12"]
+        assert [episode.location for episode in found] == ["t.jsonl:1", "t.jsonl:12"]
         assert found[1].turns[0].messages[0]["content"] == "?"
         reasons = {reason: places for reason, (_, places) in tally.skipped.items()}
         assert reasons.pop("line: it is no JSON; one object a line is read") == [f"t.jsonl:{n}" for n in (4, 5, 13, 14)]
@@ -313,43 +313,43 @@ class TestHostileFiles:
 
     def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot read the traces of "):
-            list(read_traces([tmp_path / "nowhere.jsonl"], Tally()))
+            list(read_traces([tmp_path / "nowhere.jsonl"], SkipCounter()))
 
     def test_a_line_without_end_is_never_held_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+        monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
         path = tmp_path / "t.jsonl"
         path.write_text('{"messages": "' + "x" * 5000 + '"}\n' + json.dumps({"messages": [USER, SAID]}) + "\n")
         found, tally = read(path)
-        assert [episode.place for episode in found] == ["t.jsonl:2"]
+        assert [episode.location for episode in found] == ["t.jsonl:2"]
         assert tally.count("line") == 1
 
     def test_open_traces_are_bounded_and_what_comes_late_is_counted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(assembling, "MOST_OPEN", 3)
+        monkeypatch.setattr(trace_builder, "MAX_OPEN_TRACES", 3)
         attributes, _ = current([USER], SAID)
         told = [{**span(1, "chat", attributes), "trace": trace} for trace in range(1, 11)]
         told.append({**span(2, "late", {}), "trace": 1})
-        tally, whole = Tally(), list[int]()
+        tally, whole = SkipCounter(), list[int]()
         for number, _ in enumerate(read_traces([write(tmp_path / "t.jsonl", readable(told))], tally), 1):
             whole.append(number)
         assert whole == list(range(1, 11))
         assert tally.count("span") == 1
-        assembly, held = assembling.Assembly(Tally()), list[int]()
+        assembly, held = trace_builder.TraceBuilder(SkipCounter()), list[int]()
         for one in told:
             for table in readable([one]):
-                for found in spans_in(table, "here", Tally()):
-                    list(assembly.add(found))
+                for found in spans_in(table, "here", SkipCounter()):
+                    list(assembly.add_span(found))
                     held.append(len(assembly._traces))
         assert max(held) == 3
 
     def test_a_conversation_has_so_many_turns_at_most(self, tmp_path: Path) -> None:
-        (episode,), tally = read(write(tmp_path / "t.jsonl", [{"messages": [USER, SAID] * (MOST_TURNS + 5)}]))
-        assert len(episode.turns) == MOST_TURNS
+        (episode,), tally = read(write(tmp_path / "t.jsonl", [{"messages": [USER, SAID] * (MAX_TURNS + 5)}]))
+        assert len(episode.turns) == MAX_TURNS
         assert tally.count("turn") == 5
 
     def test_reasons_are_bounded_too(self) -> None:
-        tally = Tally()
+        tally = SkipCounter()
         for number in range(1000):
             tally.skip("turn", f"reason {number}", "here")
         assert tally.count() == 1000
@@ -359,8 +359,8 @@ class TestHostileFiles:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some(["conversations", "spans"]))
 def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembling, "MOST_OPEN", 32)
-    monkeypatch.setattr(assembling, "MOST_CLOSED", 100)
+    monkeypatch.setattr(trace_builder, "MAX_OPEN_TRACES", 32)
+    monkeypatch.setattr(trace_builder, "MAX_CLOSED_TRACES", 100)
     attributes, _ = current([USER], {**SAID, "content": "x" * 1000})
     peaks = []
     for count in (300, 3000):
@@ -374,7 +374,7 @@ def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path, monkeypat
         with path.open("w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         tracemalloc.start()
-        assert sum(1 for _ in read_traces([path], Tally())) == count
+        assert sum(1 for _ in read_traces([path], SkipCounter())) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]

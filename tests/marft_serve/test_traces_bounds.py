@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from marft.common.usage import Usage
-from marft_serve.traces import assembling
-from marft_serve.traces.conversations import MOST_MESSAGES
-from marft_serve.traces.messages import chat, message_of, tools_of
-from marft_serve.traces.reading import read_traces
-from marft_serve.traces.record import MOST_TURNS, UNNAMED, Tally
-from marft_serve.traces.spans import spans_of
+from marft_serve.traces import trace_builder
+from marft_serve.traces.conversations import MAX_MESSAGES
+from marft_serve.traces.messages import build_chat, parse_message, parse_tools
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.spans import parse_spans
+from marft_serve.traces.types import DEFAULT_AGENT_NAME, MAX_TURNS, SkipCounter
 from tests.tracing import agent_attributes, current, otlp, read, readable, span, write
 
 USER = {"role": "user", "content": "1 + 1 ="}
@@ -64,9 +64,9 @@ class TestSpans:
 
     def test_a_trace_has_so_many_turns_at_most_and_one_count_of_tokens_is_some(self, tmp_path: Path) -> None:
         wrote = {**CALL, "gen_ai.usage.output_tokens": 3}
-        told = [span(number, "chat", wrote) for number in range(1, MOST_TURNS + 3)]
+        told = [span(number, "chat", wrote) for number in range(1, MAX_TURNS + 3)]
         (episode,), tally = read(write(tmp_path / "t.jsonl", otlp(told)))
-        assert len(episode.turns) == MOST_TURNS
+        assert len(episode.turns) == MAX_TURNS
         assert tally.count("turn") == 2
         assert episode.turns[0].usage == Usage(0, 3)
 
@@ -99,19 +99,19 @@ class TestSpans:
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
         assert len(episode.turns) == 1
 
-    @pytest.mark.parametrize(("name", "most_open"), [("MOST_TEXT", 25_000), ("MOST_SPANS", 3)])
+    @pytest.mark.parametrize(("name", "most_open"), [("MAX_TEXT_CHARS", 25_000), ("MAX_SPANS", 3)])
     def test_what_is_open_has_so_many_spans_and_characters_at_most(
         self, name: str, most_open: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(assembling, name, most_open)
+        monkeypatch.setattr(trace_builder, name, most_open)
         long, _ = current([{**USER, "content": "x" * 6000}], SAID)
-        tally = Tally()
-        assembly, closed, most = assembling.Assembly(tally), [], 0
+        tally = SkipCounter()
+        assembly, closed, most = trace_builder.TraceBuilder(tally), [], 0
         for trace in (1, 2, 3, 4, 5, 1):
             (one,) = readable([{**span(len(closed) + 1, "chat", long), "trace": trace}])
-            for found in spans_of(one, "here", tally):
+            for found in parse_spans(one, "here", tally):
                 assert found.size > 6000
-                closed += [episode.id for episode in assembly.add(found)]
+                closed += [episode.id for episode in assembly.add_span(found)]
             most = max(most, len(assembly._traces))
         assert (most, [int(name, 16) for name in closed]) == (3, [1, 2])
         assert [int(episode.id, 16) for episode in assembly.close()] == [3, 4, 5]
@@ -120,12 +120,12 @@ class TestSpans:
     def test_the_trace_that_was_longest_quiet_is_closed_with_all_its_spans(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(assembling, "MOST_SPANS", 4)
-        assembly, closed, left = assembling.Assembly(Tally()), [], []
+        monkeypatch.setattr(trace_builder, "MAX_SPANS", 4)
+        assembly, closed, left = trace_builder.TraceBuilder(SkipCounter()), [], []
         for number, trace in enumerate((1, 2, 2, 1, 3, 3, 3), 1):
             (one,) = readable([{**span(number, "chat", CALL), "trace": trace}])
-            for found in spans_of(one, "here", Tally()):
-                closed += [int(episode.id, 16) for episode in assembly.add(found)]
+            for found in parse_spans(one, "here", SkipCounter()):
+                closed += [int(episode.id, 16) for episode in assembly.add_span(found)]
                 left.append(sum(map(len, assembly._traces.values())))
         assert (closed, left) == ([2, 1], [1, 2, 3, 4, 3, 4, 3])
 
@@ -198,7 +198,7 @@ class TestSpans:
         attributes["gen_ai.output.messages"] = json.dumps([{"role": "assistant", "parts": parts}])
         (episode,), tally = read(write(tmp_path / "t.jsonl", otlp([span(1, "chat", attributes)])))
         (turn,) = episode.turns
-        assert (list(turn.messages), turn.thought, turn.text) == ([system, USER], "Hm.", "2")
+        assert (list(turn.messages), turn.reasoning, turn.text) == ([system, USER], "Hm.", "2")
         assert not tally.count()
 
 
@@ -206,11 +206,11 @@ class TestConversations:
     def test_turns_beyond_those_of_an_episode_are_counted_also_where_it_has_many_lines(self, tmp_path: Path) -> None:
         row = {"episode": "e", "messages": [USER, SAID] * 100}
         found, tally = read(write(tmp_path / "t.jsonl", [row] * 4 + [{"episode": "f", "messages": [USER, SAID]}]))
-        assert [len(episode.turns) for episode in found] == [MOST_TURNS, 1]
-        assert len({turn.id for turn in found[0].turns}) == MOST_TURNS
+        assert [len(episode.turns) for episode in found] == [MAX_TURNS, 1]
+        assert len({turn.id for turn in found[0].turns}) == MAX_TURNS
         assert tally.skipped == {
-            f"turn: its episode has more than {MOST_TURNS} turns": (
-                400 - MOST_TURNS, ["t.jsonl:3"] * 5,
+            f"turn: its episode has more than {MAX_TURNS} turns": (
+                400 - MAX_TURNS, ["t.jsonl:3"] * 5,
             )
         }  # fmt: skip
 
@@ -226,25 +226,33 @@ class TestConversations:
 
     def test_what_was_refused_thought_and_called_is_read_as_it_is_meant(self) -> None:
         thinks = {**SAID, "content": "<think>\nShown.\n</think>\n\n2", "reasoning_content": "Told."}
-        both, refused = message_of(thinks), message_of({**SAID, "content": None, "refusal": "I will not."})
-        assert (both.thought, both.text) == ("Told.", thinks["content"])
+        both, refused = parse_message(thinks), parse_message({**SAID, "content": None, "refusal": "I will not."})
+        assert (both.reasoning, both.text) == ("Told.", thinks["content"])
         assert refused.text == "I will not."
-        assert message_of({**SAID, "refusal": "I will not."}).text == "2"
+        assert parse_message({**SAID, "refusal": "I will not."}).text == "2"
         calls = [{"function": {"name": "add", "arguments": "{}"}}] * 2
-        assert [call.id for call in message_of({**SAID, "tool_calls": calls}).calls] == ["add/0", "add/1"]
-        user = message_of({**USER, "name": "Ann", "tool_calls": calls})
-        assert (user.calls, user.answers) == ((), "")
+        assert [call.id for call in parse_message({**SAID, "tool_calls": calls}).calls] == ["add/0", "add/1"]
+        user = parse_message({**USER, "name": "Ann", "tool_calls": calls})
+        assert (user.calls, user.tool_call_id) == ((), "")
 
     def test_a_chat_that_nobody_named_is_one_agents_and_what_others_called_alone_is_not_told(self) -> None:
         call = {"id": "c", "function": {"name": "add", "arguments": "{}"}}
         told = {"role": "tool", "tool_call_id": "c", "content": "1"}
         calling = {"role": "assistant", "content": "", "tool_calls": [call]}
         plan, mine, unnamed, asked, answer = map(
-            message_of, ({**calling, "name": "boss"}, {**calling, "name": "a"}, SAID, USER, told)
+            parse_message, ({**calling, "name": "boss"}, {**calling, "name": "a"}, SAID, USER, told)
         )
-        assert [m["role"] for m in chat([asked, plan, answer, unnamed], "a")] == ["user", "assistant"]
-        assert [m["role"] for m in chat([asked, plan, answer, mine, answer], "a")] == ["user", "assistant", "tool"]
-        assert [m["role"] for m in chat([asked, plan, answer], UNNAMED)] == ["user", "assistant", "tool"]
+        assert [m["role"] for m in build_chat([asked, plan, answer, unnamed], "a")] == ["user", "assistant"]
+        assert [m["role"] for m in build_chat([asked, plan, answer, mine, answer], "a")] == [
+            "user",
+            "assistant",
+            "tool",
+        ]
+        assert [m["role"] for m in build_chat([asked, plan, answer], DEFAULT_AGENT_NAME)] == [
+            "user",
+            "assistant",
+            "tool",
+        ]
 
     def test_what_a_tool_takes_is_known_by_either_name_and_not_where_it_is_nested_too_deep(self) -> None:
         deep: dict[str, Any] = {}
@@ -252,7 +260,7 @@ class TestConversations:
             deep = {"properties": deep}
         schema = {"type": "object"}
         offered = [{"name": "a", "input_schema": schema}, {"name": "b", "parameters": deep}, {"parameters": schema}]
-        assert [(tool.name, tool.parameters) for tool in tools_of(offered)] == [("a", schema), ("b", {})]
+        assert [(tool.name, tool.parameters) for tool in parse_tools(offered)] == [("a", schema), ("b", {})]
 
     def test_a_reward_of_0_on_a_later_line_counts_and_calls_at_the_end_are_no_answer(self, tmp_path: Path) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -273,9 +281,9 @@ class TestConversations:
         assert [call.output for turn in episode.turns for call in turn.calls] == ["1", "2"]
 
     def test_a_turn_that_very_many_messages_stand_before_is_counted(self, tmp_path: Path) -> None:
-        rows = [{"messages": [USER] * count + [SAID]} for count in (MOST_MESSAGES, MOST_MESSAGES + 1)]
+        rows = [{"messages": [USER] * count + [SAID]} for count in (MAX_MESSAGES, MAX_MESSAGES + 1)]
         (episode,), tally = read(write(tmp_path / "t.jsonl", rows))
-        assert len(episode.turns[0].messages) == MOST_MESSAGES
+        assert len(episode.turns[0].messages) == MAX_MESSAGES
         assert tally.count("turn") == 1
 
     def test_roles_are_read_in_any_case_and_an_empty_answer_of_a_tool_is_one(self, tmp_path: Path) -> None:
@@ -283,7 +291,7 @@ class TestConversations:
         told = [{**USER, "role": "User"}, {"role": "Assistant", "content": "", "tool_calls": [call]}]
         rows = [{"messages": [*told, {"role": "tool", "tool_call_id": "c", "content": ""}]}, {"messages": told}]
         found, tally = read(write(tmp_path / "t.jsonl", rows))
-        assert [episode.turns[0].unanswered for episode in found] == [(), (0,)]
+        assert [episode.turns[0].missing_results for episode in found] == [(), (0,)]
         assert not tally.count()
 
 
@@ -294,16 +302,20 @@ class TestFiles:
         first, second = readable([span(1, "chat", CALL), span(2, "chat", CALL)])
         one = write(tmp_path / "one.jsonl", [first, {"messages": [USER, SAID]}, second])
         two = write(tmp_path / "two.jsonl", [first])
-        found = list(read_traces([one, two], tally := Tally()))
-        assert [(len(e.turns), e.place) for e in found] == [(1, "one.jsonl:2"), (2, "one.jsonl:1"), (1, "two.jsonl:1")]
+        found = list(read_traces([one, two], tally := SkipCounter()))
+        assert [(len(e.turns), e.location) for e in found] == [
+            (1, "one.jsonl:2"),
+            (2, "one.jsonl:1"),
+            (1, "two.jsonl:1"),
+        ]
         assert not tally.count()
 
     def test_what_was_left_out_is_told_the_most_frequent_first_with_some_places(self) -> None:
-        tally = Tally()
+        tally = SkipCounter()
         for number in range(1, 7):
             tally.skip("turn", "often", f"t:{number}")
         tally.skip("line", "once", "t:9")
-        assert list(tally.lines()) == ["6 × turn: often  (t:1, t:2, t:3, t:4, t:5, …)", "1 × line: once  (t:9)"]
+        assert list(tally.format_lines()) == ["6 × turn: often  (t:1, t:2, t:3, t:4, t:5, …)", "1 × line: once  (t:9)"]
         for number in range(300):
             tally.skip("span", f"reason {number}", "t")
         tally.skip("turn", "often", "t:10")
@@ -321,7 +333,7 @@ class TestFiles:
         said.append({**said[0], "finish_reason": "stop"})
         attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps(said)}
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp([span(1, "chat", {**CALL, **attributes})])))
-        assert (episode.turns[0].messages[-1]["content"], episode.turns[0].whole) == ('{"sum": 2}', False)
+        assert (episode.turns[0].messages[-1]["content"], episode.turns[0].complete) == ('{"sum": 2}', False)
 
 
 def long_episode(lines: int) -> Iterator[dict[str, Any]]:
@@ -336,7 +348,7 @@ def test_memory_does_not_grow_with_the_lines_of_an_episode(tmp_path: Path) -> No
         path = tmp_path / f"{count}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in long_episode(count)))
         tracemalloc.start()
-        assert sum(1 for _ in read_traces([path], Tally())) == 1
+        assert sum(1 for _ in read_traces([path], SkipCounter())) == 1
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]

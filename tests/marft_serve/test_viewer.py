@@ -16,9 +16,9 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 from starlette.testclient import TestClient
 
 from marft.common.types import Observation, Task, Transition
-from marft.runs.episodes import write_episodes
-from marft_serve.viewer.indexing import IndexCache, Stamp, index_of
-from marft_serve.viewer.log import thinned
+from marft.runs.episode_files import write_episodes
+from marft_serve.viewer.file_index import FileVersion, IndexCache, build_index
+from marft_serve.viewer.metrics_log import downsample
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 
@@ -114,10 +114,10 @@ class TestMetrics:
         draw = np.random.default_rng(0)
         columns = [draw.normal(size=5000), draw.normal(size=5000)]
         columns[0][1234], columns[1][77], columns[1][100:200] = 50.0, -50.0, np.nan
-        kept = thinned(columns, 5000, 100)
+        kept = downsample(columns, 5000, 100)
         assert len(kept) <= 100
         assert {0, 77, 1234, 4999} <= set(kept)
-        assert thinned(columns, 5000, 5000) == list(range(5000))
+        assert downsample(columns, 5000, 5000) == list(range(5000))
 
     def test_guards_that_are_raised_are_said_once_with_their_step(self, run: Path) -> None:
         for step in (4, 5):
@@ -199,7 +199,7 @@ class TestEpisodes:
         assert asked(mine, "runs/one/episodes", limit=0)["total"] == 12
 
     def test_a_step_that_is_recorded_meanwhile_shows_up(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("marft_serve.viewer.shelf.LOOKED_AT", 0.0)
+        monkeypatch.setattr("marft_serve.viewer.episode_index.SCAN_SECONDS", 0.0)
         mine = client(run)
         assert asked(mine, "runs/one/episodes")["total"] == 12
         record(run, 4, [attempt(4, 0, "news")])
@@ -363,14 +363,14 @@ class TestTheCache:
     ) -> None:
         before = sorted(run.rglob("*"))
         path, cache = run / "episodes" / "step_000001.parquet", IndexCache(tmp_path / "cache")
-        first = cache.index_of(path, Stamp.of(path.stat()))
-        assert cache.index_of(path, Stamp.of(path.stat())).equals(first)
-        assert first.equals(index_of(path))
+        first = cache.load_index(path, FileVersion.from_stat(path.stat()))
+        assert cache.load_index(path, FileVersion.from_stat(path.stat())).equals(first)
+        assert first.equals(build_index(path))
         kept = next((tmp_path / "cache").glob("*/step_000001.arrow"))
         kept.write_bytes(kept.read_bytes()[:100])
-        assert cache.index_of(path, Stamp.of(path.stat())).equals(first)
+        assert cache.load_index(path, FileVersion.from_stat(path.stat())).equals(first)
         write_episodes(path, [attempt(1, 0)])
-        assert len(cache.index_of(path, Stamp.of(path.stat()))) == 1
+        assert len(cache.load_index(path, FileVersion.from_stat(path.stat()))) == 1
         assert sorted(run.rglob("*")) == before
         cache.prune()
         assert kept.exists()
@@ -381,4 +381,4 @@ class TestTheCache:
     def test_where_nothing_can_be_kept_it_is_made_each_time(self, run: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         path = run / "episodes" / "step_000001.parquet"
-        assert len(IndexCache(tmp_path / "file").index_of(path, Stamp.of(path.stat()))) == 4
+        assert len(IndexCache(tmp_path / "file").load_index(path, FileVersion.from_stat(path.stat()))) == 4

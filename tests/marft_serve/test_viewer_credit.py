@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from marft.common.types import ActionCredit, Choice, Observation, Option, Transition
-from marft.runs.credit import write_credit
-from marft.runs.episodes import read_episodes
-from marft_serve.viewer.tokens import MOST, spread, token_texts, tokens_of
+from marft.runs.credit_files import write_credit
+from marft.runs.episode_files import read_episodes
+from marft_serve.viewer.tokens import MAX_TOKENS, build_token_table, decode_tokens, spread_values
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 
@@ -60,34 +60,37 @@ class TestTokens:
                 said = (self.words[number] for number in ids if number != 9 or not skip_special_tokens)
                 return "".join(said).removeprefix(" ")
 
-        assert token_texts(Words(), [1, 2, 9, 1, 2]) == ["one", " two", "<end>", " one", " two"]
+        assert decode_tokens(Words(), [1, 2, 9, 1, 2]) == ["one", " two", "<end>", " one", " two"]
 
     def test_what_is_no_character_at_all_is_shown_where_it_stands(self) -> None:
         class Bytes:
             def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
                 return bytes(ids).decode("utf-8", "replace")
 
-        assert token_texts(Bytes(), [*b"a", 0xF0]) == ["a", "\ufffd"]
-        texts = token_texts(Bytes(), [0x80] * 20)
+        assert decode_tokens(Bytes(), [*b"a", 0xF0]) == ["a", "\ufffd"]
+        texts = decode_tokens(Bytes(), [0x80] * 20)
         assert texts[7], "who waits for more than eight tokens waits for nothing"
         assert "".join(texts) == "\ufffd" * 20
 
     def test_of_an_endless_action_the_beginning_is_shown_and_the_rest_counted(self) -> None:
-        action = make_action(tokens=(7,) * (MOST + 3))
-        said = tokens_of(action, None, {"advantage": [0.5], "entropy": []})
+        action = make_action(tokens=(7,) * (MAX_TOKENS + 3))
+        said = build_token_table(action, None, {"advantage": [0.5], "entropy": []})
         assert {
             name: len(said[name]) for name in ("tokens", "marks", "log_prob", "advantage", "entropy")
-        } == dict.fromkeys(("tokens", "marks", "log_prob", "advantage", "entropy"), MOST)
+        } == dict.fromkeys(("tokens", "marks", "log_prob", "advantage", "entropy"), MAX_TOKENS)
         assert (said["left_out"], said["tokens"][0], said["value"]) == (3, "⟨7⟩", None)
-        assert tokens_of(make_action(), None, {})["left_out"] == 0
+        assert build_token_table(make_action(), None, {})["left_out"] == 0
 
     def test_a_token_of_a_mark_that_nobody_knows_is_one_that_was_given(self) -> None:
-        assert tokens_of(make_action(marks=(0, 77), log_probs=(-1.0,)), None, {})["marks"] == ["sampled", "tool"]
+        assert build_token_table(make_action(marks=(0, 77), log_probs=(-1.0,)), None, {})["marks"] == [
+            "sampled",
+            "tool",
+        ]
 
     def test_a_token_that_a_grammar_forced_is_the_agents_own_and_decided_nothing(self) -> None:
         action = make_action(tokens=(1, 2, 3, 4), marks=(0, 3, 0, 1), log_probs=(-1.0, -2.0))
-        assert spread(action, action.log_probs) == [-1.0, None, -2.0, None]
-        assert spread(action, np.array([0.5])) == [0.5, 0.5, 0.5, None]
+        assert spread_values(action, action.log_probs) == [-1.0, None, -2.0, None]
+        assert spread_values(action, np.array([0.5])) == [0.5, 0.5, 0.5, None]
 
     def test_a_character_of_several_tokens_belongs_to_its_last_one(self) -> None:
         class Bytes:
@@ -95,15 +98,15 @@ class TestTokens:
                 return bytes(ids).decode("utf-8", "replace")
 
         ids = list("aπ🙂!".encode())
-        assert token_texts(Bytes(), ids) == ["a", "", "π", "", "", "", "🙂", "!"]
-        assert "".join(token_texts(Bytes(), [0xF0, 0x9F, *b"ok"])).endswith("ok")
+        assert decode_tokens(Bytes(), ids) == ["a", "", "π", "", "", "", "🙂", "!"]
+        assert "".join(decode_tokens(Bytes(), [0xF0, 0x9F, *b"ok"])).endswith("ok")
 
     def test_numbers_stand_where_the_agent_decided(self) -> None:
         action = make_action(tokens=(1, 2, 3), marks=(0, 1, 0), log_probs=(-1.0, -2.0))
-        assert spread(action, action.log_probs) == [-1.0, None, -2.0]
-        assert spread(action, np.array([0.5])) == [0.5, None, 0.5]
+        assert spread_values(action, action.log_probs) == [-1.0, None, -2.0]
+        assert spread_values(action, np.array([0.5])) == [0.5, None, 0.5]
         chosen = Choice((Option(np.array([1, 2, 3], np.int32)),), 0, np.zeros(1, np.float32))
-        assert spread(replace(action, choice=chosen), np.array([-0.5])) == [-0.5, None, -0.5]
+        assert spread_values(replace(action, choice=chosen), np.array([-0.5])) == [-0.5, None, -0.5]
 
 
 class TestTheCreditAudit:

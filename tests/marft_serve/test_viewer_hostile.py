@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from marft.common.types import ActionCredit
-from marft.runs.credit import write_credit
-from marft_serve.viewer.browsing import REMEMBERED, Episodes, Wanted
-from marft_serve.viewer.indexing import IndexCache, Stamp, index_of
-from marft_serve.viewer.shelf import LOOKED_AT, Indexed, Recorded
+from marft.runs.credit_files import write_credit
+from marft_serve.viewer.episode_index import SCAN_SECONDS, EpisodeFile, FileIndex
+from marft_serve.viewer.episode_query import SEARCH_CACHE_SIZE, EpisodeQuery, EpisodeTable
+from marft_serve.viewer.file_index import FileVersion, IndexCache, build_index
 from tests.nights import BY_NIGHT
 from tests.views import asked, attempt, client, make_run, record
 
@@ -31,15 +31,15 @@ def run(tmp_path: Path) -> Path:
 
 def test_an_index_on_disk_with_any_byte_changed_is_made_anew(run: Path, tmp_path: Path) -> None:
     path, cache = run / "episodes" / "step_000001.parquet", IndexCache(tmp_path / "cache")
-    stamp = Stamp.of(path.stat())
-    first = cache.index_of(path, stamp)
+    stamp = FileVersion.from_stat(path.stat())
+    first = cache.load_index(path, stamp)
     kept = next((tmp_path / "cache").glob("*/step_000001.arrow"))
     whole, draw = kept.read_bytes(), np.random.default_rng(0)
     for place in [0, 31, 32, len(whole) - 1, *draw.integers(len(whole), size=20).tolist()]:
         kept.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        assert cache.index_of(path, stamp).equals(first)
+        assert cache.load_index(path, stamp).equals(first)
         assert kept.read_bytes() == whole
-    assert first.equals(index_of(path))
+    assert first.equals(build_index(path))
 
 
 def test_a_folder_of_the_cache_that_says_nothing_readable_stays(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_run_that_is_taken_away_moved_replaced_and_written_to_while_it_is_look
     shutil.rmtree(run, ignore_errors=True)
     assert mine.get("/api/runs/one/steps").status_code == 404
     shutil.copytree(spare, run)
-    time.sleep(2 * LOOKED_AT)
+    time.sleep(2 * SCAN_SECONDS)
     assert [mine.get(f"/api/{path}").status_code for path in ASKED if path != "runs/one/team?step=2"] == [200] * 12
 
 
@@ -174,17 +174,17 @@ def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> No
 
 def test_searches_at_once_do_not_take_what_another_has_found(run: Path) -> None:
     path = run / "episodes" / "step_000001.parquet"
-    table = IndexCache(None).index_of(path, Stamp.of(path.stat()))
+    table = IndexCache(None).load_index(path, FileVersion.from_stat(path.stat()))
 
     class Slow:
-        def holding(self, text: str) -> np.ndarray:
+        def find_matches(self, text: str) -> np.ndarray:
             return np.array([text == f"q{number}" for number in range(len(table))])
 
-    one = Indexed(Recorded("1", path, Stamp.of(path.stat())), table, Slow())  # type: ignore[arg-type]
-    episodes = Episodes([one] * 3)
+    one = FileIndex(EpisodeFile("1", path, FileVersion.from_stat(path.stat())), table, Slow())  # type: ignore[arg-type]
+    episodes = EpisodeTable([one] * 3)
 
     def search(number: int) -> int:
-        return len(episodes.found(Wanted(q=f"Q{number % (2 * REMEMBERED)}"), lambda _: ()))
+        return len(episodes.search(EpisodeQuery(q=f"Q{number % (2 * SEARCH_CACHE_SIZE)}"), lambda _: ()))
 
     with ThreadPoolExecutor(16) as pool:
         assert [*pool.map(search, range(2000))] == [3 if n % 16 < 4 else 0 for n in range(2000)]

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
-from marft.runs.episodes import write_episodes
-from marft_serve.viewer import indexing
-from marft_serve.viewer.indexing import IndexCache, Stamp, Texts, index_of
+from marft.runs.episode_files import write_episodes
+from marft_serve.viewer import file_index
+from marft_serve.viewer.file_index import FileVersion, IndexCache, SearchTexts, build_index
 from tests.views import attempt
 
 
@@ -29,7 +29,7 @@ class TestReading:
         place = table.column_names.index("sample")
         pq.write_table(table.set_column(place, "sample", [["0"] * len(table)]), path)
         with pytest.raises(ValueError, match="holds no episodes of this version"):
-            index_of(path)
+            build_index(path)
 
     @pytest.mark.parametrize("name", ["task", "sample", "total_reward", "status"])
     def test_an_episode_that_lacks_what_each_has_is_refused(self, path: Path, name: str) -> None:
@@ -38,7 +38,7 @@ class TestReading:
         lacking = pa.array([None, *column[1:]], table.schema.field(name).type)
         pq.write_table(table.set_column(place, name, lacking), path)
         with pytest.raises(ValueError, match="a value is missing"):
-            index_of(path)
+            build_index(path)
 
     def test_a_damaged_page_is_refused(self, path: Path) -> None:
         whole, rows = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0)
@@ -49,24 +49,24 @@ class TestReading:
                 last = first + column.total_compressed_size - 1
                 path.write_bytes(whole[:last] + bytes([whole[last] ^ 0x10]) + whole[last + 1 :])
                 with pytest.raises(ValueError, match=r"cannot read the episodes of .*step_000001"):
-                    index_of(path)
+                    build_index(path)
 
     def test_who_said_nothing_took_no_tokens_and_a_file_may_hold_no_episode(self, tmp_path: Path) -> None:
         lost = attempt(1, 1, actions=(), status="failed", transitions=(), success=None)
         write_episodes(tmp_path / "some.parquet", [attempt(1, 0), lost])
-        assert index_of(tmp_path / "some.parquet")["tokens"].to_pylist() == [3, 0]
+        assert build_index(tmp_path / "some.parquet")["tokens"].to_pylist() == [3, 0]
         write_episodes(tmp_path / "none.parquet", [])
-        assert len(index_of(tmp_path / "none.parquet")) == 0
+        assert len(build_index(tmp_path / "none.parquet")) == 0
 
 
 class TestSearching:
     def test_a_text_at_the_very_beginning_is_of_the_episode_that_begins_with_it(self) -> None:
-        texts = Texts(pa.array(["abc\0", "bcd\0", "x\0", "bcd\0"]))
-        assert texts.holding("bcd").tolist() == [False, True, False, True]
-        assert texts.holding("").tolist() == [True] * 4
+        texts = SearchTexts(pa.array(["abc\0", "bcd\0", "x\0", "bcd\0"]))
+        assert texts.find_matches("bcd").tolist() == [False, True, False, True]
+        assert texts.find_matches("").tolist() == [True] * 4
 
     def test_half_of_a_character_is_in_no_text(self) -> None:
-        assert Texts(pa.array(["abc\0"])).holding("\ud800").tolist() == [False]
+        assert SearchTexts(pa.array(["abc\0"])).find_matches("\ud800").tolist() == [False]
 
 
 class TestKeeping:
@@ -74,40 +74,40 @@ class TestKeeping:
         for name in "ab":
             (tmp_path / name).write_text("1234")
             os.utime(tmp_path / name, (9, 9))
-        stamp = Stamp.of((tmp_path / "a").stat())
-        assert Stamp.of((tmp_path / "b").stat()) != stamp, "the same time and size"
+        stamp = FileVersion.from_stat((tmp_path / "a").stat())
+        assert FileVersion.from_stat((tmp_path / "b").stat()) != stamp, "the same time and size"
         os.utime(tmp_path / "a", ns=(9, 9_000_000_001))
-        assert Stamp.of((tmp_path / "a").stat()) != stamp
+        assert FileVersion.from_stat((tmp_path / "a").stat()) != stamp
         os.utime(tmp_path / "a", (9, 9))
-        assert Stamp.of((tmp_path / "a").stat()) == stamp
+        assert FileVersion.from_stat((tmp_path / "a").stat()) == stamp
         (tmp_path / "a").write_text("12345")
         os.utime(tmp_path / "a", (9, 9))
-        assert Stamp.of((tmp_path / "a").stat()) != stamp
+        assert FileVersion.from_stat((tmp_path / "a").stat()) != stamp
 
     def test_an_index_of_another_version_is_made_anew(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cache, stamp = IndexCache(tmp_path / "cache"), Stamp.of(path.stat())
-        cache.index_of(path, stamp)
+        cache, stamp = IndexCache(tmp_path / "cache"), FileVersion.from_stat(path.stat())
+        cache.load_index(path, stamp)
         (kept,) = (tmp_path / "cache").glob("*/*.arrow")
         before = kept.read_bytes()
-        cache.index_of(path, stamp)
+        cache.load_index(path, stamp)
         assert kept.read_bytes() == before
-        monkeypatch.setattr(indexing, "VERSION", "another")
-        cache.index_of(path, stamp)
+        monkeypatch.setattr(file_index, "FORMAT_VERSION", "another")
+        cache.load_index(path, stamp)
         assert kept.read_bytes() != before
 
     def test_where_an_index_cannot_be_written_it_is_made_each_time(self, path: Path, tmp_path: Path) -> None:
-        cache, stamp = IndexCache(tmp_path / "cache"), Stamp.of(path.stat())
-        cache.index_of(path, stamp)
+        cache, stamp = IndexCache(tmp_path / "cache"), FileVersion.from_stat(path.stat())
+        cache.load_index(path, stamp)
         (kept,) = (tmp_path / "cache").glob("*/*.arrow")
         kept.unlink()
         (kept / "full").mkdir(parents=True)
-        assert cache.index_of(path, stamp).equals(index_of(path))
+        assert cache.load_index(path, stamp).equals(build_index(path))
 
     def test_a_folder_that_became_a_file_is_gone(self, path: Path, tmp_path: Path) -> None:
         cache = IndexCache(tmp_path / "cache")
-        cache.index_of(path, Stamp.of(path.stat()))
+        cache.load_index(path, FileVersion.from_stat(path.stat()))
         path.unlink()
         path.parent.rmdir()
         path.parent.write_text("a file")
@@ -123,6 +123,6 @@ class TestKeeping:
         for named, place in (("relative", "home/.cache"), ("", "home/.cache"), (str(tmp_path / "whole"), "whole")):
             monkeypatch.setenv("XDG_CACHE_HOME", named)
             monkeypatch.setenv("HOME", str(tmp_path / "home"))
-            IndexCache.of_user().index_of(path, Stamp.of(path.stat()))
+            IndexCache.for_user().load_index(path, FileVersion.from_stat(path.stat()))
             assert len([*(tmp_path / place / "marft" / "view").glob("*/*.arrow")]) == 1
         assert not [*(tmp_path / "relative").iterdir()]

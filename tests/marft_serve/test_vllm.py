@@ -24,16 +24,16 @@ import marft_serve
 from marft.agents.game import Attempt
 from marft.agents.rollout import play_all
 from marft.common.errors import RunError
-from marft.common.marks import Grammar
-from marft.common.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Versions
+from marft.common.token_data import Grammar
+from marft.common.types import ActionKey, Choice, Completion, Episode, Option, Prompt, SamplingParams, VersionRange
 from marft.config import load_recipe, parse_recipe
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
 from marft.inference.human import HumanSampler
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_serve.gateway.client import Client
 from tests.chat_families import FAMILIES
@@ -57,73 +57,75 @@ def key(call: int = 0) -> ActionKey:
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRollouts]:
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRolloutRunner]:
     """One adapter that has learned, and one that is as it began."""
-    with LocalRollouts(settings("tiny", tmp_path_factory.mktemp("there"), *VLLM)) as rollouts:
+    with LocalRolloutRunner(settings("tiny", tmp_path_factory.mktemp("there"), *VLLM)) as rollouts:
         moved(rollouts)
         rollouts.publish(3)
         yield rollouts
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRollouts]:
-    with LocalRollouts(settings("tiny", tmp_path_factory.mktemp("here"))) as rollouts:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRolloutRunner]:
+    with LocalRolloutRunner(settings("tiny", tmp_path_factory.mktemp("here"))) as rollouts:
         moved(rollouts)
         rollouts.publish(3)
         yield rollouts
 
 
-def moved(rollouts: LocalRollouts, by: float = 0.02) -> None:
+def moved(rollouts: LocalRolloutRunner, by: float = 0.02) -> None:
     for weights in rollouts.models.policies["actor"].parameters().values():
         weights.data.add_(by)
 
 
-def said(rollouts: LocalRollouts, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
-    how = Sampling(**{"max_new_tokens": 12, **sampling})
+def said(rollouts: LocalRolloutRunner, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
+    how = SamplingParams(**{"max_new_tokens": 12, **sampling})
     return rollouts.wait_for(rollouts.engine.sample(policy, PROMPT, how, key(call)))
 
 
-def chosen(rollouts: LocalRollouts, temperature: float) -> tuple[Choice, Versions]:
-    return rollouts.wait_for(rollouts.engine.choose("actor", PROMPT, OPTIONS, Sampling(temperature=temperature), key()))
+def chosen(rollouts: LocalRolloutRunner, temperature: float) -> tuple[Choice, VersionRange]:
+    return rollouts.wait_for(
+        rollouts.engine.choose("actor", PROMPT, OPTIONS, SamplingParams(temperature=temperature), key())
+    )
 
 
 @pytest.mark.parametrize("policy", ["actor", "reasoner"])
 def test_greedy_answers_and_their_log_probs_are_the_same(
-    here: LocalRollouts, there: LocalRollouts, policy: str
+    here: LocalRolloutRunner, there: LocalRolloutRunner, policy: str
 ) -> None:
     one, other = (said(each, policy, temperature=0.0) for each in (here, there))
     assert one.tokens.tolist() == other.tokens.tolist()
     assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
     assert (one.text, one.finish) == (other.text, other.finish)
-    assert other.versions == Versions(3, 3)
+    assert other.versions == VersionRange(3, 3)
 
 
-def test_a_key_draws_the_same_answer_again_and_another_key_another(there: LocalRollouts) -> None:
+def test_a_key_draws_the_same_answer_again_and_another_key_another(there: LocalRolloutRunner) -> None:
     first, again, other = (said(there, call=call).tokens.tolist() for call in (0, 0, 1))
     assert first == again != other
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_choices_are_as_likely_as_here_and_the_same_one_is_drawn(
-    here: LocalRollouts, there: LocalRollouts, temperature: float
+    here: LocalRolloutRunner, there: LocalRolloutRunner, temperature: float
 ) -> None:
     (one, _), (other, versions) = chosen(here, temperature), chosen(there, temperature)
     assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
     assert one.chosen == other.chosen
-    assert versions == Versions(3, 3)
+    assert versions == VersionRange(3, 3)
 
 
-def test_texts_that_stop_an_action_and_listeners_are_ours(here: LocalRollouts, there: LocalRollouts) -> None:
+def test_texts_that_stop_an_action_and_listeners_are_ours(here: LocalRolloutRunner, there: LocalRolloutRunner) -> None:
     whole = said(here, temperature=0.0)
     stop = whole.text[len(whole.text) // 2 :][:3]
     heard: list[int] = []
     one = said(here, temperature=0.0, stop=(stop,))
-    other = said(there, temperature=0.0, stop=(stop,), listener=heard.append)
+    other = said(there, temperature=0.0, stop=(stop,), on_token=heard.append)
     assert other.tokens.tolist() == one.tokens.tolist() == heard
     assert (other.text, other.finish) == (one.text, "stop")
 
 
-def test_alternatives_are_those_of_here(here: LocalRollouts, there: LocalRollouts) -> None:
+def test_alternatives_are_those_of_here(here: LocalRolloutRunner, there: LocalRolloutRunner) -> None:
     one, other = (said(each, temperature=0.0, max_new_tokens=3, alternatives=2) for each in (here, there))
     assert [[id for id, _ in step] for step in one.alternatives] == [[id for id, _ in s] for s in other.alternatives]
 
@@ -136,26 +138,28 @@ GRAMMARS = [
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
-def test_texts_are_held_to_grammars_as_here(here: LocalRollouts, there: LocalRollouts, grammar: Grammar) -> None:
+def test_texts_are_held_to_grammars_as_here(
+    here: LocalRolloutRunner, there: LocalRolloutRunner, grammar: Grammar
+) -> None:
     one, other = (said(each, temperature=0.0, grammar=grammar) for each in (here, there))
     assert (other.text, other.finish, other.forced) == (one.text, one.finish, one.forced)
     assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
     assert one.masks
     assert other.masks
-    assert other.masks.rows(len(other.tokens)).tolist() == one.masks.rows(len(one.tokens)).tolist()
+    assert other.masks.mask_indices(len(other.tokens)).tolist() == one.masks.mask_indices(len(one.tokens)).tolist()
     assert other.masks.table == one.masks.table
 
 
-def test_what_is_published_is_what_samples(here: LocalRollouts, there: LocalRollouts) -> None:
+def test_what_is_published_is_what_samples(here: LocalRolloutRunner, there: LocalRolloutRunner) -> None:
     for each in (here, there):
         moved(each, 0.05)
         each.publish(4)
     one, other = (said(each, temperature=0.0) for each in (here, there))
     assert np.abs(one.log_probs - other.log_probs[: len(one.log_probs)]).max() < CLOSE
-    assert other.versions == Versions(4, 4)
+    assert other.versions == VersionRange(4, 4)
 
 
-def test_a_process_that_is_killed_is_started_again_and_asked_again(there: LocalRollouts) -> None:
+def test_a_process_that_is_killed_is_started_again_and_asked_again(there: LocalRolloutRunner) -> None:
     task = there.run.environment.tasks("train")[0]  # type: ignore[attr-defined]
     before = [said(there, call=call).tokens.tolist() for call in range(3)]
 
@@ -165,7 +169,7 @@ def test_a_process_that_is_killed_is_started_again_and_asked_again(there: LocalR
             os.kill(killed[0], signal.SIGKILL)
 
     killed: list[int] = []
-    said(there, listener=kill)
+    said(there, on_token=kill)
     assert [said(there, call=call).tokens.tolist() for call in range(3)] == before
     assert there.usage()["engine_restarts"] == 1
     assert there.play([Attempt(task, "train/1")])[0].status == "terminated"
@@ -227,7 +231,7 @@ class TestClients:
         for engine in ((), VLLM):
             with marft_serve.Gateway("demo", [*tools, *engine]) as gateway, gateway.session("?") as session:
                 answers.append(asked(session.clients["actor"]))
-                assert all(action.sampled.any() for action in session.end().actions)
+                assert all(action.sampled_mask.any() for action in session.end().actions)
         assert answers[0] == answers[1]
         said, streamed, call, form = answers[1]
         assert said == streamed
@@ -246,8 +250,8 @@ class TestClients:
 
     def test_a_team_that_is_served_answers_as_it_was_evaluated(self, trained: RunFolder) -> None:
         run = trained.settings()
-        tasks = tasks_of(run.environment, "test")[:4]
-        with LocalRollouts(run) as rollouts:
+        tasks = read_tasks(run.environment, "test")[:4]
+        with LocalRolloutRunner(run) as rollouts:
             load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
             rollouts.publish(0)
             expected = [episode.actions[-1].text for episode in evaluate(rollouts, "last", "greedy", tasks)[1]]
@@ -285,9 +289,9 @@ def played(folder: RunFolder) -> list[Episode]:
     return [episode for file in sorted(folder.episodes.iterdir()) for episode in read_episodes(file)]
 
 
-def test_a_person_takes_a_seat_beside_it(there: LocalRollouts) -> None:
+def test_a_person_takes_a_seat_beside_it(there: LocalRolloutRunner) -> None:
     person = HumanSampler(there.game.renderer, lambda role, options: "The first step is 1.", there.decode)
-    game = replace(there.game, engine=there.engine.seating({"reasoner": person}))
+    game = replace(there.game, engine=there.engine.with_agent_samplers({"reasoner": person}))
     task = there.run.environment.tasks("train")[0]  # type: ignore[attr-defined]
     (episode,) = there.wait_for(play_all(game, [Attempt(task, "train/1")], 1))
     assert episode.actions[0].text == "The first step is 1."
@@ -313,41 +317,43 @@ def test_two_bases_whole_weights_and_an_endpoint_are_one_team(tmp_path: Path, ra
     assert {row["engine_restarts"] for row in folder.read_metrics()} == {0.0}
 
 
-def test_replicas_that_rest_draw_what_one_would(here: LocalRollouts, there: LocalRollouts, tmp_path: Path) -> None:
+def test_replicas_that_rest_draw_what_one_would(
+    here: LocalRolloutRunner, there: LocalRolloutRunner, tmp_path: Path
+) -> None:
     calls = range(12)
     expected = [said(there, call=call).tokens.tolist() for call in calls]
     options = ("--engine.replicas", "2", "--engine.sleep", "true")
-    with LocalRollouts(settings("tiny", tmp_path, *VLLM, *options)) as both:
+    with LocalRolloutRunner(settings("tiny", tmp_path, *VLLM, *options)) as both:
         for name, weights in both.models.policies["actor"].parameters().items():
             weights.data.copy_(there.models.policies["actor"].parameters()[name])
         both.publish(4)
         for _ in range(2):
             found = both.wait_for(many(both, calls))
             assert [one.tokens.tolist() for one in found] == expected
-            assert {one.versions for one in found} == {Versions(4, 4)}
-            both.wait_for(both.engine.settle())  # they rest, and are awake again for the next
+            assert {one.versions for one in found} == {VersionRange(4, 4)}
+            both.wait_for(both.engine.wait_idle())  # they rest, and are awake again for the next
         assert len(servers()) == 3
         assert both.usage()["engine_restarts"] == 0
 
 
-async def many(rollouts: LocalRollouts, calls: Iterable[int]) -> list[Completion]:
+async def many(rollouts: LocalRolloutRunner, calls: Iterable[int]) -> list[Completion]:
     """Each of another task, so that the replicas share them."""
-    how = Sampling(max_new_tokens=12)
+    how = SamplingParams(max_new_tokens=12)
     asking = [rollouts.engine.sample("actor", PROMPT, how, key(call)) for call in calls]
     return list(await asyncio.gather(*asking))
 
 
-def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused(there: LocalRollouts) -> None:
+def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused(there: LocalRolloutRunner) -> None:
     context = there.models.policies["actor"].context
     filled = said(there, max_new_tokens=context, stop=("no such text",))
     assert len(filled.tokens) <= context - len(PROMPT.ids)
     beyond = Prompt(np.full(context + 5, 7, np.int32))
     for prompt in (beyond, Prompt(np.zeros(0, np.int32))):
         with pytest.raises(RunError, match="vllm"):
-            there.wait_for(there.engine.sample("actor", prompt, Sampling(max_new_tokens=4), key()))
+            there.wait_for(there.engine.sample("actor", prompt, SamplingParams(max_new_tokens=4), key()))
     assert len(said(there).tokens)
 
 
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"engine\.options: vLLM .* takes no no_such_thing"):
-        LocalRollouts(settings("tiny", tmp_path, *VLLM, "--engine.options.no_such_thing", "1")).close()
+        LocalRolloutRunner(settings("tiny", tmp_path, *VLLM, "--engine.options.no_such_thing", "1")).close()

@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings, to_toml
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from marft.runs.checkpoints import verify
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_serve.traces.warm_start import warm_start
 from tests.helpers import settings
@@ -26,7 +26,7 @@ STEPS = 4
 
 
 def traces(tmp_path: Path, count: int = 10) -> Path:
-    tasks = tasks_of(settings("tiny", tmp_path).environment, "train")[:count]
+    tasks = read_tasks(settings("tiny", tmp_path).environment, "train")[:count]
     lines = [
         {
             "messages": [
@@ -55,7 +55,7 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
         run = run_of(tmp_path, "--name", name)
         folder = RunFolder(tmp_path / name)
         for stop in stops:
-            assert warm_start(run, folder, observer=StopAfter(stop)).state.step == stop
+            assert warm_start(run, folder, callback=StopAfter(stop)).state.step == stop
         done = warm_start(run, folder, resume=bool(stops))
         assert done.state.step == done.steps == STEPS
         folders.append(folder)
@@ -89,7 +89,7 @@ def test_training_starts_from_it_and_neither_goes_on_as_the_other(tmp_path: Path
         warm_start(run, folder, resume=True)
     other, listening = RunFolder(tmp_path / "trained"), Listening()
     trained = settings("tiny", tmp_path, "--name", "trained", "--training.steps", "1")
-    train(trained, other, start_from=checkpoint, observer=listening)
+    train(trained, other, start_from=checkpoint, callback=listening)
     begun = load_file(other.checkpoints / "step_000000" / "policies" / "actor" / "adapter_model.safetensors")
     warm = load_file(checkpoint / "policies" / "actor" / "adapter_model.safetensors")
     assert all(begun[key].tobytes() == warm[key].tobytes() for key in warm)
@@ -124,7 +124,7 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "outcome +1.000" in text
     assert "format +0.000 +0.500" in text
     assert "no turn is by 'nobody'" in text
-    (first, *_) = read_episodes(RunFolder(tmp_path / "told").recorded(0))
+    (first, *_) = read_episodes(RunFolder(tmp_path / "told").find_recorded(0))
     assert (first.stream, first.total_reward, [a.agent for a in first.actions]) == (
         "traces",
         1.0,

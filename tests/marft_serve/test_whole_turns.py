@@ -9,16 +9,16 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.chat import Chat
-from marft.agents.live import Live
-from marft.agents.rendering import Cut
-from marft.common import thoughts
-from marft.common.types import Observation, Profile, Tool, ToolCall
-from marft.inference.messages import render_messages, render_text
+from marft.agents.renderer import TruncationPolicy
+from marft.agents.streaming import TokenStream
+from marft.common import reasoning
+from marft.common.types import AgentProfile, Observation, Tool, ToolCall
+from marft.inference.chat_messages import render_messages, render_text
+from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.inference.spelling import spelling_of
-from marft.models.control_tokens import spelled
-from marft_serve.traces.record import TracedTurn, UnreadableError
-from marft_serve.traces.turns import Thinking, turn_ids
+from marft.models.control_tokens import decode_text
+from marft_serve.traces.turn_tokens import Thinking, encode_turn
+from marft_serve.traces.types import TracedTurn, UnreadableError
 from tests import sentencepiece_tokenizers as sentencepiece
 from tests.chat_families import FAMILIES, Family, chatml, format_of, tokenizer_of
 from tests.chat_templates import BEGINS, CHATML, HARMONY, QWEN3, THINK
@@ -36,8 +36,8 @@ def ids_of(
     format: ChatFormat, text: str, thought: str = "", thinking: Thinking = "keep", calls: tuple[ToolCall, ...] = (),
     tools: tuple[Tool, ...] = (), chat: Any = CHAT,
 ) -> list[int]:  # fmt: skip
-    turn = TracedTurn("0", ("a",), (), text, thought=thought, calls=calls)
-    return turn_ids(ChatRenderer({"p": format}), "p", chat, tools, turn, thinking).tolist()
+    turn = TracedTurn("0", ("a",), (), text, reasoning=thought, calls=calls)
+    return encode_turn(ChatRenderer({"p": format}), "p", chat, tools, turn, thinking).tolist()
 
 
 def decoded(format: ChatFormat, ids: list[int]) -> str:
@@ -68,7 +68,7 @@ class TestFamilies:
         begins = "" if "think" in family.said else family.said.removesuffix("It is 3.")
         option = renderer.option("p", "yes")
         assert decoded(format, option.tolist()) == f"{begins if begins != 'Hm.' else ''}yes{family.special[0]}"
-        assert renderer.option_text("p", option) == "yes"
+        assert renderer.decode_option("p", option) == "yes"
 
 
 class TestTurnsThatCannotBeExact:
@@ -140,13 +140,13 @@ class TestSpecialMarksOfThoughts:
         format = specially_thinking()
         renderer, ids = ChatRenderer({"p": format}), ids_of(format, "It is 3.", "Hm.")
         text = "<think>\nHm.\n</think>\n\nIt is 3."
-        assert spelled(format.tokenizer, ids) == text
-        assert spelled(format.tokenizer, [*ids, *ids]) == text + text
-        assert renderer.spelled("p", render_messages(format, CHAT)[:0]) == ""
-        spelling = spelling_of(format.tokenizer, format.stop_ids)()
-        spelling.take(ids)
-        assert spelling.text + spelling.rest() == text
-        assert text[renderer.thought("p", text) :] == "It is 3."
+        assert decode_text(format.tokenizer, ids) == text
+        assert decode_text(format.tokenizer, [*ids, *ids]) == text + text
+        assert renderer.decode_tokens("p", render_messages(format, CHAT)[:0]) == ""
+        spelling = detokenizer_factory(format.tokenizer, format.stop_ids)()
+        spelling.add_tokens(ids)
+        assert spelling.text + spelling.pending_text() == text
+        assert text[renderer.reasoning_length("p", text) :] == "It is 3."
 
     def test_are_letters_in_what_others_write(self) -> None:
         format = specially_thinking()
@@ -163,7 +163,9 @@ class TestSpecialMarksOfThoughts:
         assert decoded(one, ids_of(one, "Yes.", "Hm.")) == decoded(other, ids_of(other, "Yes.", "Hm."))
 
 
-@pytest.mark.parametrize("marks", [marks for marks in thoughts.FAMILIES if marks != thoughts.CHANNELS])
+@pytest.mark.parametrize(
+    "marks", [marks for marks in reasoning.DELIMITER_PAIRS if marks != reasoning.CHANNEL_DELIMITERS]
+)
 @pytest.mark.parametrize("special", [True, False])
 class TestMarksOfOtherFamilies:
     def test_are_the_tokens_that_the_model_samples_and_stay_in_texts(
@@ -171,10 +173,10 @@ class TestMarksOfOtherFamilies:
     ) -> None:  # fmt: skip
         format = specially_thinking(special, marks, TURNS + BEGINS)
         ids = ids_of(format, "It is 3.", "Hm.")
-        text = spelled(format.tokenizer, ids[:-1])
+        text = decode_text(format.tokenizer, ids[:-1])
         assert text == f"{marks[0]}\nHm.\n{marks[1]}\n\nIt is 3."
         assert [ids.count(int(format.tokenizer.convert_tokens_to_ids(mark))) for mark in marks] == [1, 1]
-        assert text[ChatRenderer({"p": format}).thought("p", text) :] == "It is 3."
+        assert text[ChatRenderer({"p": format}).reasoning_length("p", text) :] == "It is 3."
 
     def test_end_a_thought_that_the_prompt_begins(self, marks: tuple[str, str], special: bool) -> None:
         begun = BEGINS.replace("assistant\n", f"assistant\n{marks[0]}\n")
@@ -182,12 +184,12 @@ class TestMarksOfOtherFamilies:
         format = specially_thinking(special, marks, TURNS + begun)
         renderer = ChatRenderer({"p": format})
         for thought in ("Hm.", ""):
-            text = spelled(format.tokenizer, ids_of(format, "It is 3.", thought)[:-1])
+            text = decode_text(format.tokenizer, ids_of(format, "It is 3.", thought)[:-1])
             assert text == f"{thought}\n{marks[1]}\n\nIt is 3."
-            assert text[renderer.thought("p", text) :] == "It is 3."
+            assert text[renderer.reasoning_length("p", text) :] == "It is 3."
         with pytest.raises(ValueError, match="begins every turn with a thought"):
-            renderer.opening("p", "It is")
-        opened = renderer.opening("p", f"{marks[0]}Hm.{marks[1]}It is").tolist()
+            renderer.encode_prefix("p", "It is")
+        opened = renderer.encode_prefix("p", f"{marks[0]}Hm.{marks[1]}It is").tolist()
         assert opened.count(int(format.tokenizer.convert_tokens_to_ids(marks[1]))) == 1
 
 
@@ -226,11 +228,11 @@ class TestSentencePiece:
         format = sentencepiece.format_of(template, kind)
         renderer = ChatRenderer({"p": format})
         for text in ("yes", "It is yes", "3"):
-            assert renderer.option_text("p", renderer.option("p", text)).strip() == text
+            assert renderer.decode_option("p", renderer.option("p", text)).strip() == text
 
     def test_text_within_a_turn_has_no_space_before_it(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)
-        inside = ChatRenderer({"p": format}).ids("p", "yes").tolist()
+        inside = ChatRenderer({"p": format}).encode_text("p", "yes").tolist()
         assert format.tokenizer.convert_ids_to_tokens(inside) == ["yes"]
         both = [*render_messages(format, ASKED).tolist(), *inside, *inside]
         assert decoded(format, both).endswith("yesyes")
@@ -250,7 +252,9 @@ def test_a_prompt_that_ends_within_a_token_is_gone_on_from_as_it_stands() -> Non
 
 def test_profiles_are_no_part_of_a_turn() -> None:
     format = format_of("glm4")
-    prompt = ChatRenderer({"p": format}).render("p", Profile("solver", "Be brief."), "1 + 2?", [], reserve=9, cut=Cut())
+    prompt = ChatRenderer({"p": format}).render(
+        "p", AgentProfile("solver", "Be brief."), "1 + 2?", [], reserve=9, cut=TruncationPolicy()
+    )
     assert decoded(format, [*prompt.ids.tolist(), *ids_of(format, "3")]).endswith("<|assistant|>\n3<|user|>")
 
 
@@ -260,20 +264,22 @@ class TestTurnsThatOthersBegin:
     def test_begin_as_the_template_would_show_them(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)
         shown = render_text(format, [*ASKED, {"role": "assistant", "content": "It is"}], begin=False)
-        begun = render_messages(format, ASKED).tolist() + ChatRenderer({"p": format}).opening("p", "It is").tolist()
+        begun = (
+            render_messages(format, ASKED).tolist() + ChatRenderer({"p": format}).encode_prefix("p", "It is").tolist()
+        )
         assert begun == format.tokenizer.encode(shown, add_special_tokens=False)[: len(begun)]
         assert decoded(format, begun).endswith("It is")
 
     def test_keep_the_space_of_the_first_word_that_goes_on_from_them(
         self, template: str, kind: sentencepiece.Kind
     ) -> None:
-        format, lives = sentencepiece.format_of(template, kind), [Live()]
+        format, lives = sentencepiece.format_of(template, kind), [TokenStream()]
 
         async def talk(_: Observation, agents: Agents) -> None:
-            chat = Chat(ASKED, begun="It", live=lives[0])
+            chat = Chat(ASKED, prefix="It", token_stream=lives[0])
             reply = await agents.a.reply(Observation("?"), chat)
             assert (reply.action.text, reply.message["content"]) == (" is no", "It is no")
-            again = await agents.a.reply(Observation("?"), replace(chat, stop=("yes",), live=None))
+            again = await agents.a.reply(Observation("?"), replace(chat, stop=("yes",), token_stream=None))
             assert again.message["content"] == "It is "
             by_teammate = await agents.b(Observation("?"), begins=reply.action)
             assert by_teammate.text == " is no no"
@@ -283,8 +289,8 @@ class TestTurnsThatOthersBegin:
         said = iter(["is no", "is yes no", "no", "yes"])
         episode, _ = talked(format, lambda key: Said([next(said)]), talk, "a", "b", speaker=Stopping)
         assert episode.status == "terminated", episode.error
-        assert lives[0].text is not None
-        assert lives[0].text().take(episode.actions[0].tokens.tolist()) == ("", " is no")
+        assert lives[0].make_text_stream is not None
+        assert lives[0].make_text_stream().add_tokens(episode.actions[0].tokens.tolist()) == ("", " is no")
 
     def test_pieces_of_a_text_are_put_together_to_it(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)

@@ -16,14 +16,14 @@ import click
 import pytest
 import typer.main
 
-from marft.cli.errors import DEBUG
+from marft.cli.errors import DEBUG_FLAG
 from marft.cli.main import app
-from marft.cli.options import overrides_of
+from marft.cli.options import parse_overrides
 from marft.config import RunSettings, load_recipe, parse_recipe
-from marft.config.reorganizing import LIKE, TABLES, Reorganization, reorganized
-from marft.config.seams import SEAMS
+from marft.config.plugin_specs import PLUGIN_SPECS
+from marft.config.team_changes import LIKE_KEY, TEAM_TABLES, TeamChange, apply_team_change
 from marft.examples import plugins
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from marft_lab.federated.settings import parse_federation
 from marft_lab.safety.suite import SuiteSettings
@@ -71,7 +71,7 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     table = tomllib.loads(text)
     if set(table) <= set(NO_RECIPE):
         groups = table["project"]["entry-points"]
-        assert {group.removeprefix("marft.") for group in groups} <= set(SEAMS)
+        assert {group.removeprefix("marft.") for group in groups} <= set(PLUGIN_SPECS)
         return
     if {"sites", "combine", "privacy"} & set(table):
         sites = {name: {"recipe": "demo"} for name in ("north", "south")}
@@ -80,8 +80,8 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     if set(table) <= set(SuiteSettings.model_fields):
         SuiteSettings.model_validate(table)
         return
-    if set(table) <= set(TABLES) and any(LIKE in agent for agent in table.get("agents", ())):
-        reorganized(trained_for(table["agents"]), Reorganization("shown", table))
+    if set(table) <= set(TEAM_TABLES) and any(LIKE_KEY in agent for agent in table.get("agents", ())):
+        apply_team_change(trained_for(table["agents"]), TeamChange("shown", table))
         return
     whole = {"agents", "policies", "models"} & set(table)
     parse_recipe(
@@ -91,7 +91,7 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
 
 def trained_for(seats: list[dict[str, str]]) -> RunSettings:
     """A chain of the agents that seats of another team are like."""
-    roles = dict.fromkeys(seat.get(LIKE, seat["role"]) for seat in seats)
+    roles = dict.fromkeys(seat.get(LIKE_KEY, seat["role"]) for seat in seats)
     agents = [{"role": role, "policy": "one", "answers": role == [*roles][-1]} for role in roles]
     return parse_recipe({**recipe(), "policies": {"one": {"model": "base"}}, "agents": agents})
 
@@ -113,7 +113,7 @@ def test_commands_within_sentences_exist() -> None:
                 known = {option for parameter in command(words[1]).params for option in parameter.opts}
                 settings = {f"--{key}" for key in RunSettings.model_fields}
                 options = {word for word in words[2:] if word.startswith("--") and "." not in word}
-                assert options <= known | settings | {DEBUG}, f"{page}: {line}"
+                assert options <= known | settings | {DEBUG_FLAG}, f"{page}: {line}"
 
 
 def typed(line: str) -> list[str]:
@@ -156,7 +156,7 @@ def check_marft(words: list[str], place: str) -> None:
     except click.ClickException as error:
         raise AssertionError(f"{place}: {error.format_message()}") from error
     if context.args and words[0] != "check-env":  # whose settings are an environment's
-        changes = overrides_of(context, Path(words[1]))  # type: ignore[arg-type]
+        changes = parse_overrides(context, Path(words[1]))  # type: ignore[arg-type]
         load_recipe("demo", changes)
 
 

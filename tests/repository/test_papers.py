@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from marft.common.metrics import find
-from marft.common.registry import bundled_parts
+from marft.common.metrics import find_metric
+from marft.common.registry import bundled_plugins
 from marft.config.algorithms import PRESETS
-from marft.config.plugins import TAGS, find_plugin
+from marft.config.plugins import TAG_KEYS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class
 from tests.docs import PAGES, ROOT, name_of
@@ -23,8 +23,8 @@ from tests.sources import source, source_files
 
 MENTION = {
     "marft/config/algorithms.py",
-    "marft/config/sources.py",
-    "marft/common/metrics/catalogue.py",
+    "marft/config/preset_sources.py",
+    "marft/common/metrics/catalog.py",
 }  # say whose a thing is, and do not do it
 NO_NAMES = {
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -134,7 +134,7 @@ class TestRows:
             for file in row.measured:
                 assert (ROOT / "benchmarks" / "results" / file).is_file(), f"{row.name}: {file}"
             for metric in row.metrics:
-                assert find(metric) or find(f"agents/solver/{metric}"), f"{row.name}: {metric}"
+                assert find_metric(metric) or find_metric(f"agents/solver/{metric}"), f"{row.name}: {metric}"
 
     def test_every_test_that_holds_one_exists(self, rows: list[Any]) -> None:
         for row in rows:
@@ -210,12 +210,12 @@ def is_key(settings: Any, path: list[str], value: str) -> bool:
     from keys import inner_tables
 
     first, *rest = [name for name in path if name != "NAME"]
-    if first in settings.other_keys():
+    if first in settings.extra_keys():
         return not rest or is_key(section_class(first), rest, value)
     if first not in settings.model_fields:
         return False
     if rest and (kind := PARTS.get(first)):
-        if rest == [TAGS.get(kind, "name")]:
-            return not value or value in bundled_parts(kind)
-        return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_parts(kind))
+        if rest == [TAG_KEYS.get(kind, "name")]:
+            return not value or value in bundled_plugins(kind)
+        return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_plugins(kind))
     return not rest or any(is_key(inner, rest, value) for inner in inner_tables(settings.model_fields[first]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.cli.live import Screen
+from marft.cli.live import EpisodeScreen
 from marft.common.errors import RunError
 from marft.config import to_toml
 from tests.helpers import settings
@@ -90,4 +90,4 @@ def test_an_input_that_ends_is_said_to_whoever_was_to_play(monkeypatch: pytest.M
 
     monkeypatch.setattr("marft.cli.live.Prompt.ask", ended)
     with pytest.raises(RunError, match="the input ended when it was actor's turn"):
-        Screen(None).ask("actor", ())  # type: ignore[arg-type]
+        EpisodeScreen(None).ask("actor", ())  # type: ignore[arg-type]

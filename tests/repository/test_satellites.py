@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.common import registry, satellites
-from marft.common.satellites import extra_of, install_command, not_installed
+from marft.common import packages, registry
+from marft.common.packages import extra_for, install_command, missing_extra
 from marft.config import load_recipe
 from marft.config.plugins import load_registered
 from tests.sources import ROOT, SOURCES
@@ -22,7 +22,7 @@ from tests.sources import ROOT, SOURCES
 TOOL = runpy.run_path(str(ROOT / "tools/layout/satellites.py"))
 TARGET = TOOL["TARGET"]
 CORE = next(folder for folder in SOURCES if (folder / "marft").exists())
-SATELLITES = [name for pair in satellites.satellites().packages.items() for name in pair if name != "marft"]
+SATELLITES = [name for pair in packages.package_index().packages.items() for name in pair if name != "marft"]
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def core_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return [point for point in found(group=group) if point.dist and point.dist.metadata["Name"] == "marft"]
 
     monkeypatch.setattr(registry, "entry_points", of_the_core)
-    registry._by_name.cache_clear()
+    registry._entry_points_by_name.cache_clear()
     yield
     monkeypatch.undo()
-    registry._by_name.cache_clear()
+    registry._entry_points_by_name.cache_clear()
 
 
 def installed_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
@@ -46,7 +46,7 @@ def installed_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
             assert name == "direct_url.json"
             return json.dumps(origin) if origin else None
 
-    monkeypatch.setattr(satellites, "distribution", lambda _: Installed())
+    monkeypatch.setattr(packages, "distribution", lambda _: Installed())
 
 
 def test_the_file_is_what_the_projects_say() -> None:
@@ -72,7 +72,7 @@ def test_no_other_file_of_the_core_names_a_satellite() -> None:
     ],
 )  # fmt: skip
 def test_each_name_has_the_extra_that_installs_all_it_needs(kind: str, name: str, extra: str) -> None:
-    assert extra_of(kind, name) == extra
+    assert extra_for(kind, name) == extra
 
 
 @pytest.mark.usefixtures("core_only")
@@ -158,4 +158,4 @@ def test_the_command_fits_how_the_core_is_installed(
 
 
 def test_names_that_no_satellite_adds_have_nothing_to_install() -> None:
-    assert not not_installed("sections", "trainin")
+    assert not missing_extra("sections", "trainin")

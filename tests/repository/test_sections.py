@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.common.version import __version__
 from marft.config import load_recipe, parse_recipe, to_toml
-from marft.config.seams import SEAMS
+from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.sections import section_class, section_names
 from marft_lab.world_models.settings import DynaSettings
 from marft_serve.tracing.settings import TracingSettings
@@ -58,9 +58,18 @@ def complaint(*overrides: str) -> str:
 
 def test_what_is_registered_is_what_the_project_says() -> None:
     """Where this fails, run ``make install``: names of parts are read off the installed package."""
-    for kind in [*SEAMS, "sections", "commands", "suites", "rollout_sources", "starters", "resources", "examples"]:
+    for kind in [
+        *PLUGIN_SPECS,
+        "sections",
+        "commands",
+        "suites",
+        "rollout_sources",
+        "starters",
+        "resources",
+        "examples",
+    ]:
         named = [name for project in PROJECTS for name in project["entry-points"].get(f"marft.{kind}", ())]
-        assert sorted(named) == bundled_parts(kind), kind
+        assert sorted(named) == bundled_plugins(kind), kind
 
 
 def test_all_packages_have_one_version_and_want_it_of_each_other() -> None:
@@ -87,7 +96,7 @@ def test_a_recipe_has_the_sections_that_it_sets_and_writes_no_others() -> None:
     assert found is not None
     assert found.share == 0.25
     assert run.section(TracingSettings) is None
-    assert TracingSettings.of(run) == TracingSettings()
+    assert TracingSettings.from_run(run) == TracingSettings()
     written = tomllib.loads(to_toml(run))
     assert {"dyna", "tracing", "shadow"} & set(written) == {"dyna"}
     assert parse_recipe(written) == run
@@ -135,7 +144,7 @@ def test_a_recipe_imports_the_sections_that_it_sets_alone() -> None:
     assert "marft_serve.tracing.settings" in said
     assert not {
         "marft_lab.world_models.settings",
-        "marft_lab.profiles.settings",
+        "marft_lab.prompt_optimization.settings",
         "marft_lab.shadow.settings",
         "torch",
     } & set(said)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from marft.cli import errors
-from marft.cli.terminal import Terminal
-from marft.common.faults import deliberate, place_of
-from marft.config.parts import EnvironmentPart
+from marft.cli.terminal import TerminalCallback
+from marft.common.error_origin import error_location, raised_by_marft
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.plugins import Plugin, find_plugin
-from marft.envs.tasks import tasks_of
-from marft.runs.folder import step_of
+from marft.envs.tasks import read_tasks
+from marft.runs.run_folder import parse_step
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,10 @@ def said(capsys: pytest.CaptureFixture[str], error: BaseException, run: Path | N
 
     def work() -> None:
         if run is not None:
-            errors.beside(run)
+            errors.set_run_folder(run)
         raise error
 
-    with pytest.raises(SystemExit) as ended, errors.friendly():
+    with pytest.raises(SystemExit) as ended, errors.report_errors():
         work()
     return int(ended.value.code or 0), capsys.readouterr().err
 
@@ -105,7 +105,7 @@ class TestWhatIsKept:
             def work(self) -> None:
                 Inner().work()
 
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             Outer().work()
         assert "Inner" in (text := capsys.readouterr().err)
         assert "Outer" not in text
@@ -124,13 +124,13 @@ class TestThreads:
             thread.join()
             raise error
 
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             wait()
         assert capsys.readouterr().err.count("No space left") == 1
 
     def test_threads_are_told_of_as_before_once_the_command_is_over(self) -> None:
         before = threading.excepthook
-        with errors.friendly():
+        with errors.report_errors():
             assert threading.excepthook is not before
         assert threading.excepthook is before
 
@@ -145,12 +145,12 @@ class TestPlaces:
 
         with pytest.raises(KeyError) as caught:
             outer()
-        assert place_of(caught.value) == f"test_sentences.py:{inner.__code__.co_firstlineno + 1}"
+        assert error_location(caught.value) == f"test_sentences.py:{inner.__code__.co_firstlineno + 1}"
 
     def test_in_the_standard_library_it_is_the_line_that_called_it(self) -> None:
         with pytest.raises(ValueError, match="Expecting") as caught:
             json.loads("{")
-        assert place_of(caught.value).startswith("test_sentences.py:")
+        assert error_location(caught.value).startswith("test_sentences.py:")
 
     def test_of_an_installed_package_it_is_the_line_that_was_called(self, tmp_path: Path) -> None:
         package = tmp_path / "site-packages" / "theirs.py"
@@ -161,19 +161,19 @@ class TestPlaces:
             held["call"]()
         assert caught.value.__traceback__
         error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # as if MARFT had called
-        assert place_of(error) == "theirs.py:2"
+        assert error_location(error) == "theirs.py:2"
 
     def test_of_what_cannot_be_read_as_python_it_is_the_line_that_cannot(self) -> None:
         with pytest.raises(SyntaxError) as caught:
             compile("x = 1\ny = (\n", "/home/them/theirs.py", "exec")
-        assert place_of(caught.value) == "theirs.py:2"
+        assert error_location(caught.value) == "theirs.py:2"
 
     def test_of_a_stop_that_no_coroutine_can_raise_it_is_where_that_was(self) -> None:
         with pytest.raises(StopIteration) as caught:
             next(iter(()))
         error = RuntimeError("coroutine raised StopIteration")
         error.__cause__ = caught.value
-        assert place_of(error) == place_of(caught.value) != ""
+        assert error_location(error) == error_location(caught.value) != ""
 
     def test_a_users_own_refusal_of_its_tasks_says_where_it_was(self) -> None:
         class Choosy(EnvironmentPart):
@@ -181,7 +181,7 @@ class TestPlaces:
                 raise ValueError(f"no {split} here")
 
         with pytest.raises(ValueError, match=r"tasks\('train'\) raised ValueError: no train here \(test_sentences.py:"):
-            tasks_of(Choosy(), "train")
+            read_tasks(Choosy(), "train")
 
 
 class TestDeliberate:
@@ -190,22 +190,22 @@ class TestDeliberate:
     def raised(self, call: Callable[[], object]) -> bool:
         with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
             call()
-        return deliberate(caught.value)
+        return raised_by_marft(caught.value)
 
     def test_what_marft_raises_itself_is(self) -> None:
         assert self.raised(lambda: find_plugin("environments", "nowhere"))
-        assert deliberate(ValueError("it was made, and raised nowhere yet"))
+        assert raised_by_marft(ValueError("it was made, and raised nowhere yet"))
 
     def test_what_a_library_raises_is_not(self) -> None:
         assert not self.raised(lambda: json.loads(""))  # by a ``raise`` of its own
 
     def test_what_comes_of_something_that_marft_calls_is_not(self) -> None:
-        assert not self.raised(lambda: step_of(Path("step_none")))
+        assert not self.raised(lambda: parse_step(Path("step_none")))
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_handler_goes_with_the_terminal() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with Terminal(["a"]) as terminal:
+    with TerminalCallback(["a"]) as terminal:
         signal.raise_signal(signal.SIGINT)
         assert terminal.wants_stop()
         with pytest.raises(KeyboardInterrupt):

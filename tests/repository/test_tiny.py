@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 from marft.evaluation.evaluate import evaluate
-from marft.models.loading import load_backbone
+from marft.models.loader import load_backbone
 from marft.models.paths import resolve_path
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT
 
@@ -61,7 +61,7 @@ def test_no_held_out_question_was_demonstrated() -> None:
     for demonstration in islice(demonstrations(seed=1), 2000):
         question = demonstration.chat[-1]["content"].split("\n\n")[0]
         if demonstration.role != "drill":
-            assert split_of(question) == "train"
+            assert assign_split(question) == "train"
 
 
 def test_demonstrations_are_right_where_they_work_and_wrong_where_they_guess() -> None:
@@ -84,7 +84,7 @@ def test_single_steps_are_done_right_when_set_up_right() -> None:
     from check import probes, skills
 
     backbone = load_backbone(ModelSettings(path="tiny"), torch.device("cpu"), torch.float32)
-    from marft.models.formats import load_tokenizer
+    from marft.models.tokenizer_format import load_tokenizer
 
     report = skills(backbone, load_tokenizer(ModelSettings(path="tiny")), probes(Random(5), 3, 150))
     assert report["reasoner skill"] > 0.95
@@ -92,15 +92,15 @@ def test_single_steps_are_done_right_when_set_up_right() -> None:
 
 
 @pytest.fixture(scope="module")
-def rollouts() -> Iterator[LocalRollouts]:
-    with LocalRollouts(load_recipe("demo", ["--threads", "1"])) as made:
+def rollouts() -> Iterator[LocalRolloutRunner]:
+    with LocalRolloutRunner(load_recipe("demo", ["--threads", "1"])) as made:
         yield made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", some(["sampled", "greedy"]))
 @BY_NIGHT
-def test_an_untuned_dual_team_solves_30_to_50_percent(rollouts: LocalRollouts, mode: str) -> None:
+def test_an_untuned_dual_team_solves_30_to_50_percent(rollouts: LocalRolloutRunner, mode: str) -> None:
     result, episodes = evaluate(rollouts, "base", mode, rollouts.run.environment.tasks("test")[:500])  # type: ignore[arg-type, attr-defined]
     assert result.tasks == 500
     assert 0.30 <= result.accuracy <= 0.50

@@ -18,19 +18,19 @@ import pytest
 import tomli_w
 
 from marft.cli import search_path
-from marft.cli.commands import compare
+from marft.cli.handlers import compare
 from marft.common import user_modules
-from marft.common.processes.python_here import python_here
+from marft.common.processes.python_command import python_command
 from marft.config import load_recipe, parse_recipe
 from marft.config.models import ModelSettings
-from marft.config.plugins import import_path
-from marft.models.adapters import read_lora_settings
-from marft.models.formats import load_config
-from marft.runs.export.loading import recipe_of, settings_of
+from marft.config.plugins import import_object
+from marft.models.adapter_files import read_lora_settings
+from marft.models.tokenizer_format import load_config
+from marft.runs.export.loader import load_settings, read_recipe_table
 from marft.runs.export.manifest import load_export
-from marft_lab.cli import shadowing
-from marft_serve.serving.loading import loaded
-from marft_serve.serving.settings import served
+from marft_lab.cli import shadow
+from marft_serve.serving.loader import load_team
+from marft_serve.serving.settings import load_served_team
 from tests.helpers import recipe
 from tests.marft.evaluation.test_gates import runs as evaluated_runs
 from tests.marft_serve.test_export_hostile import HOLDS, written
@@ -85,7 +85,7 @@ def rewarded(folder: Path, call: str) -> Any:
     """The function that a recipe in a folder names as a reward."""
     run = parse_recipe({**recipe(), "rewards": [{"name": "function", "call": call}], "recipe_folder": str(folder)})
     assert run.rewards
-    return import_path(call)
+    return import_object(call)
 
 
 def plant_bytecode(file: Path, source: str) -> None:
@@ -174,7 +174,7 @@ class TestOfARecipe:
 
     def test_the_command_says_which_file_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[str] = []
-        monkeypatch.setattr(user_modules, "_listeners", [said.append])
+        monkeypatch.setattr(user_modules, "_note_listeners", [said.append])
         put(tmp_path, {f"{MINE}_a.py": "def reward(episode): return 1.0"})
         rewarded(tmp_path, f"{MINE}_a:reward")
         assert said == [f"runs {tmp_path / MINE}_a.py"]
@@ -203,20 +203,20 @@ class TestOfAnExport:
         folder = str(export / "code")
         monkeypatch.chdir(export)
         with pytest.raises(ValueError, match="say --trust-code"):
-            recipe_of(load_export(export))
+            read_recipe_table(load_export(export))
         with pytest.raises(ValueError, match="neither installed"):
-            import_path(TEAM["call"], {"recipe_folder": folder})
-        recipe_of(load_export(export), trust_code=True)
-        assert import_path(TEAM["call"], {"recipe_folder": folder})(None, None) == "checked"
+            import_object(TEAM["call"], {"recipe_folder": folder})
+        read_recipe_table(load_export(export), trust_code=True)
+        assert import_object(TEAM["call"], {"recipe_folder": folder})(None, None) == "checked"
 
     @pytest.mark.parametrize("swapped", [f"{MINE}_t.py", f"{MINE}_b.py"])
     def test_a_source_that_was_swapped_after_the_check_is_not_run(self, swapped: str, tmp_path: Path) -> None:
         files = {f"code/{MINE}_t.py": f"import {MINE}_b\n{SOLVE}", f"code/{MINE}_b.py": "HERE = 1"}
         path = export_with(tmp_path / "theirs", files, team=TEAM)
-        table = recipe_of(load_export(path), trust_code=True)
+        table = read_recipe_table(load_export(path), trust_code=True)
         (path / "code" / swapped).write_text(f"HERE = 2\n{SOLVE}")
         with pytest.raises(ValueError, match=f"{swapped} has changed since its export was checked"):
-            import_path(TEAM["call"], table)
+            import_object(TEAM["call"], table)
 
     def test_neither_bytecode_nor_a_neighbor_that_came_later_is_run(self, tmp_path: Path) -> None:
         team = f"try:\n    import {MINE}_late\nexcept ImportError:\n    {MINE}_late = None\nfrom . import b\n"
@@ -226,7 +226,7 @@ class TestOfAnExport:
             f"code/{MINE}_p/b.py": "HERE = 'checked'",
         }
         path = export_with(tmp_path / "theirs", files, team={**TEAM, "call": f"{MINE}_p.t:b"})
-        table = recipe_of(load_export(path), trust_code=True)
+        table = read_recipe_table(load_export(path), trust_code=True)
         put(path, {f"code/{MINE}_late.py": "1 / 0", f"{MINE}_late.py": "1 / 0"})
         inner = path / "code" / f"{MINE}_p" / "b.py"
         before = inner.stat()
@@ -235,7 +235,7 @@ class TestOfAnExport:
         other = put(tmp_path, {"other.py": "HERE = 'hidden!'"}) / "other.py"
         os.utime(other, (before.st_atime, before.st_mtime))
         py_compile.compile(str(other), str(cached), dfile=str(inner))
-        assert import_path(f"{MINE}_p.t:b", table).HERE == "checked"
+        assert import_object(f"{MINE}_p.t:b", table).HERE == "checked"
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(f"{MINE}_p.later")
 
@@ -266,15 +266,15 @@ class TestOfAnExport:
         export_read = load_export(export)
         assert export_read.unlisted == (".gitattributes", "notes.txt", "pipe")
         noted: list[str] = []
-        user_modules.on_note(noted.append)
-        recipe_of(export_read, trust_code=True)
+        user_modules.set_note_listener(noted.append)
+        read_recipe_table(export_read, trust_code=True)
         assert f"{export}: .gitattributes, notes.txt, pipe: not in team.json, and not opened" in noted
 
     def test_what_an_evaluation_leaves_in_it_is_in_nobodys_way(self, export: Path) -> None:
         put(export, {"runs/evaluated/theirs/evaluations/base-greedy.json": "{}"})
         assert load_export(export).unlisted == ("runs/evaluated/theirs/evaluations/base-greedy.json",)
-        assert user_modules.for_programs(str(export / "code")) == {"PYTHONDONTWRITEBYTECODE": "1"}
-        assert user_modules.for_programs(str(export.parent)) == {}
+        assert user_modules.subprocess_env(str(export / "code")) == {"PYTHONDONTWRITEBYTECODE": "1"}
+        assert user_modules.subprocess_env(str(export.parent)) == {}
 
     @pytest.mark.parametrize("name", ["adapter_model.bin", "tokenizer.json"])
     def test_a_run_that_begins_with_its_weights_reads_what_is_listed_alone(self, name: str, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ class TestOfAnExport:
         path = export_with(tmp_path / "theirs", {}, environment={"name": "table", "path": named})
         put(path, {"data/rows.csv": "question,answer"})
         with pytest.raises(ValueError, match=rf"environment\.path of recipe\.toml names {named}, which team\.json"):
-            recipe_of(load_export(path))
+            read_recipe_table(load_export(path))
 
     def test_a_folder_that_is_a_link_is_refused(self, export: Path, tmp_path: Path) -> None:
         (export / "policies").symlink_to(put(tmp_path / "outside", {"a": ""}))
@@ -305,10 +305,10 @@ class TestOfAnExport:
 
     def test_it_is_not_trusted_where_its_code_is_named_beside_it(self, tmp_path: Path) -> None:
         path = export_with(tmp_path / "theirs", {f"code/{MINE}_t.py": SOLVE}, team={"organization": "chain"})
-        table = recipe_of(load_export(path))
+        table = read_recipe_table(load_export(path))
         user_modules.add_folder(path / "code")
         with pytest.raises(ValueError, match="neither installed"):
-            import_path(TEAM["call"], table)
+            import_object(TEAM["call"], table)
 
     def test_its_recipe_is_not_read_past_the_check(self, export: Path) -> None:
         with pytest.raises(ValueError, match="is the recipe of an export; name the export"):
@@ -321,7 +321,10 @@ class TestOfAnExport:
                 {"tools": {"x": {"name": "function", "call": "marft.common.atomic:write_file"}}},
                 "tools.x.call = marft.common.atomic",
             ),
-            ({"environment": {"name": "table", "grading": "marft_serve.gateway.solving:call"}}, "environment.grading"),
+            (
+                {"environment": {"name": "table", "grading": "marft_serve.gateway.program_runner:call_function"}},
+                "environment.grading",
+            ),
             ({"environment": {"name": "gymnasium", "game": "h2:Game-v0"}}, "environment.game = h2:Game-v0"),
             ({"environment": {"name": "pettingzoo", "game": "their.game"}}, "environment.game = their.game"),
             ({"environment": {"name": "pettingzoo", "game": "antigravity"}}, "environment.game = antigravity"),
@@ -331,7 +334,7 @@ class TestOfAnExport:
     )
     def test_what_runs_code_by_another_name_is_told(self, recipe: dict[str, Any], says: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"would run code.*say --trust-code") as told:
-            settings_of(load_export(export_with(tmp_path / "theirs", {}, **recipe)))
+            load_settings(load_export(export_with(tmp_path / "theirs", {}, **recipe)))
         assert says in str(told.value)
 
     @pytest.mark.parametrize(
@@ -344,7 +347,7 @@ class TestOfAnExport:
         ],
     )
     def test_what_runs_no_code_of_its_author_asks_for_no_trust(self, recipe: dict[str, Any], tmp_path: Path) -> None:
-        assert recipe_of(load_export(export_with(tmp_path / "theirs", {}, **recipe)))["name"] == "theirs"
+        assert read_recipe_table(load_export(export_with(tmp_path / "theirs", {}, **recipe)))["name"] == "theirs"
 
 
 @pytest.mark.slow
@@ -361,7 +364,7 @@ class TestProcesses:
         return file.read_text() if file.exists() else ""
 
     def test_one_of_ours_runs_nothing_of_the_working_folder(self, planted: Path) -> None:
-        command = [word.replace("main(int", "print(int") for word in python_here("marft.rollout.workers.worker", 7)]
+        command = [word.replace("main(int", "print(int") for word in python_command("marft.rollout.workers.worker", 7)]
         done = subprocess.run(command, cwd=planted, capture_output=True, text=True, check=False)
         assert done.stdout == "7\n", done.stderr
         assert not self.said(planted)
@@ -421,8 +424,8 @@ SAYS = "raise SystemExit(__name__)"  # a module that is run ends the test
 
 def teams(planted: Path, work: Path) -> dict[str, Callable[[], object]]:
     """How commands load the team of a folder: ``marft serve``, and ``marft shadow`` as the second one."""
-    asked = shadowing.asked_of(planted, "best", (), False, work, None, None, None, False)
-    return {"serve": lambda: served(planted, "best"), "shadow": asked.served}
+    asked = shadow.build_request(planted, "best", (), False, work, None, None, None, False)
+    return {"serve": lambda: load_served_team(planted, "best"), "shadow": asked.load_team}
 
 
 class TestOfCommands:
@@ -446,7 +449,7 @@ class TestOfCommands:
         export = export_with(tmp_path / "theirs", {f"{name}.py": SAYS for name in names}, **SERVED)
         monkeypatch.chdir(export)
         team = teams(Path(), tmp_path)[command]()
-        with loaded(team):  # type: ignore[arg-type]
+        with load_team(team):  # type: ignore[arg-type]
             found = {name: importlib.util.find_spec(name) for name in names if name not in sys.modules}
             with pytest.raises(ModuleNotFoundError):
                 importlib.import_module(f"{MINE}_planted")
@@ -463,7 +466,7 @@ class TestOfCommands:
         with monkeypatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep)
             patch.setattr(sys, "path", [str(runs[0]), "", *sys.path])
-            search_path.clean()
+            search_path.clean_search_path()
             assert compare([Path(), runs[1]], ["accuracy < -50%"])
             with pytest.raises(ModuleNotFoundError):
                 importlib.import_module(f"{MINE}_planted")
@@ -483,7 +486,5 @@ class TestOfCommands:
 
 def test_the_manifest_of_an_export_is_the_one_that_is_known_by(tmp_path: Path) -> None:
     (tmp_path / "team.json").write_text(json.dumps({"format": "another"}))
-    assert user_modules.export_around(tmp_path) is None
-    assert (
-        user_modules.export_around(export_with(tmp_path / "theirs", {"code/a.py": ""}) / "code") == tmp_path / "theirs"
-    )
+    assert user_modules.find_export(tmp_path) is None
+    assert user_modules.find_export(export_with(tmp_path / "theirs", {"code/a.py": ""}) / "code") == tmp_path / "theirs"

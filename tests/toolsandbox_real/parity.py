@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-INSIDE = Path(__file__).parents[2] / "packages/marft-envs/src/marft_envs/apart/inside"
+INSIDE = Path(__file__).parents[2] / "packages/marft-envs/src/marft_envs/env_process/worker"
 GOOD = {
     "get_cellular_service_status": {}, "get_current_timestamp": {}, "get_wifi_status": {}, "search_messages": {},
     "search_reminder": {}, "search_contacts": {"name": "Homer S"}, "set_cellular_service_status": {"on": True},

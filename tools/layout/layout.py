@@ -126,7 +126,8 @@ def _names_in(node: ast.AST) -> Iterator[tuple[str, str]]:
 def place_of(module: str) -> str:
     """Return the room of a module of the core, or the satellite that it is in.
 
-    >>> [place_of(module) for module in ("marft.trainer.loop", "marft_lab.flows.board", "marft", "marft.examples.demo")]
+    >>> modules = ("marft.trainer.loop", "marft_lab.flows.evaluator", "marft", "marft.examples.demo")
+    >>> [place_of(module) for module in modules]
     ['trainer', 'marft_lab', 'cli', 'cli']
     """
     package, _, rest = module.partition(".")

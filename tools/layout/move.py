@@ -48,28 +48,26 @@ def path_of(module: str) -> Path:
 
 
 def move_files(moves: Mapping[str, str]) -> None:
-    """Move files and folders with ``git mv``. A folder whose new place exists already is merged into it."""
-    for old, new in moves.items():
-        source, target = path_of(old), path_of(new)
-        if not (ROOT / source).is_dir():
-            source, target = source.with_suffix(".py"), target.with_suffix(".py")
-        _make_packages(target.parent)
-        if (ROOT / target).is_dir():
-            for name in filter(None, _git("ls-files", "-z", str(source)).split("\0")):
-                inner = Path(name).relative_to(source)
-                if (ROOT / target / inner).exists():
-                    _git("rm", "-q", name)
-                else:
-                    (ROOT / target / inner).parent.mkdir(parents=True, exist_ok=True)
-                    _git("mv", name, str(target / inner))
-        else:
-            _git("mv", str(source), str(target))
+    """Move files and folders with ``git mv``; two modules may swap names."""
+    paths = {path_of(old).as_posix(): path_of(new).as_posix() for old, new in moves.items()}
+    targets: dict[str, str] = {}
+    for name in filter(None, _git("ls-files", "-z", "packages").split("\0")):
+        for old in sorted(paths, key=len, reverse=True):
+            if name == f"{old}.py" or name.startswith(f"{old}/"):
+                targets[name] = paths[old] + name.removeprefix(old)
+                break
+    for name in targets:
+        _git("mv", name, f"{name}.moving")
+    for name, target in targets.items():
+        _make_packages(Path(target).parent)
+        (ROOT / target).unlink(missing_ok=True)  # an empty __init__.py made a moment ago
+        _git("mv", "-f", f"{name}.moving", target)
 
 
 def _make_packages(folder: Path) -> None:
     """Make a folder, and each above it a package, with an empty ``__init__.py`` where there is none."""
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
-    for package in [folder, *folder.parents][:-2]:
+    for package in [folder, *folder.parents][:-4]:
         if not (ROOT / package / "__init__.py").exists():
             (ROOT / package / "__init__.py").write_text("", encoding="utf-8")
             _git("add", str(package / "__init__.py"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TARGET = ROOT / "packages/marft/src/marft/common/satellites.json"
+TARGET = ROOT / "packages/marft/src/marft/common/packages.json"
 CORE = "marft"
 
 

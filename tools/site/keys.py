@@ -16,10 +16,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from marft.config.plugins import Plugin
-from marft.config.settings import LARGEST, LARGEST_NUMBER, Settings
-from marft.envs.grading import Grading
+from marft.config.settings import MAX_COUNT, MAX_NUMBER, Settings
+from marft.envs.grader_base import AnswerGrader
 
-PARTS = (Plugin, Grading)
+PARTS = (Plugin, AnswerGrader)
 LONGEST = 60  # characters of a default that is shown
 BOUNDS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<")}
 
@@ -147,7 +147,7 @@ def _bounds(metadata: Any) -> list[str]:
             attribute, sign = BOUNDS[type(bound)]
             value = getattr(bound, attribute)
             shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-            most = LARGEST if isinstance(value, int) else LARGEST_NUMBER
+            most = MAX_COUNT if isinstance(value, int) else MAX_NUMBER
             written += [f"{sign} {shown}"] if abs(value) < most else []
     return written
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from keys import inner_tables, keys_of
 from papers import page as papers_page
 
-from marft.common.metrics.page import page as metrics_page
-from marft.common.registry import bundled_parts
+from marft.common.metrics.docs_page import render_page as metrics_page
+from marft.common.registry import bundled_plugins
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.algorithms import ABOUT
-from marft.config.parts import CombinerPart, MemoryPart
-from marft.config.plugins import TAGS, find_plugin
+from marft.config.algorithms import DESCRIPTIONS
+from marft.config.plugin_types import CombinerPart, MemoryPart
+from marft.config.plugins import TAG_KEYS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
-from marft.envs.gradings import GRADINGS
+from marft.envs.graders import GRADERS
 from marft.rewards.terms import Term
 from marft_lab.federated.settings import FederationSettings
 from marft_lab.safety.suite import SuiteSettings
@@ -92,13 +92,13 @@ def settings() -> str:
         for heading, cls in _tables(section_class(name), name):
             lines += _section(f"## {_title(heading)}", cls)
     for kind, (place, title) in SECTIONS.items():
-        tag = TAGS.get(kind, "name")
+        tag = TAG_KEYS.get(kind, "name")
         lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
         base = SHARED.get(kind)
         shared = tuple(base.model_fields) if base else ()
         if base:
             lines += _section(f"### {title}: all of them", base)
-        for name in bundled_parts(kind):
+        for name in bundled_plugins(kind):
             cls = find_plugin(kind, name)
             lines += _section(f"### {title}: {name}", cls, without=shared)
             for heading, inner in list(_tables(cls, place))[1:]:
@@ -120,7 +120,7 @@ def settings() -> str:
     for heading, cls in _tables(FederationSettings, ""):
         lines += _section(f"### A federation: `[{heading}]`" if heading else "### A federation: at the top", cls)
     lines += ["", "## Gradings", "", "`grading` of the environment `table`: a name, or a table with a name."]
-    for name, cls in GRADINGS.items():
+    for name, cls in GRADERS.items():
         lines += _section(f"### Gradings: {name}", cls, without=("name",))
     return "\n".join(lines) + "\n"
 
@@ -137,7 +137,7 @@ def presets() -> str:
         "| preset | level | credit | objective | schedule | critic | what it is |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, about in ABOUT.items():
+    for name, about in DESCRIPTIONS.items():
         made = AlgorithmSettings.model_validate({"name": name})
         parts = (made.level, made.credit.name, made.objective.name, made.schedule.name, made.critic.kind)
         lines.append(f"| `{name}` | {' | '.join(parts)} | {_cell(about)} |")

@@ -14,22 +14,22 @@ import torch
 from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
-from marft.agents.rendering import Message, compose
-from marft.common.types import Profile
+from marft.agents.renderer import Message, build_messages
+from marft.common.types import AgentProfile
 from marft.config.models import ModelSettings
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 from marft.models.backbone import Backbone
-from marft.models.formats import load_tokenizer
-from marft.models.loading import load_backbone
+from marft.models.loader import load_backbone
 from marft.models.log_probs import scaled_logits
 from marft.models.packed_rows import PackedRows
+from marft.models.tokenizer_format import load_tokenizer
 
 
 def held_out(random: Random, terms: int) -> Expression:
     while True:
         first, *others = (random.randint(10, 99) for _ in range(terms))
         expression = Expression(first, tuple(random.choice((1, -1)) * term for term in others))
-        if terms < 3 or split_of(QUESTION.format(expression)) == "test":
+        if terms < 3 or assign_split(QUESTION.format(expression)) == "test":
             return expression
 
 
@@ -38,18 +38,18 @@ def probes(random: Random, terms: int, count: int) -> list[Demonstration]:
     found = []
     for _ in range(count):
         question = held_out(random, terms)
-        chat = compose(Profile("", INSTRUCTIONS["reasoner"][0]), QUESTION.format(question), [])
+        chat = build_messages(AgentProfile("", INSTRUCTIONS["reasoner"][0]), QUESTION.format(question), [])
         text, left, _ = reason(random, question, terms, works=True)
         found.append(Demonstration(chat, text, "reasoner", True))
         seen = [Message("reasoner", text)]
         for number in range(2, terms - 1):
-            chat = compose(Profile("", INSTRUCTIONS["reasoner"][0]), QUESTION.format(question), seen[-1:])
+            chat = build_messages(AgentProfile("", INSTRUCTIONS["reasoner"][0]), QUESTION.format(question), seen[-1:])
             text, left, _ = reason(random, left, terms, works=True)
             found.append(Demonstration(chat, text, "reasoner", True))
             seen.append(Message(f"reasoner_{number}", text))
-        chat = compose(Profile("", INSTRUCTIONS["actor"][0]), QUESTION.format(question), seen[-1:])
+        chat = build_messages(AgentProfile("", INSTRUCTIONS["actor"][0]), QUESTION.format(question), seen[-1:])
         found.append(Demonstration(chat, act(random, left, terms, works=True)[0], "actor", True))
-        chat = compose(Profile("", INSTRUCTIONS["solver"][0]), QUESTION.format(question), [])
+        chat = build_messages(AgentProfile("", INSTRUCTIONS["solver"][0]), QUESTION.format(question), [])
         for _ in range(50):
             text, works = solve(random, question)
             if works:
@@ -66,7 +66,7 @@ def skills(backbone: Backbone, tokenizer, demos: list[Demonstration]) -> dict[st
     for start in range(0, len(demos), 64):
         part = demos[start : start + 64]
         rows, prompts = encode(tokenizer, part)
-        packed = PackedRows.of(rows, [None] * len(rows), backbone.device)
+        packed = PackedRows.from_rows(rows, [None] * len(rows), backbone.device)
         hidden = backbone.hidden_states(packed)
         logits = scaled_logits(hidden, backbone.head.weight, None, torch.ones(len(hidden)))
         best, probability = logits.argmax(-1).numpy(), logits.softmax(-1)

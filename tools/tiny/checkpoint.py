@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.log_probs import token_scores
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
 
 VOCABULARY = 448
@@ -71,7 +71,7 @@ def train_tokenizer(
 
 
 def build_model(layers: int, hidden: int, intermediate: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    attention.register()
+    attention.register_attention()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -147,14 +147,14 @@ def wire_copying(model: Qwen2ForCausalLM, seed: int) -> None:
 
 def loss_of(backbone: Backbone, rows: Sequence[Row]) -> torch.Tensor:
     """Mean negative log-likelihood of the tokens that are learned."""
-    packed = PackedRows.of([row.ids for row in rows], [None] * len(rows), backbone.device)
+    packed = PackedRows.from_rows([row.ids for row in rows], [None] * len(rows), backbone.device)
     hidden = backbone.hidden_states(packed)
     starts = packed.starts()
     at = np.concatenate([np.flatnonzero(row.learned) + start - 1 for start, row in zip(starts, rows, strict=True)])
     positions = torch.from_numpy(at)
     targets = packed.ids[positions + 1]
     ones = torch.ones(len(targets))
-    return -token_scores(hidden[positions], backbone.head.weight, None, targets, ones).log_probs.mean()
+    return -score_tokens(hidden[positions], backbone.head.weight, None, targets, ones).log_probs.mean()
 
 
 def add_noise(model: Qwen2ForCausalLM, scale: float) -> None:

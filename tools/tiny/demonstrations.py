@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from marft.agents.rendering import Message, compose
-from marft.common.types import Profile
-from marft.envs.splits import split_of
+from marft.agents.renderer import Message, build_messages
+from marft.common.types import AgentProfile
+from marft.envs.splits import assign_split
 
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
 
@@ -93,7 +93,7 @@ def question_expression(random: Random, terms: int) -> Expression:
     while True:
         first, *others = (random.randint(10, 99) for _ in range(terms))
         expression = Expression(first, tuple(random.choice((1, -1)) * term for term in others))
-        if split_of(QUESTION.format(expression)) == "train":
+        if assign_split(QUESTION.format(expression)) == "train":
             return expression
 
 
@@ -146,7 +146,7 @@ def _demonstrate(random: Random) -> Demonstration:
         return _drill(random)
     terms = random.choices(list(TERMS), list(TERMS.values()))[0]
     question = question_expression(random, terms)
-    profile = Profile(role, random.choice(INSTRUCTIONS[role]))
+    profile = AgentProfile(role, random.choice(INSTRUCTIONS[role]))
     at, seen = question, []
     if role == "solver":
         reply, works = solve(random, question)
@@ -159,12 +159,12 @@ def _demonstrate(random: Random) -> Demonstration:
         if terms > LONGEST_HISTORY or random.random() < 0.5:
             seen = seen[-1:]
         reply, works = reason(random, at, terms)[::2] if role == "reasoner" else act(random, at, terms)
-    return Demonstration(compose(profile, QUESTION.format(question), seen), reply, role, works)
+    return Demonstration(build_messages(profile, QUESTION.format(question), seen), reply, role, works)
 
 
 def _drill(random: Random) -> Demonstration:
     sums = [_single_step(random) for _ in range(DRILL_SUMS)]
-    chat = compose(Profile("drill", "Do each sum."), ", ".join(str(single) for single in sums), [])
+    chat = build_messages(AgentProfile("drill", "Do each sum."), ", ".join(str(single) for single in sums), [])
     return Demonstration(chat, ", ".join(single.first_step() for single in sums) + ".", "drill", True)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
-from marft.agents.rendering import exchange
+from marft.agents.renderer import tool_call_messages
 from marft.common.types import ToolCall
 
 QUESTIONS = 12
@@ -71,7 +71,7 @@ def searches(words: list[str], random: Random) -> list[dict[str, Any]]:
         first, *name = random.sample(names, random.choice([2, 2, 3]))
         before, after = (random.choices(others, k=random.randint(*most)) for most in ((1, 3), (0, 2)))
         question = " ".join([first, *before, *name, *after]) + "?"
-        call = exchange("", [ToolCall("search", json.dumps({"query": question}))])[0]
+        call = tool_call_messages("", [ToolCall("search", json.dumps({"query": question}))])[0]
         messages += [_says("user", question), dict(call)]
     return messages
 

@@ -28,16 +28,16 @@ from practice import practice, words_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from marft.agents.game import Attempt
-from marft.agents.rendering import exchange
+from marft.agents.renderer import tool_call_messages
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.evaluation.intervals import wilson
-from marft.inference.messages import schema
-from marft.models.formats import load_format
-from marft.rollout.rollouts import LocalRollouts
-from marft_lab.scripted import ScriptedTeam, Spoken
+from marft.evaluation.intervals import wilson_interval
+from marft.inference.chat_messages import tool_schema
+from marft.models.tokenizer_format import load_format
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "packages/marft-envs/src/marft_envs/models"
@@ -105,20 +105,20 @@ def conversations(run: RunSettings, skill: float, episodes: int) -> Iterator[Con
     """
     environment: Any = run.environment
     script = environment.script(skill)
-    spoken: list[Spoken] = []
+    spoken: list[ScriptedTurn] = []
     form = replace(load_format(ModelSettings(path="tiny-tools")), context=WIDE)
-    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), heard=spoken.append) as team:
+    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), on_turn=spoken.append) as team:
         for episode in team.play(islice(environment.demonstrations(), episodes)):
-            if not episode.scored:
+            if not episode.is_scored:
                 raise RuntimeError(f"{episode.name}: {episode.error}")
-    by_agent: dict[tuple[str, int, str], list[Spoken]] = {}
+    by_agent: dict[tuple[str, int, str], list[ScriptedTurn]] = {}
     for one in spoken:
         by_agent.setdefault((one.key.task, one.key.sample, one.key.agent), []).append(one)
     for turns in by_agent.values():
-        whole = [[*map(dict, one.chat), dict(exchange(one.line.text, one.line.calls)[0])] for one in turns]
+        whole = [[*map(dict, one.chat), dict(tool_call_messages(one.line.text, one.line.calls)[0])] for one in turns]
         for messages, one in zip(whole, turns, strict=True):
             if not any(len(other) > len(messages) and other[: len(messages)] == messages for other in whole):
-                yield Conversation(messages, [schema(tool) for tool in one.tools])
+                yield Conversation(messages, [tool_schema(tool) for tool in one.tools])
 
 
 def rendered(tokenizer: PreTrainedTokenizerFast, said: Conversation, count: int | None, begin: bool = False) -> str:
@@ -169,11 +169,11 @@ def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
 def check(run: RunSettings, tasks: int) -> str:
     """What the untuned team solves of validation tasks."""
     environment: Any = run.environment
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         attempts = [Attempt(task, "check") for task in environment.tasks("validation")[:tasks]]
-        episodes = [episode for episode in rollouts.play(attempts) if episode.scored]
+        episodes = [episode for episode in rollouts.play(attempts) if episode.is_scored]
     solved = sum(bool(episode.success) for episode in episodes)
-    low, high = wilson(solved, len(episodes))
+    low, high = wilson_interval(solved, len(episodes))
     reward = sum(episode.total_reward for episode in episodes) / len(episodes)
     return f"{run.name}: solves {solved} of {len(episodes)} ({low:.0%} to {high:.0%}), reward {reward:.3f}"
 

@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marft.runs.episodes import read_episodes
-from marft_serve.tracing.cast import Cast
-from marft_serve.tracing.episode import Tracer
-from marft_serve.tracing.recorded import Recording
+from marft.runs.episode_files import read_episodes
+from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.recorded_episodes import Recording
+from marft_serve.tracing.team_metadata import TeamMetadata
 
 STARTS_WITHIN = 180  # seconds
 ASK = """
@@ -84,14 +84,14 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 def expected(run: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """What a run's spans are, by their ids."""
-    recording = Recording.of(run)
-    tracer = Tracer(recording.identity, Cast.read(run / "config.toml", run.resolve().name), content=True)
+    recording = Recording.from_folder(run)
+    tracer = Tracer(recording.identity, TeamMetadata.from_file(run / "config.toml", run.resolve().name), content=True)
     return {
         (span.trace, span.id): {
-            "parent": span.parent, "name": span.name, "started": span.started, "ended": span.ended,
+            "parent": span.parent, "name": span.name, "started": span.start_time, "ended": span.end_time,
             "links": sorted(link.span for link in span.links), "attributes": span.attributes,
         }
-        for file in recording.files for episode in read_episodes(file) for span in tracer.spans(episode)
+        for file in recording.files for episode in read_episodes(file) for span in tracer.build_spans(episode)
     }  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from marft.agents import turns
-from marft.agents.agents import Agents, Excerpt
+from marft.agents import episode_runner
+from marft.agents.agents import Agents, MessageOverride
 from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
-from marft.common.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, Sampling
+from marft.common.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, SamplingParams
 from tests.fakes import FakeEngine, Script, ends
 from tests.marft.agents.test_turns import TASK, doing, failed, run
 
@@ -93,7 +93,7 @@ class TestOrganizations:
             asyncio.run(called_off())
 
     def test_one_that_will_not_end_is_left_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(turns, "GRACE_SECONDS", 0.02)
+        monkeypatch.setattr(episode_runner, "GRACE_SECONDS", 0.02)
 
         async def act(observation: Observation, agents: Agents) -> JointAction:
             for _ in range(2):
@@ -129,7 +129,7 @@ class TestOrganizations:
         said: list[str] = []
 
         class Slow(FakeEngine):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: Any) -> Any:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: Any) -> Any:
                 await asyncio.sleep(0.05 if key.agent == "a" else 0)
                 return await super().sample(policy, prompt, sampling, key)
 
@@ -174,7 +174,7 @@ class TestOrganizations:
         """asyncio would complain to the terminal of an error that is never looked at."""
 
         class Slow(FakeEngine):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
                 await asyncio.sleep(0.05)
                 return await super().sample(policy, prompt, sampling, key)
 
@@ -209,7 +209,7 @@ class TestOrganizations:
 
         async def act(observation: Observation, agents: Agents) -> JointAction:
             mine = await agents.a(observation)
-            await agents.b(observation, sees=[mine, Excerpt(mine, "some of it")])
+            await agents.b(observation, sees=[mine, MessageOverride(mine, "some of it")])
             given: Any = {"stranger": replace(stranger), "copy": replace(mine, text="other"), "text": "a text"}[kind]
             if does == "answers with":
                 return JointAction(given)

@@ -11,13 +11,13 @@ import pytest
 
 from marft.agents.agents import Agent
 from marft.agents.chat import Chat, ChatRefusedError, Constraint, Reply
-from marft.agents.chat_record import MOST_MESSAGES, ChatRecord
-from marft.agents.communication import Heard
-from marft.agents.memory import Asked
-from marft.agents.quoting import Quoting
-from marft.agents.rendering import NOTHING, ChatMessage, Message, NotExact
-from marft.common.thoughts import Said
-from marft.common.types import Action, Profile, Sampling, TokenIds, Tool, ToolCall
+from marft.agents.chat_history import MAX_MESSAGES, ChatHistory
+from marft.agents.communication import ReceivedMessage
+from marft.agents.conversation_memory import PromptRequest
+from marft.agents.quote_tracker import QuoteTracker
+from marft.agents.renderer import NO_TOKENS, ChatMessage, Message, NotExact
+from marft.common.reasoning import StopString
+from marft.common.types import Action, AgentProfile, SamplingParams, TokenIds, Tool, ToolCall
 from tests.episodes import make_action
 from tests.fakes import FakeRenderer
 from tests.tool_games import call
@@ -55,7 +55,7 @@ class Letters(FakeRenderer):
 
     room: int = 9000
     fixed: bool = True
-    broken: str = "(broken)"
+    violations: str = "(broken)"
     shown: list[Sequence[Tool]] = field(default_factory=list)
 
     def context(self, policy: str) -> int:
@@ -65,37 +65,37 @@ class Letters(FakeRenderer):
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         self.shown.append(tools)
         text = "".join(f"{str(message['role'])[0]}:{message['content']};" for message in messages)
-        if self.broken in text:
+        if self.violations in text:
             raise ValueError("it shows no brackets")
         return ids(text + ">")
 
-    def go_on(
+    def continue_chat(
         self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:  # fmt: skip
         return self.start(policy, new, tools) if self.fixed else NotExact("it drops thoughts")
 
-    def opening(self, policy: str, text: str) -> TokenIds:
-        if self.broken in text:
+    def encode_prefix(self, policy: str, text: str) -> TokenIds:
+        if self.violations in text:
             raise ValueError("it shows no brackets")
-        return super().opening(policy, text)
+        return super().encode_prefix(policy, text)
 
     def calls(
-        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS
     ) -> Sequence[ToolCall]:
         if not tools or tools[0].name == "bad":
             raise ValueError("nothing here can be called")
-        return super().calls(policy, tokens, tools, begun)
+        return super().calls(policy, tokens, tools, prefix)
 
     def grammar(self, policy: str, chat: Chat) -> None:
         assert chat.constraint is not None
         if chat.constraint.kind == "call":
             raise ValueError("it calls nothing")
 
-    def response_prefix(self, policy: str, other: Action) -> int:
-        return len(other.tokens) - spelled(other.tokens).endswith(".")
+    def response_prefix(self, policy: str, action: Action) -> int:
+        return len(action.tokens) - spelled(action.tokens).endswith(".")
 
-    def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
+    def token_texts(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
         return tuple(f"{chr(token)}{'^' if place < begin else ''}" for place, token in enumerate(tokens.tolist()))
 
 
@@ -103,32 +103,32 @@ class Talk:
     """One agent's chats with a client, beside actions of others."""
 
     def __init__(
-        self, renderer: Letters | None = None, stop: tuple[str | Said, ...] = (), instructions: str = ""
+        self, renderer: Letters | None = None, stop: tuple[str | StopString, ...] = (), instructions: str = ""
     ) -> None:
-        self.renderer, self.quoting = renderer or Letters(), Quoting()
+        self.renderer, self.quoting = renderer or Letters(), QuoteTracker()
         self.record = self.another("a", stop, instructions)
         self.actions: list[Action] = []
 
-    def another(self, role: str, stop: tuple[str | Said, ...] = (), instructions: str = "") -> ChatRecord:
-        agent = Agent(Profile(role, instructions), "p", Sampling(stop=stop))
-        return ChatRecord(agent, self.renderer, self.quoting)
+    def another(self, role: str, stop: tuple[str | StopString, ...] = (), instructions: str = "") -> ChatHistory:
+        agent = Agent(AgentProfile(role, instructions), "p", SamplingParams(stop=stop))
+        return ChatHistory(agent, self.renderer, self.quoting)
 
-    def asked(self, *messages: ChatMessage, task: str = "", **fields: Any) -> Asked:
-        return self.record.asked(Chat(messages, **fields), self.actions, task)
+    def asked(self, *messages: ChatMessage, task: str = "", **fields: Any) -> PromptRequest:
+        return self.record.build_request(Chat(messages, **fields), self.actions, task)
 
     def refused(self, *messages: ChatMessage, **fields: Any) -> tuple[str, str]:
         with pytest.raises(ChatRefusedError) as caught:
             self.asked(*messages, **fields)
-        return caught.value.why, str(caught.value)
+        return caught.value.reason, str(caught.value)
 
     def say(
-        self, text: str, *messages: ChatMessage, sampled: str = "", record: ChatRecord | None = None,
+        self, text: str, *messages: ChatMessage, sampled: str = "", record: ChatHistory | None = None,
         calls: Sequence[ToolCall] = (), thought: int = 0, task: str = "", **fields: Any,
     ) -> Reply:  # fmt: skip
         """Ask, and have the agent say a text, which ends with a token that is no text of it."""
         record, chat, number = record or self.record, Chat(messages, **fields), len(self.actions)
-        asked = record.asked(chat, self.actions, task)
-        seen = (*asked.remembered, *(one.action.id for one in asked.heard))
+        asked = record.build_request(chat, self.actions, task)
+        seen = (*asked.visible, *(one.action.id for one in asked.received))
         made = make_action(record.agent.role, call=number, index=number, sees=seen, policy="p", text=text)
         tokens = ids(sampled or f"{text}.")
         marks = np.zeros(len(tokens), np.uint8)
@@ -136,7 +136,7 @@ class Talk:
             made, tokens=tokens, marks=marks, log_probs=np.zeros(len(tokens), np.float32), calls=tuple(calls),
             thought=thought, prompt=asked.prompt.ids,
         )  # fmt: skip
-        record.keep(asked, chat, action)
+        record.store(asked, chat, action)
         self.actions.append(action)
         return record.reply(action)
 
@@ -147,10 +147,10 @@ class TestWhatItGoesOnFrom:
         first = talk.say("3", user("1 + 2?"))
         asked = talk.asked(user("1 + 2?"), first.message, user("Sure?"))
         assert spelled(asked.prompt.ids) == "u:1 + 2?;>3.u:Sure?;>"
-        assert (asked.continues, asked.remembered, asked.restarted) == (("0/a/0",), ("0/a/0",), "")
+        assert (asked.continues, asked.visible, asked.restart_reason) == (("0/a/0",), ("0/a/0",), "")
         assert list(asked.prompt.chat) == [user("1 + 2?"), says("3"), user("Sure?")]
         assert (asked.prompt.tools, asked.prompt.truncated_tokens) == ((), 0)
-        assert (asked.heard, asked.told, asked.chatted) == ([], (), True)
+        assert (asked.received, asked.new_messages, asked.from_client) == ([], (), True)
 
     def test_it_depends_on_its_turns_in_order_each_after_what_it_saw(self) -> None:
         talk = Talk()
@@ -162,15 +162,15 @@ class TestWhatItGoesOnFrom:
         second = talk.say("Also", *messages)
         asked = talk.asked(*messages, second.message, user("b: pears, plums"))
         assert asked.continues == ("0/a/1", "0/a/3")
-        assert asked.remembered == ("0/b/0", "0/a/1", "0/b/2", "0/a/3")
-        assert asked.heard == []
+        assert asked.visible == ("0/b/0", "0/a/1", "0/b/2", "0/a/3")
+        assert asked.received == []
 
     def test_a_template_that_rewrites_turns_is_the_reason_for_a_new_segment(self) -> None:
         talk = Talk(Letters(fixed=False))
         first = talk.say("3", user("1 + 2?"))
         asked = talk.asked(user("1 + 2?"), first.message, user("Sure?"))
         assert spelled(asked.prompt.ids) == "u:1 + 2?;a:3;u:Sure?;>"
-        assert (asked.continues, asked.restarted) == ((), "template: it drops thoughts")
+        assert (asked.continues, asked.restart_reason) == ((), "template: it drops thoughts")
 
     @pytest.mark.parametrize(
         ("messages", "why"),
@@ -193,7 +193,7 @@ class TestWhatItGoesOnFrom:
         talk.say("A", user("1"))
         talk.say("B", user("1"), says("A"), user("2"))
         talk.say("C", user("7"))
-        restarted = talk.asked(*messages).restarted
+        restarted = talk.asked(*messages).restart_reason
         assert restarted.startswith(why)
         assert bool(restarted) is bool(why)
 
@@ -201,14 +201,14 @@ class TestWhatItGoesOnFrom:
         talk = Talk(Letters(fixed=False))
         first = talk.say("A", user("1"))
         asked = talk.asked(user("1"), first.message, user("2"), says("Z"), user("3"))
-        assert asked.restarted.startswith("edited")
+        assert asked.restart_reason.startswith("edited")
 
     def test_a_question_that_was_never_answered_has_no_answer_to_edit(self) -> None:
         talk = Talk()
         talk.asked(user("1"))
-        assert talk.asked(user("1"), says("Z"), user("3")).restarted == ""
+        assert talk.asked(user("1"), says("Z"), user("3")).restart_reason == ""
         talk.say("A", user("1"))
-        assert talk.asked(user("1"), says("Z"), user("3")).restarted.startswith("edited")
+        assert talk.asked(user("1"), says("Z"), user("3")).restart_reason.startswith("edited")
 
     def test_other_tools_are_another_conversation(self) -> None:
         talk = Talk()
@@ -217,17 +217,17 @@ class TestWhatItGoesOnFrom:
         changed = (replace(ADD, parameters={"x": 1}),), (replace(ADD, description="Sum."),), (ADD, SEE), ()
         for tools in changed:
             asked = talk.asked(*history, tools=tools)
-            assert asked.restarted == "tools: other tools are offered than before"
+            assert asked.restart_reason == "tools: other tools are offered than before"
             assert (asked.continues, asked.prompt.tools) == ((), tools)
         asked = talk.asked(*history, tools=(replace(ADD),))
-        assert (asked.restarted, asked.continues) == ("", ("0/a/0",))
+        assert (asked.restart_reason, asked.continues) == ("", ("0/a/0",))
         assert talk.renderer.shown[-1] == (ADD,)
 
     def test_a_history_that_goes_no_deeper_with_other_tools_is_not_theirs(self) -> None:
         talk = Talk()
         talk.say("A", user("1"), tools=(ADD,))
         talk.say("A", user("1"))
-        assert talk.asked(user("1"), says("A"), user("2"), says("Z"), user("3")).restarted.startswith("edited")
+        assert talk.asked(user("1"), says("A"), user("2"), says("Z"), user("3")).restart_reason.startswith("edited")
 
 
 class TestWhatItDependsOn:
@@ -236,8 +236,8 @@ class TestWhatItDependsOn:
         for role, text in (("b", "ripe pears"), ("c", "green plums"), ("b", "old figs")):
             talk.say(text, user("?"), record=talk.another(role))
         asked = talk.asked(user("old figs"), user("ripe pears"))
-        assert [one.action.id for one in asked.heard] == ["0/b/0", "0/b/2"]
-        assert [(one.message, one.passed_on) for one in asked.heard] == [
+        assert [one.action.id for one in asked.received] == ["0/b/0", "0/b/2"]
+        assert [(one.message, one.original_text) for one in asked.received] == [
             (Message("b", "ripe pears"), "ripe pears"), (Message("b", "old figs"), "old figs"),
         ]  # fmt: skip
 
@@ -247,32 +247,32 @@ class TestWhatItDependsOn:
         talk.say("pears", user("?"), record=other)
         talk.say("plums", user("?"), record=other)
         asked = talk.asked(user("pears"), sees=("0/b/1", "0/b/1"))
-        assert [one.action.id for one in asked.heard] == ["0/b/1"]
-        assert talk.asked(user("pears"), sees=()).heard == []
+        assert [one.action.id for one in asked.received] == ["0/b/1"]
+        assert talk.asked(user("pears"), sees=()).received == []
         first = talk.say("A", user("pears"))
         asked = talk.asked(user("pears"), first.message, user("!"), sees=("0/b/1", "0/b/0", "0/a/2"))
-        assert asked.remembered == ("0/b/0", "0/a/2")
-        assert [one.action.id for one in asked.heard] == ["0/b/1"]
+        assert asked.visible == ("0/b/0", "0/a/2")
+        assert [one.action.id for one in asked.received] == ["0/b/1"]
 
     def test_words_of_the_task_or_of_its_instructions_are_nobodys(self) -> None:
         talk = Talk(instructions="Count pears.")
         talk.say("pears", user("?"), record=talk.another("b"))
-        assert talk.asked(user("Count pears.")).heard == []
-        assert talk.asked(user("Pick pears, plums."), task="Pick pears, plums.").heard == []
-        assert [one.action.id for one in talk.asked(user("Pick pears, plums.")).heard] == ["0/b/0"]
+        assert talk.asked(user("Count pears.")).received == []
+        assert talk.asked(user("Pick pears, plums."), task="Pick pears, plums.").received == []
+        assert [one.action.id for one in talk.asked(user("Pick pears, plums.")).received] == ["0/b/0"]
 
     def test_arguments_of_calls_are_words_of_the_one_who_makes_them(self) -> None:
         talk = Talk()
         made = ToolCall("add", '{"what": "ripe pears"}')
         talk.say("I add.", user("?"), record=talk.another("b"), tools=(ADD,), calls=(made,))
-        assert [one.action.id for one in talk.asked(user("ripe pears")).heard] == ["0/b/0"]
+        assert [one.action.id for one in talk.asked(user("ripe pears")).received] == ["0/b/0"]
 
     def test_only_what_is_new_in_a_chat_is_looked_at(self) -> None:
         talk = Talk()
         first = talk.say("A", user("pears"))
         talk.say("pears", user("!"), record=talk.another("b"))
-        assert talk.asked(user("pears"), first.message, user("On")).heard == []
-        assert [one.action.id for one in talk.asked(user("pears"), first.message, user("pears")).heard] == ["0/b/1"]
+        assert talk.asked(user("pears"), first.message, user("On")).received == []
+        assert [one.action.id for one in talk.asked(user("pears"), first.message, user("pears")).received] == ["0/b/1"]
 
 
 class TestWhatIsRefused:
@@ -281,20 +281,20 @@ class TestWhatIsRefused:
         limit = "This model's maximum context length is 30 tokens, and the messages have"
         assert talk.refused(*[user("")] * 31) == ("too_long", f"{limit} 31 messages.")
         assert "tokens." in talk.refused(*[user("")] * 30)[1]
-        assert "8193 messages" in Talk(Letters(room=10**6)).refused(*[user("")] * (MOST_MESSAGES + 1))[1]
-        assert MOST_MESSAGES == 8192
+        assert "8193 messages" in Talk(Letters(room=10**6)).refused(*[user("")] * (MAX_MESSAGES + 1))[1]
+        assert MAX_MESSAGES == 8192
 
     def test_too_many_characters(self) -> None:
         talk = Talk(Letters(room=30))
         assert "1921 characters." in talk.refused(user("a" * 1000), user("b" * 921))[1]
-        assert "1921 characters." in talk.refused(user("a" * 1000), begun="b" * 921)[1]
+        assert "1921 characters." in talk.refused(user("a" * 1000), prefix="b" * 921)[1]
         assert "tokens." in talk.refused(user("a" * 1000), user("b" * 920))[1]
 
     def test_a_prompt_that_leaves_no_room(self) -> None:
         messages, size = [user("1 + 2?")], len("u:1 + 2?;>")
         assert f"{size} tokens." in Talk(Letters(room=size)).refused(*messages)[1]
         assert len(Talk(Letters(room=size + 1)).asked(*messages).prompt.ids) == size
-        assert f"{size + 2} tokens." in Talk(Letters(room=size + 2)).refused(*messages, begun="It")[1]
+        assert f"{size + 2} tokens." in Talk(Letters(room=size + 2)).refused(*messages, prefix="It")[1]
 
     def test_what_is_not_there_or_cannot_be_shown_or_called(self) -> None:
         talk = Talk()
@@ -313,18 +313,18 @@ class TestWhatIsRefused:
         assert Talk().asked(user("?"), constraint=Constraint("json")).continues == ()
 
     def test_a_turn_that_cannot_begin_so(self) -> None:
-        assert Talk().refused(user("?"), begun="(broken)") == (
+        assert Talk().refused(user("?"), prefix="(broken)") == (
             "unsupported", "the last message cannot be continued: it shows no brackets",
         )  # fmt: skip
-        refused = Talk().refused(user("?"), begun="It", constraint=Constraint("json"))
+        refused = Talk().refused(user("?"), prefix="It", constraint=Constraint("json"))
         assert refused == ("unsupported", "an answer of a given form is written from its beginning on")
 
 
 class TestWhatAClientIsTold:
     def test_a_turn_as_it_must_come_back(self) -> None:
         reply = Talk().say("<think>Hm</think>3", user("?"), thought=len("<think>Hm</think>"))
-        assert (reply.message, reply.thought, reply.begun) == (says("3"), "<think>Hm</think>", "")
-        assert (reply.calls, reply.stopped, reply.pieces, reply.alternatives) == ((), "", (), ())
+        assert (reply.message, reply.thought, reply.prefix) == (says("3"), "<think>Hm</think>", "")
+        assert (reply.calls, reply.stop_string, reply.pieces, reply.alternatives) == ((), "", (), ())
 
     def test_calls_that_could_be_read_stand_beside_the_text(self) -> None:
         made, unread = ToolCall("add", '{"a": 1}'), ToolCall("", error=True)
@@ -338,11 +338,11 @@ class TestWhatAClientIsTold:
 
     @pytest.mark.parametrize("stop", [{"stop": ("!",)}, {}])
     def test_what_a_stop_string_ended(self, stop: Mapping[str, Any]) -> None:
-        talk = Talk(stop=(Said("</call>", False), *(() if stop else ("!",))))
+        talk = Talk(stop=(StopString("</call>", False), *(() if stop else ("!",))))
         reply = talk.say("3", user("?"), sampled="3!!", **stop)
-        assert (reply.message, reply.stopped) == (says("3"), "!")
+        assert (reply.message, reply.stop_string) == (says("3"), "!")
         asked = talk.asked(user("?"), reply.message, user("Sure?"))
-        assert (spelled(asked.prompt.ids), asked.restarted) == ("u:?;>3u:Sure?;>", "")
+        assert (spelled(asked.prompt.ids), asked.restart_reason) == ("u:?;>3u:Sure?;>", "")
 
     def test_each_token_and_those_that_were_as_likely(self) -> None:
         talk = Talk()
@@ -351,16 +351,16 @@ class TestWhatAClientIsTold:
         assert talk.record.reply(action, pieces=True).pieces == ("o^", "k", ".")
         assert talk.record.reply(action, pieces=True).alternatives == ()
         two = [[(ord("O"), -0.5), (ord("n"), -1.5)], [(ord("h"), -2.5)]]
-        talk.record.note_alternatives(action.id, two)
+        talk.record.store_alternatives(action.id, two)
         told = talk.record.reply(action, pieces=True).alternatives
         assert told == ((("O^", -0.5), ("n^", -1.5)), (("h", -2.5),))
         assert talk.record.reply(action).alternatives == ()
 
     def test_tokens_after_what_the_client_began_begin_no_text(self) -> None:
         talk = Talk()
-        talk.say("ok", user("?"), begun="It is ")
+        talk.say("ok", user("?"), prefix="It is ")
         (action,) = talk.actions
-        talk.record.note_alternatives(action.id, [[(ord("O"), -0.5)]])
+        talk.record.store_alternatives(action.id, [[(ord("O"), -0.5)]])
         reply = talk.record.reply(action, pieces=True)
         assert (reply.pieces, reply.alternatives) == (("o", "k", "."), ((("O", -0.5),),))
 
@@ -368,18 +368,18 @@ class TestWhatAClientIsTold:
 class TestTurnsThatAClientBegins:
     def test_the_turn_goes_on_after_the_beginning(self) -> None:
         talk = Talk()
-        asked = talk.asked(user("?"), begun="It is ")
+        asked = talk.asked(user("?"), prefix="It is ")
         assert spelled(asked.prompt.ids) == "u:?;>It is "
         assert list(asked.prompt.chat) == [user("?"), says("It is ")]
-        reply = talk.say("3", user("?"), begun="It is ")
-        assert (reply.message, reply.begun) == (says("It is 3"), "It is ")
+        reply = talk.say("3", user("?"), prefix="It is ")
+        assert (reply.message, reply.prefix) == (says("It is 3"), "It is ")
         asked = talk.asked(user("?"), reply.message, user("Sure?"))
         assert spelled(asked.prompt.ids) == "u:?;>It is 3.u:Sure?;>"
-        assert (asked.continues, asked.restarted) == (("0/a/0",), "")
+        assert (asked.continues, asked.restart_reason) == (("0/a/0",), "")
 
     def test_calls_alone_come_after_the_beginning_too(self) -> None:
         made = ToolCall("add", "{}")
-        reply = Talk().say("", user("?"), begun="I add", tools=(ADD,), calls=(made,))
+        reply = Talk().say("", user("?"), prefix="I add", tools=(ADD,), calls=(made,))
         assert (reply.message["content"], reply.calls) == ("I add", (made,))
 
     @pytest.mark.parametrize("sampled", ["It is", "It is."])
@@ -387,29 +387,29 @@ class TestTurnsThatAClientBegins:
         talk = Talk()
         talk.say("It was", user("?"))
         first = talk.say("It is", user("?"), sampled=sampled)
-        asked = talk.asked(user("?"), begun="It is")
+        asked = talk.asked(user("?"), prefix="It is")
         assert spelled(asked.prompt.ids) == "u:?;>It is"
-        assert (asked.continues, asked.remembered) == (("0/a/1",), ("0/a/1",))
-        other = talk.asked(user("?"), begun="It")
+        assert (asked.continues, asked.visible) == (("0/a/1",), ("0/a/1",))
+        other = talk.asked(user("?"), prefix="It")
         assert (spelled(other.prompt.ids), other.continues) == ("u:?;>It", ())
         assert first.message == says("It is")
 
     def test_an_own_turn_that_a_stop_string_ended_goes_on_before_it(self) -> None:
         talk = Talk()
         talk.say("It is", user("?"), sampled="It is!.", stop=("!",))
-        asked = talk.asked(user("?"), begun="It is")
+        asked = talk.asked(user("?"), prefix="It is")
         assert (spelled(asked.prompt.ids), asked.continues) == ("u:?;>It is", ("0/a/0",))
 
     def test_an_own_turn_that_was_told_in_part_is_begun_anew(self) -> None:
         talk = Talk()
         talk.say("(Hm)3", user("?"), thought=len("(Hm)"))
-        asked = talk.asked(user("?"), begun="3")
+        asked = talk.asked(user("?"), prefix="3")
         assert (spelled(asked.prompt.ids), asked.continues) == ("u:?;>3", ())
 
     def test_words_of_others_in_the_beginning_are_seen(self) -> None:
         talk = Talk()
         talk.say("ripe pears", user("?"), record=talk.another("b"))
-        assert [one.action.id for one in talk.asked(user("!"), begun="ripe pears").heard] == ["0/b/0"]
+        assert [one.action.id for one in talk.asked(user("!"), prefix="ripe pears").received] == ["0/b/0"]
 
 
 class TestTurnsThatAreToldInPart:
@@ -419,8 +419,8 @@ class TestTurnsThatAreToldInPart:
         reply = talk.say(text, user("?"), sampled=sampled, calls=calls, **offered)
         answer = {"role": "tool", "content": "2"}
         asked = talk.asked(user("?"), reply.message, answer, **offered)
-        assert bool(asked.continues) is not bool(asked.restarted)
-        return asked.restarted
+        assert bool(asked.continues) is not bool(asked.restart_reason)
+        return asked.restart_reason
 
     def test_nothing_goes_on_from_a_turn_of_which_one_call_of_several_was_told(self) -> None:
         made = ToolCall("add", '{"a": 1}')
@@ -442,15 +442,15 @@ class TestTurnsThatAreToldInPart:
         talk = Talk()
         reply = talk.say("(Hm)3", user("?"), thought=len("(Hm)"))
         asked = talk.asked(user("?"), reply.message, user("Sure?"))
-        assert (asked.restarted, asked.continues) == ("template: its thoughts were dropped", ())
+        assert (asked.restart_reason, asked.continues) == ("template: its thoughts were dropped", ())
 
 
 class TestWhatACriticReads:
     UNSEEN = [("b", "ripe pears"), ("c", "figs")]
 
-    def read(self, talk: Talk, asked: Asked) -> str:
-        unseen = [Heard(make_action(role), Message(role, text), text) for role, text in self.UNSEEN]
-        return spelled(talk.record.read(asked, unseen))
+    def read(self, talk: Talk, asked: PromptRequest) -> str:
+        unseen = [ReceivedMessage(make_action(role), Message(role, text), text) for role, text in self.UNSEEN]
+        return spelled(talk.record.critic_tokens(asked, unseen))
 
     def test_the_chat_and_what_was_not_seen(self) -> None:
         talk = Talk()
@@ -460,9 +460,9 @@ class TestWhatACriticReads:
 
     def test_the_beginning_of_the_turn_comes_last(self) -> None:
         talk = Talk()
-        asked = talk.asked(user("?"), user("!"), begun="It is ")
+        asked = talk.asked(user("?"), user("!"), prefix="It is ")
         assert self.read(talk, asked) == "u:?;u:!;u:Message from b:\nripe pears\n\nMessage from c:\nfigs;>It is "
 
     def test_the_chat_alone_where_its_template_cannot_show_more(self) -> None:
-        talk = Talk(Letters(broken="Message from"))
+        talk = Talk(Letters(violations="Message from"))
         assert self.read(talk, talk.asked(user("?"))) == "u:?;>"

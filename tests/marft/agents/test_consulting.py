@@ -13,25 +13,37 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.agents.consulting import Consulting, Helper
 from marft.agents.game import Attempt, Game
+from marft.agents.helpers import Helper, HelperConfig
 from marft.agents.play import play
-from marft.agents.rendering import PromptTooLongError
-from marft.common.consulted import Consultation, own_words
+from marft.agents.renderer import PromptTooLongError
 from marft.common.errors import EpisodeFailedError
-from marft.common.marks import Mark
-from marft.common.types import Action, ActionKey, Completion, Episode, Profile, Prompt, Sampling, Task, TokenIds
+from marft.common.helper_calls import HelperCallRecord, strip_helper_replies
+from marft.common.token_data import TokenSource
+from marft.common.types import (
+    Action,
+    ActionKey,
+    AgentProfile,
+    Completion,
+    Episode,
+    Prompt,
+    SamplingParams,
+    Task,
+    TokenIds,
+)
 from marft.common.usage import Usage
 from marft.evaluation.metrics import episode_metrics
-from marft.trainer.batching import normaliser
+from marft.trainer.batching import normalizer
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.nights import MANY
 from tests.tool_games import call, with_tools
 from tests.tool_games import run as played_with
 
-HELPERS = {kind: Helper(f"{kind}s", Profile(kind, f"You {kind}."), Sampling()) for kind in ("verify", "recall")}
-CONSULTING = Consulting(HELPERS, "<ask {kind}>{question}</ask>", "<re>{text}</re>", about="You may ask.")
+HELPERS = {
+    kind: Helper(f"{kind}s", AgentProfile(kind, f"You {kind}."), SamplingParams()) for kind in ("verify", "recall")
+}
+CONSULTING = HelperConfig(HELPERS, "<ask {kind}>{question}</ask>", "<re>{text}</re>", description="You may ask.")
 
 
 class Stopping(FakeEngine):
@@ -40,9 +52,9 @@ class Stopping(FakeEngine):
     def __init__(self, *turns: str, helpers: Mapping[str, str] | None = None, usage: Usage | None = None) -> None:
         super().__init__()
         self.turns, self.helpers, self.used = iter(turns), helpers or {}, usage
-        self.samplings: list[tuple[str, Sampling, str]] = []
+        self.samplings: list[tuple[str, SamplingParams, str]] = []
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         self.samplings.append((policy, sampling, key.stream))
         self.asked.append((key, bytes(prompt.ids.astype(np.uint8)).decode()))
         said = self.helpers[policy] if policy in self.helpers else next(self.turns)
@@ -56,19 +68,19 @@ class Stopping(FakeEngine):
 
 
 def asked(
-    *turns: str, questions: int = 2, helpers: Mapping[str, str] | None = None, consulting: Consulting = CONSULTING,
+    *turns: str, questions: int = 2, helpers: Mapping[str, str] | None = None, consulting: HelperConfig = CONSULTING,
     renderer: FakeRenderer | None = None, usage: Usage | None = None, **changes: Any,
 ) -> tuple[Episode, Stopping]:  # fmt: skip
     """An episode of one agent that says these turns, which end where it asks."""
     engine = Stopping(*turns, helpers=helpers or {"verifys": "No, 7.", "recalls": "Seven."}, usage=usage)
     played: Game = game(Script([ends()]), "solver", engine=engine)
     agent = replace(played.team.agents[0], **changes)
-    team = replace(played.team, agents=(agent,), consulting=consulting, consult=frozenset({"solver"}))
+    team = replace(played.team, agents=(agent,), helpers=consulting, helper_callers=frozenset({"solver"}))
     played = replace(played, team=team, renderer=renderer or played.renderer)
-    return asyncio.run(play(played, Attempt(Task("t0", "begin"), "train/0", questions=questions))), engine
+    return asyncio.run(play(played, Attempt(Task("t0", "begin"), "train/0", max_helper_calls=questions))), engine
 
 
-def spelled(action: Action, *marks: Mark) -> str:
+def spelled(action: Action, *marks: TokenSource) -> str:
     return bytes(action.tokens[np.isin(action.marks, marks)].astype(np.uint8)).decode()
 
 
@@ -88,8 +100,8 @@ class TestATurn:
 
     def test_it_is_marked_as_somebody_elses(self) -> None:
         action = self.action()
-        assert spelled(action, Mark.TEAMMATE) == "<re>No, 7.</re>"
-        assert spelled(action, Mark.SAMPLED) == "".join(self.TURNS)
+        assert spelled(action, TokenSource.TEAMMATE) == "<re>No, 7.</re>"
+        assert spelled(action, TokenSource.SAMPLED) == "".join(self.TURNS)
         assert len(action.log_probs) == len("".join(self.TURNS))
 
     def test_it_has_its_authors_log_probs_and_the_marks_around_it_count_as_sure(self) -> None:
@@ -113,9 +125,9 @@ class TestATurn:
 
     def test_the_agents_own_words_are_without_it(self) -> None:
         action = self.action()
-        assert action.own_text == "".join(self.TURNS)
-        assert normaliser(action, "words") == len(action.own_text.split())
-        assert normaliser(action, "tokens") == len("".join(self.TURNS))
+        assert action.agent_text == "".join(self.TURNS)
+        assert normalizer(action, "words") == len(action.agent_text.split())
+        assert normalizer(action, "tokens") == len("".join(self.TURNS))
 
     def test_a_helper_sees_the_task_the_turn_and_the_question(self) -> None:
         _, engine = asked(*self.TURNS)
@@ -128,7 +140,7 @@ class TestATurn:
 
     def test_a_helper_may_see_the_question_alone(self) -> None:
         blind = {kind: replace(helper, sees=frozenset[Any]()) for kind, helper in HELPERS.items()}
-        _, engine = asked(*self.TURNS, consulting=Consulting(blind, CONSULTING.call, CONSULTING.reply))
+        _, engine = asked(*self.TURNS, consulting=HelperConfig(blind, CONSULTING.call, CONSULTING.reply))
         shown = engine.asked[1][1]
         assert "begin" not in shown
         assert "Message from" not in shown
@@ -140,16 +152,16 @@ class TestATurn:
         ]  # fmt: skip
 
     def test_tokens_that_an_agent_may_sample_are_its_own_in_all_its_parts(self) -> None:
-        _, engine = asked(*self.TURNS, sampling=Sampling(max_new_tokens=60))
+        _, engine = asked(*self.TURNS, sampling=SamplingParams(max_new_tokens=60))
         assert [s.max_new_tokens for policy, s, _ in engine.samplings if policy == "solver"] == [
             60, 60 - len(self.TURNS[0])
         ]  # fmt: skip
 
     def test_one_that_has_no_tokens_left_ends_before_the_reply(self) -> None:
-        action = self.action(sampling=Sampling(max_new_tokens=len(self.TURNS[0])))
+        action = self.action(sampling=SamplingParams(max_new_tokens=len(self.TURNS[0])))
         assert action.finish == "length"
         assert action.text == self.TURNS[0].removesuffix("</ask>")
-        assert not action.by_teammate.any()
+        assert not action.teammate_mask.any()
 
     def test_one_whose_context_ends_with_the_reply_ends_before_it(self) -> None:
         whole = self.action()
@@ -174,7 +186,7 @@ class TestATurn:
                 reserved[policy] = named["reserve"]
                 return super().render(policy, *given, **named)
 
-        brief = {kind: replace(helper, sampling=Sampling(max_new_tokens=9)) for kind, helper in HELPERS.items()}
+        brief = {kind: replace(helper, sampling=SamplingParams(max_new_tokens=9)) for kind, helper in HELPERS.items()}
         self.action(renderer=Reserving(), consulting=replace(CONSULTING, helpers=brief))
         assert reserved["verifys"] == 9
 
@@ -210,7 +222,7 @@ class TestWhatIsNoQuestion:
         action = episode.actions[0]
         assert action.text == f"{turn} On."
         assert action.consultations == ()
-        assert spelled(action, Mark.SAMPLED) == action.text
+        assert spelled(action, TokenSource.SAMPLED) == action.text
         assert len(engine.asked) == 2
 
     def test_an_end_without_a_beginning_asks_nothing_that_was_asked_before(self) -> None:
@@ -224,18 +236,18 @@ class TestWhatIsNoQuestion:
 
     def test_what_begins_alike_in_a_question_is_part_of_it(self) -> None:
         consulting = replace(CONSULTING, call="The {kind} is {question}.")
-        assert consulting.asked("The recall is The end of the story.") == ("recall", "The end of the story")
-        assert consulting.asked("The recall is: The verify is that so.") == ("verify", "that so")
+        assert consulting.parse_call("The recall is The end of the story.") == ("recall", "The end of the story")
+        assert consulting.parse_call("The recall is: The verify is that so.") == ("verify", "that so")
 
     def test_an_end_of_the_agents_own_is_its_end(self) -> None:
-        episode, _ = asked("<ask verify>x</ask>", sampling=Sampling(stop=("</ask>",)))
+        episode, _ = asked("<ask verify>x</ask>", sampling=SamplingParams(stop=("</ask>",)))
         assert episode.actions[0].consultations == ()
 
     def test_agents_that_are_not_named_ask_nobody(self) -> None:
         engine = Stopping("<ask verify>x</ask>")
         played = game(Script([ends()]), "solver", engine=engine)
-        team = replace(played.team, consulting=CONSULTING, consult=frozenset({"other"}))
-        asyncio.run(play(replace(played, team=team), Attempt(Task("t0", "begin"), "s", questions=2)))
+        team = replace(played.team, helpers=CONSULTING, helper_callers=frozenset({"other"}))
+        asyncio.run(play(replace(played, team=team), Attempt(Task("t0", "begin"), "s", max_helper_calls=2)))
         assert len(engine.asked) == 1
 
     def test_a_helper_that_cannot_be_had_says_nothing_and_the_agent_goes_on(
@@ -267,12 +279,12 @@ class TestWhatIsNoQuestion:
 
 def test_a_helper_with_other_tokens_is_read_in_the_agents_and_counts_as_sure() -> None:
     class Elsewhere(FakeRenderer):
-        def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        def shared_tokens(self, policy: str, source_policy: str, tokens: TokenIds, text: str) -> TokenIds | None:
             return None
 
     episode, _ = asked("<ask recall>x</ask>", ".", renderer=Elsewhere())
     action = episode.actions[0]
-    assert spelled(action, Mark.TEAMMATE) == "<re>Seven.</re>"
+    assert spelled(action, TokenSource.TEAMMATE) == "<re>Seven.</re>"
     assert action.teammate_log_probs is not None
     assert not action.teammate_log_probs.any()
 
@@ -287,7 +299,7 @@ def test_thoughts_of_a_helper_are_not_passed_on() -> None:
     [("helped", 1, True), ("helped", 0, False), ("always", 0, True), ("never", 1, False)],
 )
 def test_agents_are_told_when_a_recipe_wants_it(told: str, questions: int, says: bool) -> None:
-    consulting = replace(CONSULTING, told=told)
+    consulting = replace(CONSULTING, prompt_mode=told)
     _, engine = asked("7", questions=questions, consulting=consulting)
     assert ("You may ask." in engine.asked[0][1]) == says
 
@@ -302,7 +314,7 @@ def test_a_question_is_read_back_whatever_the_marks_are(before: str, question: s
     if ";" in question or mark in question:
         return
     said = before + consulting.call.format(kind=kind, question=question)
-    assert consulting.asked(said) == (kind, question)
+    assert consulting.parse_call(said) == (kind, question)
 
 
 @given(parts=st.lists(st.tuples(WORD, WORD), max_size=4), last=WORD)
@@ -310,9 +322,9 @@ def test_own_words_are_what_is_left_without_replies(parts: list[tuple[str, str]]
     text, found = "", []
     for own, reply in parts:
         text += own
-        found.append(Consultation("verify", "", reply, len(text)))
+        found.append(HelperCallRecord("verify", "", reply, len(text)))
         text += reply
-    assert own_words(text + last, found) == "".join(own for own, _ in parts) + last
+    assert strip_helper_replies(text + last, found) == "".join(own for own, _ in parts) + last
 
 
 class TestWithTools:
@@ -323,22 +335,22 @@ class TestWithTools:
     def action(self, **helpers: str) -> Action:
         engine = Stopping(*self.TURNS, helpers={"verifys": "No.", "recalls": "Yes."} | helpers)
         played = with_tools(engine, offered.add)
-        team = replace(played.team, consulting=CONSULTING, consult=frozenset({"a"}))
-        return played_with(replace(played, team=team), questions=2).actions[0]
+        team = replace(played.team, helpers=CONSULTING, helper_callers=frozenset({"a"}))
+        return played_with(replace(played, team=team), max_helper_calls=2).actions[0]
 
     def test_replies_stand_in_their_turns_and_answers_of_tools_between_them(self) -> None:
         action = self.action()
         assert action.intermediate_texts == (f"{self.TURNS[0]}<re>No.</re>{self.TURNS[1]}",)
         assert action.text == f"{self.TURNS[2]}<re>Yes.</re>{self.TURNS[3]}"
         assert [call.output for call in action.calls] == ["3"]
-        assert spelled(action, Mark.TOOL) == "[3]"
-        assert spelled(action, Mark.TEAMMATE) == "<re>No.</re><re>Yes.</re>"
-        assert spelled(action, Mark.SAMPLED) == "".join(self.TURNS)
+        assert spelled(action, TokenSource.TOOL) == "[3]"
+        assert spelled(action, TokenSource.TEAMMATE) == "<re>No.</re><re>Yes.</re>"
+        assert spelled(action, TokenSource.SAMPLED) == "".join(self.TURNS)
 
     def test_each_is_known_by_its_turn_and_place(self) -> None:
         first, second = self.action().consultations
         assert (first.round, first.place, second.round, second.place) == (0, len(self.TURNS[0]), 1, len(self.TURNS[2]))
-        assert self.action().own_texts == (self.TURNS[0] + self.TURNS[1], self.TURNS[2] + self.TURNS[3])
+        assert self.action().agent_texts == (self.TURNS[0] + self.TURNS[1], self.TURNS[2] + self.TURNS[3])
 
     def test_what_a_helper_writes_calls_no_tool(self) -> None:
         action = self.action(verifys=call("add", a=5, b=5))

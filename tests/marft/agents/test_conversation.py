@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.agents.conversation import Conversation, Node
-from marft.agents.rendering import ChatMessage, NotExact
+from marft.agents.renderer import ChatMessage, NotExact
 from marft.common.types import TokenIds
 
 BEGIN, END = ord(">"), ord(";")
@@ -33,9 +33,11 @@ class Letters:
         shown = [self._shown(message, message is messages[-1]) for message in messages]
         return ids_of("".join(shown) + chr(BEGIN))
 
-    def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
+    def continue_chat(
+        self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
+    ) -> TokenIds | NotExact:
         if self.never:
-            return NotExact("never", everywhere=True)
+            return NotExact("never", always=True)
         before = messages[-1]
         if self._shown(before, True) != self._shown(before, False):
             return NotExact("drops a thought")
@@ -80,60 +82,62 @@ def spoken(template: Letters, *turns: tuple[str, str]) -> tuple[Conversation, No
     record = Conversation(template)
     node = record.root
     for number, (question, answer) in enumerate(turns):
-        node = record.say(record.tell([user(question)], node), [says(answer)], sampled(answer), str(number))
+        node = record.add_turn(
+            record.add_messages([user(question)], node), [says(answer)], sampled(answer), str(number)
+        )
     return record, node
 
 
 def test_what_is_new_is_appended_to_the_ids_that_were_sampled() -> None:
     record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
-    assert text_of(record.tell([user("e")], node).context) == "u:a;>B;u:c;>D;u:e;>"
-    assert [n.restarted for n in nodes(record.root)] == [""] * 6
+    assert text_of(record.add_messages([user("e")], node).context) == "u:a;>B;u:c;>D;u:e;>"
+    assert [n.restart_reason for n in nodes(record.root)] == [""] * 6
 
 
 def test_a_template_that_drops_a_thought_restarts_at_the_deepest_turn_that_it_leaves() -> None:
     record, node = spoken(Letters(drops=True), ("a", "b"), ("c", "(hm)d"))
-    told = record.tell([user("e")], node)
+    told = record.add_messages([user("e")], node)
     assert text_of(told.context) == "u:a;>B;u:c;a:d;u:e;>"
-    assert told.restarted == "drops a thought"
-    assert told.before.said == "0"
-    later = record.tell([user("f")], record.say(told, [says("g")], sampled("g"), "2"))
+    assert told.restart_reason == "drops a thought"
+    assert told.previous.action_id == "0"
+    later = record.add_messages([user("f")], record.add_turn(told, [says("g")], sampled("g"), "2"))
     assert text_of(later.context) == "u:a;>B;u:c;a:d;u:e;>G;u:f;>"
-    assert not later.restarted
+    assert not later.restart_reason
 
 
 def test_a_template_that_never_continues_begins_anew_at_once() -> None:
     asked: list[TokenIds] = []
 
     class Counted(Letters):
-        def go_on(self, ids: TokenIds, *rest: Any) -> TokenIds | NotExact:
+        def continue_chat(self, ids: TokenIds, *rest: Any) -> TokenIds | NotExact:
             asked.append(ids)
-            return super().go_on(ids, *rest)
+            return super().continue_chat(ids, *rest)
 
     record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
     record.template = Counted(never=True)
-    told = record.tell([user("e")], node)
-    assert record.tell([user("e")], node) is told
+    told = record.add_messages([user("e")], node)
+    assert record.add_messages([user("e")], node) is told
     assert len(asked) == 2
     assert text_of(told.context) == "u:a;a:b;u:c;a:d;u:e;>"
-    assert told.before is record.root
+    assert told.previous is record.root
 
 
 def test_the_same_question_again_is_sampled_from_the_same_ids_and_nothing_is_rendered() -> None:
     record, node = spoken(Letters(), ("a", "b"))
-    told = record.tell([user("c")], node)
+    told = record.add_messages([user("c")], node)
     record.template = cast("Letters", None)
-    assert record.tell([user("c")], node) is told
+    assert record.add_messages([user("c")], node) is told
     assert node.children == [told]
 
 
 def test_of_several_reasons_to_begin_anew_the_first_is_told() -> None:
     class Drops(Letters):
-        def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], *_: Any) -> TokenIds | NotExact:
+        def continue_chat(self, ids: TokenIds, messages: Sequence[ChatMessage], *_: Any) -> TokenIds | NotExact:
             return NotExact(f"drops turn {messages[-1]['content']}")
 
     record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
     record.template = Drops()
-    assert record.tell([user("e")], node).restarted == "drops turn d"
+    assert record.add_messages([user("e")], node).restart_reason == "drops turn d"
 
 
 WORDS = st.text(alphabet="ab()", max_size=3)
@@ -151,30 +155,30 @@ def test_each_sampled_token_is_in_one_turn_and_a_path_is_what_was_in_context(
     turns, engine = [record.root], dict[str, tuple[TokenIds, TokenIds]]()
     for number, (place, question, answer) in enumerate(asks):
         node = turns[place % len(turns)]
-        told = record.tell([user(question)], node)
+        told = record.add_messages([user(question)], node)
         assert told.conversation == (*node.conversation, user(question))
-        turn = record.say(told, [says(answer)], sampled(answer + str(number)), str(number))
+        turn = record.add_turn(told, [says(answer)], sampled(answer + str(number)), str(number))
         engine[str(number)] = told.context, turn.ids
         turns.append(turn)
     everything = list(nodes(record.root))
     once = [node for node in everything if node.sampled]
-    assert sorted(node.said for node in once) == sorted(engine)
+    assert sorted(node.action_id for node in once) == sorted(engine)
     for node in once:
-        prompt, tokens = engine[node.said]
+        prompt, tokens = engine[node.action_id]
         assert node.ids is tokens
         assert np.array_equal(node.context, np.concatenate([prompt, tokens]))
     for node in everything:
         assert np.array_equal(node.context, np.concatenate([part.ids for part in path(node)]))
-        assert not (node.restarted and node.said)
+        assert not (node.restart_reason and node.action_id)
 
 
 def test_a_chat_that_was_rendered_anew_stands_as_it_was_rendered_and_is_gone_on_from() -> None:
     """By its ids where they are known (a template may show the date), else by the template."""
     record, _ = spoken(Letters(), ("a", "b"))
     chat = [user("a"), says("call"), user("answer")]
-    told = record.begin(chat, "it was rewritten", ids_of("as it was>"))
-    assert (text_of(told.context), told.restarted) == ("as it was>", "it was rewritten")
-    assert record.begin(chat, "again") is told
-    turn = record.say(told, [says("d")], sampled("d"), "1")
-    assert text_of(record.tell([user("e")], turn).context) == "as it was>D;u:e;>"
-    assert text_of(record.begin([user("x")], "it was rewritten").context) == "u:x;>"
+    told = record.add_rendered(chat, "it was rewritten", ids_of("as it was>"))
+    assert (text_of(told.context), told.restart_reason) == ("as it was>", "it was rewritten")
+    assert record.add_rendered(chat, "again") is told
+    turn = record.add_turn(told, [says("d")], sampled("d"), "1")
+    assert text_of(record.add_messages([user("e")], turn).context) == "as it was>D;u:e;>"
+    assert text_of(record.add_rendered([user("x")], "it was rewritten").context) == "u:x;>"

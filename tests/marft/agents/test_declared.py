@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.agents.environment_calls import RefusedError, read_step_info
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.reading import RefusedError, declared
-from marft.common.declared import Declared
+from marft.common.step_info import StepInfo
 from marft.common.types import Episode, Task
-from marft.config.parts import EnvironmentPart
-from marft.envs.tasks import tasks_of
+from marft.config.plugin_types import EnvironmentPart
+from marft.envs.tasks import read_tasks
 from marft.evaluation.metrics import episode_metrics
-from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import Script, ends, game, goes_on
 
 
@@ -41,11 +41,11 @@ def test_a_step_says_what_it_declares_and_its_task_the_rest() -> None:
         {"progress": 0.5, "right_tools": []}, {"progress": np.float32(1), "allowed_tools": {"a": "x"}}, data=data
     )
     assert [transition.declared for transition in episode.transitions] == [
-        Declared(0.5, (), {"a": ()}, 2),
-        Declared(1.0, ("search",), {"a": ("x",)}, 2),
+        StepInfo(0.5, (), {"a": ()}, 2),
+        StepInfo(1.0, ("search",), {"a": ("x",)}, 2),
     ]
     assert episode_metrics([episode], ("a", "b"), lambda _: 0)["goal_progress"] == 1.0
-    assert played({}).transitions[0].declared == Declared()
+    assert played({}).transitions[0].declared == StepInfo()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_step_says_what_it_declares_and_its_task_the_rest() -> None:
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_in_words(info: dict[str, object], said: str) -> None:
     with pytest.raises(RefusedError) as refused:
-        declared(info, {})
+        read_step_info(info, {})
     assert str(refused.value).startswith(said)
     episode = played(info)
     assert episode.status == "failed"
@@ -83,7 +83,7 @@ def test_a_task_that_declares_what_cannot_be_meant_is_refused_before_the_run() -
         def start(self, task: Task, seed: int) -> Any: ...
 
     with pytest.raises(ValueError, match="task 1: its data declared fewest_steps = 'two'; must be a whole number"):
-        tasks_of(Odd(), "train")
+        read_tasks(Odd(), "train")
 
 
 def test_what_is_declared_is_recorded_and_older_records_declare_nothing(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_what_is_declared_is_recorded_and_older_records_declare_nothing(tmp_path
     older = pa.list_(pa.struct([part for part in kind if part.name != "declared"]))
     pq.write_table(table.set_column(place, "transitions", pa.array(rows, older)), tmp_path / "older.parquet")
     (read,) = read_episodes(tmp_path / "older.parquet")
-    assert read.transitions == tuple(replace(one, declared=Declared()) for one in episode.transitions)
+    assert read.transitions == tuple(replace(one, declared=StepInfo()) for one in episode.transitions)

@@ -12,40 +12,40 @@ import pytest
 
 from marft.agents.agents import Agent, Request
 from marft.agents.chat import Chat, ChatRefusedError, Constraint
-from marft.agents.chat_record import ChatRecord
-from marft.agents.consulting import Quote
+from marft.agents.chat_history import ChatHistory
 from marft.agents.generation import (
     ResponsePrefix,
-    answer,
+    answer_chat,
+    build_response_prefix,
     check_log_probs,
-    choose,
+    choose_option,
+    encode_options,
     generate,
-    options_of,
-    response_prefix_of,
 )
-from marft.agents.live import Live, LiveText
-from marft.agents.quoting import Quoting
-from marft.agents.rendering import NOTHING, ChatMessage, NotExact
+from marft.agents.helpers import HelperReply
+from marft.agents.quote_tracker import QuoteTracker
+from marft.agents.renderer import NO_TOKENS, ChatMessage, NotExact
+from marft.agents.streaming import TextStream, TokenStream
 from marft.agents.tool_sources import ToolUse
-from marft.common.consulted import Consultation
 from marft.common.errors import EpisodeFailedError, RowFailedError
-from marft.common.marks import Grammar, Mark, Masks, only
-from marft.common.segments import Restart
-from marft.common.thoughts import Said
+from marft.common.helper_calls import HelperCallRecord
+from marft.common.reasoning import StopString
+from marft.common.segments import PromptReset
+from marft.common.token_data import Grammar, GrammarMasks, TokenSource, single_token_mask
 from marft.common.types import (
     Action,
     ActionKey,
+    AgentProfile,
     Choice,
     Completion,
     Observation,
     Option,
-    Profile,
     Prompt,
-    Sampling,
+    SamplingParams,
     TokenIds,
     Tool,
     ToolCall,
-    Versions,
+    VersionRange,
 )
 from marft.common.usage import Usage
 from tests.episodes import make_action
@@ -77,10 +77,10 @@ class Engine(FakeEngine):
         super().__init__()
         self.left = iter(completions)
         self.prompts: list[Prompt] = []
-        self.samplings: list[Sampling] = []
+        self.samplings: list[SamplingParams] = []
         self.keys: list[ActionKey] = []
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         assert policy == "p"
         self.prompts.append(prompt)
         self.samplings.append(sampling)
@@ -105,7 +105,7 @@ class Belt:
     def __init__(self, text: str = "5, I think") -> None:
         self.text, self.given = text, list[list[ToolCall]]()
 
-    async def use(self, limits: ToolUse, calls: Sequence[ToolCall], clip: Callable[[str], str]) -> list[ToolCall]:
+    async def execute(self, limits: ToolUse, calls: Sequence[ToolCall], clip: Callable[[str], str]) -> list[ToolCall]:
         self.given.append(list(calls))
         return [replace(one, output=clip(self.text)) for one in calls]
 
@@ -144,30 +144,32 @@ class Renderer(FakeRenderer):
         return super().tool_response(policy, turn, messages, calls, tools)
 
     def calls(
-        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS
     ) -> Sequence[ToolCall]:
-        self.begun.append(spelled(begun))
+        self.begun.append(spelled(prefix))
         return super().calls(policy, tokens, tools)
 
-    def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
-        return (" " if self.spaced and inside else "") + super().spelled(policy, tokens)
+    def decode_tokens(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
+        return (" " if self.spaced and inside else "") + super().decode_tokens(policy, tokens)
 
-    def live(self, policy: str, stops: Sequence[Any], drops: bool, tools: bool, begun: str = "") -> LiveText:
-        self.live_of.append((policy, stops, drops, tools, begun))
-        return super().live(policy, stops, drops, tools, begun)
-
-
-PREFIX = ResponsePrefix(ids("It "), np.array([Mark.TEAMMATE, Mark.TOOL, Mark.TEAMMATE], np.uint8), np.array([-7, -8], np.float32), "It ")  # fmt: skip
+    def text_stream(self, policy: str, stops: Sequence[Any], drops: bool, tools: bool, prefix: str = "") -> TextStream:
+        self.live_of.append((policy, stops, drops, tools, prefix))
+        return super().text_stream(policy, stops, drops, tools, prefix)
 
 
-def agent(tools: bool = False, thinking: Any = "keep", sampling: Sampling | None = None, **limits: Any) -> Agent:
-    profile = Profile("a", tools=(TOOL,) if tools else (), version=3)
-    return Agent(profile, "p", sampling or Sampling(max_new_tokens=1000), tool_use=ToolUse(**limits), thinking=thinking)
+PREFIX = ResponsePrefix(ids("It "), np.array([TokenSource.TEAMMATE, TokenSource.TOOL, TokenSource.TEAMMATE], np.uint8), np.array([-7, -8], np.float32), "It ")  # fmt: skip
+
+
+def agent(tools: bool = False, thinking: Any = "keep", sampling: SamplingParams | None = None, **limits: Any) -> Agent:
+    profile = AgentProfile("a", tools=(TOOL,) if tools else (), version=3)
+    return Agent(
+        profile, "p", sampling or SamplingParams(max_new_tokens=1000), tool_use=ToolUse(**limits), thinking=thinking
+    )
 
 
 def generated(
     engine: Engine, who: Agent, prefix: ResponsePrefix | None = None, renderer: Renderer | None = None,
-    live: Live | None = None, counsel: Any = None, belt: Belt | None = None,
+    live: TokenStream | None = None, counsel: Any = None, belt: Belt | None = None,
 ) -> Action:  # fmt: skip
     prompt = Prompt(ids("prompt>"), chat=({"role": "user", "content": "?"},), tools=(TOOL,))
     made = generate(
@@ -182,41 +184,42 @@ class Quotes:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, bool]] = []
 
-    def sampling(self, sampling: Sampling) -> Sampling:
+    def resolve_sampling(self, sampling: SamplingParams) -> SamplingParams:
         return replace(sampling, stop=(*sampling.stop, "?"))
 
-    async def quote(
+    async def reply(
         self, agent: Agent, key: ActionKey, before: str, completion: Completion, rounds: int, inside: bool
-    ) -> Quote | None:
+    ) -> HelperReply | None:
         assert (agent.role, key) == ("a", KEY)
         self.asked.append((before, rounds, inside))
         said = spelled(completion.tokens)
         if not said.endswith("?"):
             return None
         if said.endswith("??"):
-            return Quote(said)
-        told = Consultation("verify", "", "(yes)", len(before + said), rounds)
-        return Quote(said, ids("(yes)"), np.full(5, -9, np.float32), "(yes)", told, Usage(1, 2))
+            return HelperReply(said)
+        told = HelperCallRecord("verify", "", "(yes)", len(before + said), rounds)
+        return HelperReply(said, ids("(yes)"), np.full(5, -9, np.float32), "(yes)", told, Usage(1, 2))
 
 
 class TestTools:
     def test_each_turn_goes_on_after_what_the_tools_answered_the_last_one(self) -> None:
         renderer, belt = Renderer(), Belt()
         first, second = (
-            says(f"is {ADDS}", versions=Versions(4, 4), usage=Usage(3, 4)),
-            says("5.", versions=Versions(2, 6)),
+            says(f"is {ADDS}", versions=VersionRange(4, 4), usage=Usage(3, 4)),
+            says("5.", versions=VersionRange(2, 6)),
         )
         engine = Engine(first, second)
         action = generated(engine, agent(tools=True, output_tokens=1), PREFIX, renderer, belt=belt)
         assert engine.contexts == ["prompt>It ", f"prompt>It is {ADDS}[5]"]
         assert spelled(action.tokens) == f"It is {ADDS}[5]5."
-        kinds = [Mark.TEAMMATE, Mark.TOOL, Mark.TEAMMATE] + [Mark.SAMPLED] * len(first.tokens)
-        assert action.marks.tolist() == [*kinds, *[Mark.TOOL] * 3, Mark.SAMPLED, Mark.SAMPLED]
+        sampled = [TokenSource.SAMPLED] * len(first.tokens)
+        kinds = [TokenSource.TEAMMATE, TokenSource.TOOL, TokenSource.TEAMMATE, *sampled]
+        assert action.marks.tolist() == [*kinds, *[TokenSource.TOOL] * 3, TokenSource.SAMPLED, TokenSource.SAMPLED]
         assert action.log_probs.tolist() == [*first.log_probs, *second.log_probs]
         assert action.teammate_log_probs is not None
         assert (action.teammate_log_probs.tolist(), action.marks.dtype) == ([-7.0, -8.0], np.dtype(np.uint8))
         assert (action.text, action.intermediate_texts, action.response_prefix) == ("5.", (f"is {ADDS}",), 0)
-        assert (action.versions, action.usage, action.finish) == (Versions(2, 6), Usage(3, 4), "stop")
+        assert (action.versions, action.usage, action.finish) == (VersionRange(2, 6), Usage(3, 4), "stop")
         assert (action.key, action.policy, action.profile_version, action.restarts) == (KEY, "p", 3, ())
         assert [(one.name, one.output, one.round) for one in action.calls] == [("add", "5", 0)]
         assert [key.stream for key in engine.keys] == ["train/0", "train/0+1"]
@@ -237,7 +240,7 @@ class TestTools:
         action = generated(engine, agent(tools=True, output_tokens=1), None, Renderer(rewrites=frozenset({1})))
         assert engine.contexts == ["prompt>", f"prompt>{ADDS}[5]", "anew>", f"anew>{ADDS}[5]"]
         (restart,) = action.restarts
-        assert isinstance(restart, Restart)
+        assert isinstance(restart, PromptReset)
         begins = len(f"{ADDS}[5]so {ADDS}")
         assert (restart.at, spelled(restart.context), restart.turns) == (begins, "anew>", 2)
         assert restart.reason == "it drops thoughts"
@@ -255,11 +258,11 @@ class TestTools:
     def test_its_own_tokens_count_for_its_limit(self, tokens: int, limits: list[int]) -> None:
         made = replace(says("go"), calls=(ToolCall("add"),))
         engine = Engine(made, says("."))
-        action = generated(engine, agent(tools=True, sampling=Sampling(max_new_tokens=tokens)), PREFIX)
+        action = generated(engine, agent(tools=True, sampling=SamplingParams(max_new_tokens=tokens)), PREFIX)
         assert engine.limits == limits
         assert action.finish == ("stop" if len(limits) == 2 else "length")
         assert [one.output for one in action.calls] == ["5, I think"]
-        assert bool((action.marks[3:] == Mark.TOOL).any()) is (len(limits) == 2)
+        assert bool((action.marks[3:] == TokenSource.TOOL).any()) is (len(limits) == 2)
 
     @pytest.mark.parametrize("anew", [False, True])
     def test_what_the_context_has_left_is_a_limit_too(self, anew: bool) -> None:
@@ -284,7 +287,7 @@ class TestTools:
 
     def test_what_the_template_cannot_show_fails_the_episode_in_words(self) -> None:
         class Broken(Renderer):
-            def calling_turn(self, *_: Any) -> Any:
+            def tool_call_messages(self, *_: Any) -> Any:
                 raise TypeError("no such role")
 
         with pytest.raises(EpisodeFailedError, match=r"^a: .*no such role") as caught:
@@ -310,17 +313,17 @@ class TestHelpers:
         assert [one.reply for one in action.consultations] == ["(yes)", "(yes)"]
         assert action.teammate_log_probs is not None
         assert action.teammate_log_probs.tolist() == [-7, -8, *[-9] * 10]
-        assert spelled(action.tokens[action.by_teammate]) == "I (yes)(yes)"
+        assert spelled(action.tokens[action.teammate_mask]) == "I (yes)(yes)"
         assert action.usage == Usage(2, 4)
         assert {sampling.stop for sampling in engine.samplings} == {("?",)}
 
     @pytest.mark.parametrize(("tokens", "limits"), [(3, [3]), (4, [4, 1]), (50, [50, 47])])
     def test_its_own_tokens_count_for_its_limit(self, tokens: int, limits: list[int]) -> None:
         engine = Engine(says("ok?"), says("."))
-        action = generated(engine, agent(sampling=Sampling(max_new_tokens=tokens)), counsel=Quotes())
+        action = generated(engine, agent(sampling=SamplingParams(max_new_tokens=tokens)), counsel=Quotes())
         assert engine.limits == limits
         assert action.finish == ("stop" if len(limits) == 2 else "length")
-        assert bool(action.by_teammate.any()) is (len(limits) == 2)
+        assert bool(action.teammate_mask.any()) is (len(limits) == 2)
 
     @pytest.mark.parametrize("left", [0, 1, 7])
     def test_what_the_context_has_left_is_a_limit_too(self, left: int) -> None:
@@ -344,58 +347,60 @@ class TestHelpers:
 
 class TestWhoListens:
     def test_an_action_of_one_text_is_heard_as_it_is_sampled(self) -> None:
-        live, renderer = Live(), Renderer()
+        live, renderer = TokenStream(), Renderer()
         engine = Engine(says("5."), says("5."))
-        generated(engine, agent(sampling=Sampling(stop=("!",))), live=live, renderer=renderer)
-        assert engine.samplings[0].listener is live
-        assert live.text is not None
-        live.text()
+        generated(engine, agent(sampling=SamplingParams(stop=("!",))), live=live, renderer=renderer)
+        assert engine.samplings[0].on_token is live
+        assert live.make_text_stream is not None
+        live.make_text_stream()
         generated(engine, agent(thinking="drop"), live=live, renderer=renderer)
-        live.text()
+        live.make_text_stream()
         assert renderer.live_of == [("p", ("!",), False, False, ""), ("p", (), True, False, "")]
 
     def test_one_that_may_be_of_several_is_not(self) -> None:
-        engine, live = Engine(*[says("5.")] * 4), Live()
+        engine, live = Engine(*[says("5.")] * 4), TokenStream()
         generated(engine, agent(tools=True), live=live)
         generated(engine, agent(), PREFIX, live=live)
         generated(engine, agent(), live=live, counsel=Quotes())
         generated(engine, agent())
-        assert [sampling.listener for sampling in engine.samplings] == [None] * 4
-        assert live.text is None
+        assert [sampling.on_token for sampling in engine.samplings] == [None] * 4
+        assert live.make_text_stream is None
 
 
 class TestAPrefix:
     def test_none_is_empty(self) -> None:
-        prefix = response_prefix_of(FakeRenderer(), "p", None)
+        prefix = build_response_prefix(FakeRenderer(), "p", None)
         kinds = [part.dtype for part in (prefix.tokens, prefix.marks, prefix.log_probs)]
         assert kinds == [np.int32, np.uint8, np.float32]
         assert (len(prefix.tokens), len(prefix.marks), len(prefix.log_probs), prefix.text) == (0, 0, 0, "")
 
     def test_what_its_authors_wrote_after_a_restart_counts_as_a_teammates(self) -> None:
         class UpToTheEnd(FakeRenderer):
-            def response_prefix(self, policy: str, other: Action) -> int:
+            def response_prefix(self, policy: str, action: Action) -> int:
                 assert policy == "p"
-                return len(other.tokens) - 1
+                return len(action.tokens) - 1
 
         marks = (
-            Mark.SAMPLED, Mark.TOOL, Mark.TEAMMATE, Mark.SAMPLED, Mark.TOOL, Mark.FORCED, Mark.SAMPLED,
+            TokenSource.SAMPLED, TokenSource.TOOL, TokenSource.TEAMMATE, TokenSource.SAMPLED, TokenSource.TOOL,
+            TokenSource.FORCED, TokenSource.SAMPLED,
         )  # fmt: skip
         begins = make_action(tokens=tuple(range(10, 17)), marks=marks, log_probs=(-1.0, -2.0, -3.0), text="so far")
         begins = replace(
             begins,
             teammate_log_probs=np.array([-4.0], np.float32),
-            restarts=tuple(Restart(at, np.array([1], np.int32), 1, "rewritten") for at in (1, 2)),
+            restarts=tuple(PromptReset(at, np.array([1], np.int32), 1, "rewritten") for at in (1, 2)),
         )
-        prefix = response_prefix_of(UpToTheEnd(), "p", begins)
+        prefix = build_response_prefix(UpToTheEnd(), "p", begins)
         assert prefix.tokens.tolist() == [12, 13, 14, 15]
-        assert prefix.marks.tolist() == [Mark.TEAMMATE, Mark.TEAMMATE, Mark.TOOL, Mark.TEAMMATE]
+        teammate = TokenSource.TEAMMATE
+        assert prefix.marks.tolist() == [teammate, teammate, TokenSource.TOOL, teammate]
         assert prefix.log_probs.tolist() == [-4.0, -2.0, 0.0]
         assert prefix.text == "so far"
 
     def test_nothing_begins_with_a_choice(self) -> None:
         chosen = replace(make_action(), choice=Choice((Option(ids("a")),), 0, np.zeros(1, np.float32)))
         with pytest.raises(ValueError, match="0/a/0 was chosen from a list"):
-            response_prefix_of(FakeRenderer(), "p", chosen)
+            build_response_prefix(FakeRenderer(), "p", chosen)
 
     def test_a_turn_of_one_text_shows_it(self) -> None:
         action = generated(Engine(says("is 5.")), agent(), PREFIX, Renderer(spaced=True))
@@ -409,25 +414,25 @@ class TestForcedTokens:
 
     def test_they_are_marked_and_have_no_log_probs(self) -> None:
         action = self.forced(0, 2)
-        assert action.marks.tolist()[3:] == [Mark.FORCED, Mark.SAMPLED, Mark.FORCED]
+        assert action.marks.tolist()[3:] == [TokenSource.FORCED, TokenSource.SAMPLED, TokenSource.FORCED]
         assert (len(action.log_probs), action.masks) == (1, None)
 
     def test_of_an_action_without_others_the_last_stands_for_a_decision(self) -> None:
         action = self.forced(0, 1, 2)
-        assert action.marks.tolist()[3:] == [Mark.FORCED, Mark.FORCED, Mark.SAMPLED]
+        assert action.marks.tolist()[3:] == [TokenSource.FORCED, TokenSource.FORCED, TokenSource.SAMPLED]
         assert action.masks is not None
-        assert (action.masks.at.tolist(), action.masks.table) == ([5], (only(ord("c")),))
+        assert (action.masks.at.tolist(), action.masks.table) == ([5], (single_token_mask(ord("c")),))
 
     def test_an_action_may_have_no_tokens(self) -> None:
         action = generated(Engine(says("", "length")), agent())
         assert (len(action.tokens), action.masks, action.finish) == (0, None, "length")
 
     def test_masks_keep_to_their_tokens(self) -> None:
-        made = says("ab", masks=Masks.of([1], [b"\x06"]), forced=(0,))
+        made = says("ab", masks=GrammarMasks.from_masks([1], [b"\x06"]), forced=(0,))
         action = generated(Engine(replace(made, calls=(ToolCall("add"),)), made), agent(tools=True, output_tokens=1))
         assert action.masks is not None
-        turn = [Mark.FORCED, Mark.SAMPLED]
-        assert action.marks.tolist() == [*turn, *[Mark.TOOL] * 3, *turn]
+        turn = [TokenSource.FORCED, TokenSource.SAMPLED]
+        assert action.marks.tolist() == [*turn, *[TokenSource.TOOL] * 3, *turn]
         assert action.masks.at.tolist() == [1, 2 + len("[5]") + 1]
 
 
@@ -437,27 +442,27 @@ class TestChoices:
     )
     def test_an_option_is_divided_by_its_size(self, normalisation: Any, values: list[float]) -> None:
         request = Request(Observation("?"), options=("yes no", "\n"), normalisation=normalisation)
-        options = options_of(FakeRenderer(), "p", request)
+        options = encode_options(FakeRenderer(), "p", request)
         assert [spelled(option.tokens) for option in options] == ["yes no", "\n"]
         assert [option.normaliser for option in options] == values
-        assert options_of(FakeRenderer(), "p", Request(Observation("?"))) == []
+        assert encode_options(FakeRenderer(), "p", Request(Observation("?"))) == []
 
     def test_an_action_is_the_option_that_was_chosen(self) -> None:
         options = [Option(ids("yes")), Option(ids("no"))]
         made = Choice(tuple(options), 1, np.array([-1.0, -0.5], np.float32), Usage(1, 2))
 
         class Chooses(FakeEngine):
-            async def choose(self, *given: Any) -> tuple[Choice, Versions]:
+            async def choose(self, *given: Any) -> tuple[Choice, VersionRange]:
                 assert given == ("p", prompt, options, who.sampling, KEY)
-                return made, Versions(1, 2)
+                return made, VersionRange(1, 2)
 
         prompt, who = Prompt(ids("prompt>")), agent()
         request = Request(Observation("?"), options=("Yes", "No"))
-        action = asyncio.run(choose(Chooses(), who, request, prompt, options, KEY))
-        assert (action.text, spelled(action.tokens), action.marks.tolist()) == ("No", "no", [Mark.SAMPLED] * 2)
+        action = asyncio.run(choose_option(Chooses(), who, request, prompt, options, KEY))
+        assert (action.text, spelled(action.tokens), action.marks.tolist()) == ("No", "no", [TokenSource.SAMPLED] * 2)
         assert (action.log_probs.tolist(), action.choice, action.usage) == ([-0.5], made, Usage(1, 2))
         assert (action.key, action.policy, action.profile_version) == (KEY, "p", 3)
-        assert (action.index, action.sees, action.finish, action.versions) == (0, (), "stop", Versions(1, 2))
+        assert (action.index, action.sees, action.finish, action.versions) == (0, (), "stop", VersionRange(1, 2))
         assert action.prompt is prompt.ids
 
     @pytest.mark.parametrize(
@@ -485,12 +490,12 @@ class TestChoices:
 class Served(Renderer):
     """Knows a grammar, and a mark that ends a call."""
 
-    end: str | Said = ""
+    end: str | StopString = ""
 
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
         return Grammar("regex", f"{policy} {chat.constraint.kind if chat.constraint else 'none'}")
 
-    def call_end(self, policy: str) -> str | Said:
+    def call_end(self, policy: str) -> str | StopString:
         return self.end
 
 
@@ -499,11 +504,11 @@ class TestClients:
 
     def answered(
         self, completion: Completion | Exception, renderer: Renderer | None = None, who: Agent | None = None, **fields: Any
-    ) -> tuple[Action, Sampling, ChatRecord]:  # fmt: skip
+    ) -> tuple[Action, SamplingParams, ChatHistory]:  # fmt: skip
         who, engine = who or agent(), Engine(completion)
-        record = ChatRecord(who, renderer or Served(), Quoting())
+        record = ChatHistory(who, renderer or Served(), QuoteTracker())
         chat = Chat(({"role": "user", "content": "?"},), **fields)
-        action = asyncio.run(answer(engine, record, who, chat, Prompt(ids("prompt>")), KEY))
+        action = asyncio.run(answer_chat(engine, record, who, chat, Prompt(ids("prompt>")), KEY))
         return action, engine.samplings[0], record
 
     def names(self, completion: Completion, **fields: Any) -> list[str]:
@@ -513,7 +518,7 @@ class TestClients:
         action, sampling, _ = self.answered(says("5."), Served(room=20))
         assert (sampling.max_new_tokens, sampling.grammar, sampling.stop) == (20 - len("prompt>"), None, ())
         assert (action.text, spelled(action.prompt), action.wishes) == ("5.", "prompt>", "")
-        assert self.answered(says("5."), wishes={"seed": 3})[0].wishes == '{"seed": 3}'
+        assert self.answered(says("5."), recorded_options={"seed": 3})[0].wishes == '{"seed": 3}'
 
     def test_an_answer_of_a_form_follows_a_grammar(self) -> None:
         _, sampling, _ = self.answered(says("5."), constraint=Constraint("json"))
@@ -539,52 +544,55 @@ class TestClients:
         ("end", "begun", "stop"),
         [
             ("", "", ()), ("</call>", "", ("</call>",)), ("</call>", "<think>", ("</call>",)),
-            (Said("</call>", False), "", (Said("</call>", False),)),
-            (Said("</call>", False), "<think>Hm", (Said("</call>", True),)),
-            (Said("</call>", True), "Hm</think>", (Said("</call>", False),)),
+            (StopString("</call>", False), "", (StopString("</call>", False),)),
+            (StopString("</call>", False), "<think>Hm", (StopString("</call>", True),)),
+            (StopString("</call>", True), "Hm</think>", (StopString("</call>", False),)),
         ],
     )  # fmt: skip
-    def test_a_turn_of_one_call_ends_with_it(self, end: str | Said, begun: str, stop: tuple[str | Said, ...]) -> None:
-        once: dict[str, Any] = {"tools": (TOOL,), "parallel": False, "begun": begun}
+    def test_a_turn_of_one_call_ends_with_it(
+        self, end: str | StopString, begun: str, stop: tuple[str | StopString, ...]
+    ) -> None:
+        once: dict[str, Any] = {"tools": (TOOL,), "parallel": False, "prefix": begun}
         assert self.answered(says("."), Served(end=end), **once)[1].stop == stop
         assert self.answered(says("."), Served(end=end), **(once | {"parallel": True}))[1].stop == ()
 
     def test_calls_are_looked_for_after_what_the_client_began_and_before_a_stop(self) -> None:
         renderer = Served()
         completion = replace(says(f"{ADDS} STOP {ADDS}"), text=f"{ADDS} ")
-        assert self.names(completion, renderer=renderer, tools=(TOOL,), stop=("STOP",), begun="I add") == ["add"]
+        assert self.names(completion, renderer=renderer, tools=(TOOL,), stop=("STOP",), prefix="I add") == ["add"]
         assert renderer.begun == ["I add"]
         self.names(says(ADDS), renderer=renderer, tools=(TOOL,))
         assert renderer.begun[1:] == [""]
 
     def test_a_turn_that_the_client_began_goes_on_with_its_space(self) -> None:
-        assert self.answered(says("5."), Served(spaced=True), begun="It is")[0].text == " 5."
-        assert self.answered(says(""), Served(spaced=True), begun="It is")[0].text == " "
+        assert self.answered(says("5."), Served(spaced=True), prefix="It is")[0].text == " 5."
+        assert self.answered(says(""), Served(spaced=True), prefix="It is")[0].text == " "
         assert self.answered(says("5."), Served(spaced=True))[0].text == "5."
 
     def test_it_is_heard_as_it_is_sampled(self) -> None:
         for thinking, tools, begun in (("drop", (TOOL,), "It"), ("keep", (TOOL,), ""), ("keep", (), "")):
-            live, renderer = Live(), Served()
+            live, renderer = TokenStream(), Served()
             _, sampling, _ = self.answered(
-                says("5."), renderer, agent(thinking=thinking), stop=("!",), tools=tools, begun=begun, live=live
-            )
-            assert live.text is not None
-            live.text()
-            assert sampling.listener is live
+                says("5."), renderer, agent(thinking=thinking), stop=("!",), tools=tools, prefix=begun,
+                token_stream=live,
+            )  # fmt: skip
+            assert live.make_text_stream is not None
+            live.make_text_stream()
+            assert sampling.on_token is live
             assert renderer.live_of == [("p", ("!",), thinking == "drop", bool(tools), begun)]
 
     @pytest.mark.parametrize(("form", "why"), [(True, "unsupported"), (False, "failed")])
     def test_a_row_that_fails_refuses_this_chat_alone(self, form: bool, why: str) -> None:
         with pytest.raises(ChatRefusedError, match="no room") as caught:
-            self.answered(RowFailedError("no room", form=form))
-        assert caught.value.why == why
+            self.answered(RowFailedError("no room", grammar_failed=form))
+        assert caught.value.reason == why
 
     def test_tokens_that_were_as_likely_are_told_the_client(self) -> None:
         told: Mapping[str, Any] = {"alternatives": (((ord("6"), -0.5),), ((ord("!"), -1.5),))}
         action, sampling, record = self.answered(says("5.", **told), alternatives=1)
         assert sampling.alternatives == 1
         chat = Chat(({"role": "user", "content": "?"},))
-        record.keep(record.asked(chat, []), chat, action)
+        record.store(record.build_request(chat, []), chat, action)
         assert record.reply(action, pieces=True).alternatives == ((("6", -0.5),), (("!", -1.5),))
         assert record.reply(action, pieces=True).pieces == ("5", ".")
         assert record.reply(action).pieces == ()

@@ -14,8 +14,8 @@ import pytest
 from marft.agents.game import Attempt
 from marft.agents.rollout import play_all
 from marft.common.types import Task
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.beside import action_bytes, lost, play_beside, unharmed, world
 from tests.helpers import settings
@@ -41,7 +41,7 @@ def test_whatever_an_environment_raises_loses_its_own_episode_alone(method: str,
     episodes = play_beside(g, ["bad"], tmp_path)
     if method == "close":
         assert episodes["bad"].status == "terminated"
-        assert g.threads.not_closed == 1
+        assert g.threads.failed_closes == 1
     else:
         lost(episodes["bad"], f"environment World: {method}() raised")
     unharmed(episodes, (), tmp_path)
@@ -54,7 +54,7 @@ def test_whatever_it_does_to_its_event_loop_loses_its_own_episode_alone(
     method: str, misdeed: str, tmp_path: Path
 ) -> None:
     episodes = play_beside(world({"bad": (method, LOOPS[misdeed])}, timeout=1.0), ["bad"], tmp_path)
-    assert method == "close" or not episodes["bad"].scored
+    assert method == "close" or not episodes["bad"].is_scored
     unharmed(episodes, (), tmp_path)
 
 
@@ -102,10 +102,10 @@ def test_whatever_hangs_loses_its_own_episode_alone_and_the_next_ones_get_other_
     assert time.monotonic() - began < 5.0  # before what blocks has come to an end
     for name, (method, _) in misdeeds.items():
         if method == "close":
-            assert episodes[name].scored
+            assert episodes[name].is_scored
         else:
             lost(episodes[name], f"environment World: {method}() took over 1 s", place=False)
-    assert g.threads.not_closed == len(HANGS)
+    assert g.threads.failed_closes == len(HANGS)
     unharmed(episodes, (), tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_a_run_goes_on_beside_all_that_and_its_good_episodes_are_the_same_to_the
     for before, after in zip(*good, strict=True):
         assert after.status == "terminated"
         assert [action_bytes(a) for a in before.actions] == [action_bytes(a) for a in after.actions]
-    lost_ones = [episode for episode in recorded[1] if not episode.scored]
+    lost_ones = [episode for episode in recorded[1] if not episode.is_scored]
     assert [episode.task.id.startswith("bad") for episode in lost_ones] == [True] * 10
 
 
@@ -137,7 +137,7 @@ def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     g = world({f"bad {n}": ("close", HANGS["block"]) for n in range(2)}, timeout=0.7)
     episodes = play_beside(g, ["bad 0", "bad 1"], tmp_path, live=1)
     assert [episode.status for episode in episodes.values()] == ["terminated"] * 5
-    assert (g.threads.given_up, g.threads.not_closed) == (2, 2)
+    assert (g.threads.blocked_threads, g.threads.failed_closes) == (2, 2)
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_session_whose_thread_still_hangs_is_closed_once_it_is_free(
     monkeypatch.setattr(WorldSession, "close", close)
     g = world({"bad": ("step", lambda: free.wait(60))}, timeout=0.3)
     assert play_beside(g, ["bad"], tmp_path)["bad"].status == "timed_out"
-    assert g.threads.given_up == 1
+    assert g.threads.blocked_threads == 1
     assert not closed.is_set()
     free.set()
     assert closed.wait(30)

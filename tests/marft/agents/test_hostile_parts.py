@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agents, Excerpt
+from marft.agents.agents import Agents, MessageOverride
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.team import Team
 from marft.agents.tool_sources import ToolUse
 from marft.agents.tools.functions import SessionSource
-from marft.common.texts import LONGEST
+from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, JointAction, Observation, Task
 from marft.rewards.terms import Term
 from tests.beside import GOOD, MISDEED, Given, as_they_were, lost, play_beside, unharmed, world
@@ -117,7 +117,7 @@ def test_an_organization_may_wait_for_its_agents_as_long_as_they_take(tmp_path: 
             return await super().sample(*arguments)
 
     episodes = play_beside(world({}, engine=Slow(), timeout=0.2), [], tmp_path, live=3)
-    assert all(episode.scored for episode in episodes.values())
+    assert all(episode.is_scored for episode in episodes.values())
 
 
 class Keeping:
@@ -136,7 +136,7 @@ class Keeping:
         kept = self.kept[0]
         given: dict[str, Any] = {
             "sees": {"sees": [kept]},
-            "an excerpt": {"sees": [mine, Excerpt(kept, "part")]},
+            "an excerpt": {"sees": [mine, MessageOverride(kept, "part")]},
             "begins": {"begins": kept},
             "a copy": {"sees": [replace(mine, text="changed")]},
             "a text": {"sees": ["a plan"]},
@@ -204,7 +204,7 @@ def test_whatever_a_tool_raises_is_told_to_its_agent_alone(error: str, tmp_path:
     assert [episode.status for episode in episodes.values()] == ["terminated"] * 4
     (call,) = episodes["bad"].actions[0].calls
     assert call.error
-    assert len(call.output) < LONGEST + 100
+    assert len(call.output) < MAX_ERROR_LENGTH + 100
     calm = play_beside(with_looking(lambda: "a door"), [], tmp_path)
     assert as_they_were(episodes) == as_they_were(calm)
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from marft.agents.game import Attempt
 from marft.agents.organizations.orchestrated import Orchestrated
 from marft.agents.play import play
-from marft.agents.rendering import Message
-from marft.cli.live import Screen, play_live
+from marft.agents.renderer import Message
+from marft.cli.live import EpisodeScreen, play_live
 from marft.common.types import Observation, Task
 from marft.inference.human import HumanSampler
 from marft.inference.router import Router
@@ -25,7 +25,7 @@ from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import settings
 
 
-class Scripted(Screen):
+class Scripted(EpisodeScreen):
     """A screen whose person says what it is told to."""
 
     def __init__(self, *says: str) -> None:
@@ -60,13 +60,13 @@ def test_a_person_may_take_a_seat(tmp_path: Path) -> None:
 
 def test_a_person_sees_what_its_agent_would() -> None:
     screen = Scripted()
-    screen.people = ["buyer"]
-    screen.observed(Observation("the shop", views={"searcher": "silk hat", "buyer": "page 1"}))
-    screen.asked("buyer", [Message("searcher", "look for hats")])
-    screen.asked("searcher", [Message("buyer", "clicked")])
-    screen.acted(replace(make_action(agent="searcher", text="I think of hats"), ended=1.0))
-    screen.acted(replace(make_action(agent="buyer", text="click 1"), ended=1.0))
-    screen.observed(Observation("", views={"searcher": "only for you"}))
+    screen.human_roles = ["buyer"]
+    screen.on_observation(Observation("the shop", views={"searcher": "silk hat", "buyer": "page 1"}))
+    screen.on_request("buyer", [Message("searcher", "look for hats")])
+    screen.on_request("searcher", [Message("buyer", "clicked")])
+    screen.on_action(replace(make_action(agent="searcher", text="I think of hats"), ended=1.0))
+    screen.on_action(replace(make_action(agent="buyer", text="click 1"), ended=1.0))
+    screen.on_observation(Observation("", views={"searcher": "only for you"}))
     shown = screen.out.getvalue()
     for text in ("the shop", "page 1", "buyer reads from searcher: look for hats", "searcher acts, 1.0 s", "click 1"):
         assert text in shown
@@ -93,7 +93,7 @@ def test_a_person_may_choose_from_a_list() -> None:
     g = game(Script([ends()]), "router", "a", "b", organization=Orchestrated())
     person = HumanSampler(FakeRenderer(), screen.ask, decode)
     seats = Router(dict.fromkeys(("router", "a", "b"), FakeEngine()), {"router": person})
-    episode = asyncio.run(play(replace(g, engine=seats, watcher=screen), Attempt(Task("t0", "begin"), "play")))
+    episode = asyncio.run(play(replace(g, engine=seats, callback=screen), Attempt(Task("t0", "begin"), "play")))
     assert episode.status == "terminated", episode.error
     assert screen.offered == [("router", ["a", "b"]), ("router", ["a", "b", "stop"])]
     assert [a.id for a in episode.actions] == ["0/router/0", "0/b/0", "0/router/1"]
@@ -101,7 +101,7 @@ def test_a_person_may_choose_from_a_list() -> None:
 
 def test_nothing_that_others_write_is_obeyed_by_the_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
-    Screen(console).acted(replace(make_action(text="\x1b]0;title\x07 \x1b[2J \x9b done"), ended=1.0))
+    EpisodeScreen(console).on_action(replace(make_action(text="\x1b]0;title\x07 \x1b[2J \x9b done"), ended=1.0))
     written = console.file.getvalue()  # type: ignore[attr-defined]
     assert "done" in written
     assert "\x1b]0" not in written

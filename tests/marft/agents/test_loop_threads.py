@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from marft.agents import loop_threads
-from marft.agents.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
+from marft.agents.loop_threads import CallTimeoutError, LoopThread, LoopThreadPool, UserCodeError
 
 LONG = 30.0  # seconds: never waited for where all is well
 
@@ -53,7 +53,7 @@ def blocking() -> tuple[Callable[[], bool], threading.Event]:
 
 class TestCalls:
     def test_what_takes_too_long_is_overdue_and_says_so(self, thread: LoopThread) -> None:
-        with pytest.raises(OverdueError, match=r"it took over 0\.05 s"):
+        with pytest.raises(CallTimeoutError, match=r"it took over 0\.05 s"):
             run(thread.call(forever, timeout=0.05))
 
     def test_a_timeout_that_a_call_raises_is_its_own(self, thread: LoopThread) -> None:
@@ -62,24 +62,24 @@ class TestCalls:
 
         with pytest.raises(TimeoutError, match="of its own") as caught:
             run(thread.call(late, timeout=LONG))
-        assert not isinstance(caught.value, OverdueError)
+        assert not isinstance(caught.value, CallTimeoutError)
 
     def test_errors_of_ours_come_as_they_are(self, thread: LoopThread) -> None:
         def refuse() -> None:
             raise LookupError("ours")
 
         with pytest.raises(LookupError, match="ours"):
-            run(thread.call_theirs(refuse, timeout=LONG, passing=LookupError))
-        with pytest.raises(RaisedError, match=r"LookupError: ours \(test_loop_threads.py:"):
-            run(thread.call_theirs(refuse, timeout=LONG))
+            run(thread.call_user_code(refuse, timeout=LONG, passthrough=LookupError))
+        with pytest.raises(UserCodeError, match=r"LookupError: ours \(test_loop_threads.py:"):
+            run(thread.call_user_code(refuse, timeout=LONG))
 
     def test_who_is_cancelled_is_cancelled(self, thread: LoopThread) -> None:
         async def cancelled() -> bool:
-            waiting = asyncio.create_task(thread.call_theirs(forever, timeout=None))
+            waiting = asyncio.create_task(thread.call_user_code(forever, timeout=None))
             await asyncio.sleep(0.05)
             waiting.cancel()
             await asyncio.wait([waiting])
-            return waiting.cancelled() and await thread.responsive()
+            return waiting.cancelled() and await thread.is_responsive()
 
         assert run(cancelled())
 
@@ -87,8 +87,8 @@ class TestCalls:
         async def give_up() -> None:
             raise asyncio.CancelledError
 
-        with pytest.raises(RaisedError, match="CancelledError"):
-            run(thread.call_theirs(give_up, timeout=LONG))
+        with pytest.raises(UserCodeError, match="CancelledError"):
+            run(thread.call_user_code(give_up, timeout=LONG))
 
     def test_a_call_that_cancels_its_own_task_has_raised(self, thread: LoopThread) -> None:
         async def cancel() -> None:
@@ -97,8 +97,8 @@ class TestCalls:
             task.cancel()
             await asyncio.sleep(0)
 
-        with pytest.raises(RaisedError, match="the call cancelled itself"):
-            run(thread.call_theirs(cancel, timeout=LONG))
+        with pytest.raises(UserCodeError, match="the call cancelled itself"):
+            run(thread.call_user_code(cancel, timeout=LONG))
 
     def test_a_task_that_exits_ends_no_thread(self, thread: LoopThread) -> None:
         async def leave() -> None:
@@ -116,8 +116,8 @@ class TestCalls:
         def leave() -> None:
             raise SystemExit(3)
 
-        with pytest.raises(RaisedError, match="SystemExit"):
-            run(thread.call_theirs(leave, timeout=LONG))
+        with pytest.raises(UserCodeError, match="SystemExit"):
+            run(thread.call_user_code(leave, timeout=LONG))
         with pytest.raises(RuntimeError, match="SystemExit"):
             run(thread.call(leave, timeout=LONG))
         assert run(thread.call(lambda: 7, timeout=LONG)) == 7
@@ -136,9 +136,9 @@ class TestAThread:
                     await asyncio.sleep(0.01)
 
         async def during(call: Callable[[], Any]) -> bool:
-            with pytest.raises(OverdueError):
+            with pytest.raises(CallTimeoutError):
                 await thread.call(call, timeout=0.05)
-            return await thread.responsive()
+            return await thread.is_responsive()
 
         assert not run(during(block))
         free.set()
@@ -155,7 +155,7 @@ class TestAThread:
             await asyncio.sleep(0)
 
         run(thread.call(leave, timeout=LONG))
-        assert run(thread.vacated())
+        assert run(thread.cancel_tasks())
         assert left[0].cancelled()
 
     def test_what_does_not_end_at_once_is_cancelled_again(self, thread: LoopThread) -> None:
@@ -171,7 +171,7 @@ class TestAThread:
             await asyncio.sleep(0)
 
         run(thread.call(leave, timeout=LONG))
-        assert run(thread.vacated())
+        assert run(thread.cancel_tasks())
         assert left[0].cancelled()
 
     def test_one_that_is_stopped_cancels_what_is_left_and_ends(self, thread: LoopThread) -> None:
@@ -189,9 +189,9 @@ class TestAThread:
     def test_what_is_asked_for_later_runs_when_it_is_free(self, thread: LoopThread) -> None:
         block, free = blocking()
         done = threading.Event()
-        with pytest.raises(OverdueError):
+        with pytest.raises(CallTimeoutError):
             run(thread.call(block, timeout=0.05))
-        thread.later(done.set)
+        thread.call_later(done.set)
         assert not done.wait(0.05)
         free.set()
         assert done.wait(LONG)
@@ -202,11 +202,11 @@ class TestAThread:
         assert ended(thread)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            with pytest.raises(RaisedError, match="closed"):
+            with pytest.raises(UserCodeError, match="closed"):
                 run(thread.call(forever, timeout=LONG))
-            assert not run(thread.responsive())
-            assert not run(thread.vacated())
-            thread.later(lambda: None)
+            assert not run(thread.is_responsive())
+            assert not run(thread.cancel_tasks())
+            thread.call_later(lambda: None)
             thread.stop()
             gc.collect()
         assert [str(warning.message) for warning in seen if "awaited" in str(warning.message)] == []
@@ -236,15 +236,15 @@ class TestThePool:
 
         async def sessions() -> tuple[bool, bool, LoopThread]:
             first = pool.acquire()
-            await pool.release(first, suspect=False)
+            await pool.release(first, failed=False)
             second = pool.acquire()
-            await pool.release(second, suspect=True)
+            await pool.release(second, failed=True)
             third = pool.acquire()
-            await pool.release(third, suspect=False)
+            await pool.release(third, failed=False)
             return second is first, third is second, second
 
         again, after_failure, suspect = run(sessions())
-        assert (again, after_failure, pool.given_up) == (True, False, 0)
+        assert (again, after_failure, pool.blocked_threads) == (True, False, 0)
         assert ended(suspect)
         pool.close()
 
@@ -258,14 +258,14 @@ class TestThePool:
 
         async def session() -> LoopThread:
             thread = pool.acquire()
-            with pytest.raises(OverdueError):
+            with pytest.raises(CallTimeoutError):
                 await thread.call(block, timeout=0.05)
-            await pool.release(thread, suspect=suspect)
+            await pool.release(thread, failed=suspect)
             assert pool.acquire() is not thread
             return thread
 
         thread = run(session())
-        assert pool.given_up == 1
+        assert pool.blocked_threads == 1
         free.set()
         assert ended(thread)
 
@@ -281,13 +281,13 @@ class TestThePool:
 
         async def session() -> None:
             thread = pool.acquire()
-            with pytest.raises(OverdueError):
+            with pytest.raises(CallTimeoutError):
                 await thread.call(cleans_up, timeout=0.05)
-            await pool.release(thread, suspect=True)
+            await pool.release(thread, failed=True)
 
         run(session())
         assert cleaned.is_set()
-        assert pool.given_up == 0
+        assert pool.blocked_threads == 0
 
     def test_closing_it_ends_its_threads(self) -> None:
         pool = LoopThreadPool()
@@ -295,7 +295,7 @@ class TestThePool:
 
         async def give_back() -> None:
             for thread in threads:
-                await pool.release(thread, suspect=False)
+                await pool.release(thread, failed=False)
 
         run(give_back())
         pool.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from marft.agents.tools import connection
-from marft.agents.tools.intake import Intake
+from marft.agents.tools.input_limiter import InputLimiter
 from marft.agents.tools.mcp import MCP, SharedServer
 from tests.marft.agents.test_mcp import SERVER, ask
 from tests.marft.common.test_subreaper import gone, linux, soon
@@ -76,20 +76,20 @@ def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
 def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MCP(command=[*SERVER, "stdio"], per_episode=True, connect_seconds=5).connect()
     started = []
-    made = connection._made
+    made = connection._build_client
 
     async def slow(*arguments: Any) -> Any:
         started.append(time.monotonic())
         return await made(*arguments)
 
-    monkeypatch.setattr(connection, "_made", slow)
+    monkeypatch.setattr(connection, "_build_client", slow)
     monkeypatch.setattr(source, "settings", MCP(command=SILENT, per_episode=True, connect_seconds=60))
     before = threads()
     g = with_tools(says(call("count_up"), "ok"), source, seconds=0.3)
     (action,) = run(g).actions
     assert action.calls[0].output == "count_up took over 0.3 s"
     assert len(started) == 1
-    assert soon(lambda: not source._live, 10)
+    assert soon(lambda: not source._connections, 10)
     g.threads.close()
     assert soon(lambda: threads() <= before, 10)
     source.close()
@@ -118,8 +118,8 @@ def test_white_space_around_a_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SEARCH_KEY", "Bearer sk-hush\n")
     table = {"url": "http://127.0.0.1:9/mcp", "header_variables": {"Authorization": "SEARCH_KEY"}}
     settings = MCP.model_validate(table)
-    assert connection._http_client(settings, Intake()).headers["Authorization"] == "Bearer sk-hush"
-    assert connection._reason(OSError("said Bearer sk-hush!"), settings) == "said ***!"
+    assert connection._http_client(settings, InputLimiter()).headers["Authorization"] == "Bearer sk-hush"
+    assert connection._first_cause(OSError("said Bearer sk-hush!"), settings) == "said ***!"
 
 
 @pytest.mark.parametrize(

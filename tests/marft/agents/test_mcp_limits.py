@@ -113,10 +113,10 @@ def test_records_of_others_are_still_logged(caplog: pytest.LogCaptureFixture) ->
 
 MAIN = """\
 import asyncio, signal, sys
-from marft.cli.interrupts import terminated
+from marft.cli.signals import handle_sigterm
 from marft.agents.tools.mcp import MCP
 from marft.common.types import Task
-signal.signal(signal.SIGTERM, terminated)
+signal.signal(signal.SIGTERM, handle_sigterm)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("begun", flush=True)
 source = MCP(command=["sh", "-c", 'echo $$ > "$0"; exec "$@"', *sys.argv[1:]]).connect()

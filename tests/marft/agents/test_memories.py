@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from marft.agents.memories.costs import Cost
 from marft.agents.memories.interface import Entry
-from marft.agents.memories.selection import words_and_marks
-from marft.agents.memories.store import open_store, plain_key
+from marft.agents.memories.selection import count_words
+from marft.agents.memories.store import normalize_key, open_store
 from tests.memory_systems import (
     CALLS,
     CONSTRUCTIONS,
@@ -216,15 +216,15 @@ def test_nothing_written_gives_nothing_and_odd_words_are_taken(name: str) -> Non
 def test_a_text_that_is_too_long_is_cut_and_the_writer_told() -> None:
     store = opened("log", capacity=LEAST)
     work = run(store.write([Entry("é" * 1000)]))
-    assert work.said == "A text has at most 1024 bytes: the rest was cut."
+    assert work.message == "A text has at most 1024 bytes: the rest was cut."
     assert run(store.read("", 10)).texts == ("é" * 512,)
 
 
 def test_a_key_is_the_same_however_it_is_written() -> None:
-    assert plain_key("Ann's  CAT ") == plain_key(" ann's\ncat")
-    assert len(plain_key("ß" * 300)) == 200
+    assert normalize_key("Ann's  CAT ") == normalize_key(" ann's\ncat")
+    assert len(normalize_key("ß" * 300)) == 200
 
 
 def test_tokens_are_words_and_marks() -> None:
     for text in ("Ann's cat is red.", "", " \n", "é-è 1,5 _x", "日本 語!"):
-        assert words_and_marks(text) == tokens(text)
+        assert count_words(text) == tokens(text)

@@ -10,30 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents import memory
-from marft.agents.agents import Agents, Excerpt
+from marft.agents import conversation_memory
+from marft.agents.agents import Agents, MessageOverride
 from marft.agents.channels.last import Last
 from marft.agents.conversation import Conversation
+from marft.agents.conversation_memory import CONCURRENT_ACTIONS, CONTEXT_FULL
 from marft.agents.game import Attempt, Game, Replay
-from marft.agents.memory import AT_ONCE, FULL
 from marft.agents.play import play
-from marft.agents.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError
+from marft.agents.renderer import ChatMessage, Message, NotExact, PromptTooLongError, TruncationPolicy
 from marft.common.types import (
     Action,
     ActionKey,
+    AgentProfile,
     Completion,
     Episode,
     JointAction,
     Observation,
-    Profile,
     Prompt,
-    Sampling,
+    SamplingParams,
     Task,
     TokenIds,
     Tool,
 )
-from marft.rollout.forking.counterfactual import counterfactuals
-from marft.rollout.forking.tree import tree
+from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.rollout.fork_plans.tree import grow_tree
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 from tests.marft.agents.test_conversation import nodes
 from tests.marft.agents.test_turns import Acts, Doing, failed, run
@@ -57,15 +57,15 @@ class Plain(FakeRenderer):
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         return ids_of("".join(f"[{message['role'][0]}:{message['content']}]" for message in messages) + "[")
 
-    def go_on(
+    def continue_chat(
         self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:  # fmt: skip
         if self.forgets:
-            return NotExact("its chat template forgets", everywhere=True)
+            return NotExact("its chat template forgets", always=True)
         return np.concatenate([ids_of("]"), self.start(policy, new, tools)])
 
-    def render(self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut) -> Prompt:  # fmt: skip
+    def render(self, policy: str, profile: AgentProfile, observation: str, seen: Sequence[Message], *, reserve: int, cut: TruncationPolicy) -> Prompt:  # fmt: skip
         prompt = super().render(policy, profile, observation, seen, reserve=reserve, cut=cut)
         if len(prompt.ids) + reserve > self.size:
             raise PromptTooLongError("the prompt alone is too long")
@@ -75,11 +75,11 @@ class Plain(FakeRenderer):
         return self.size
 
 
-def remembering(g: Game, *roles: str, cut: Cut | None = None, longest: int = 10) -> Game:
+def remembering(g: Game, *roles: str, cut: TruncationPolicy | None = None, longest: int = 10) -> Game:
     """The game, in which these agents (all, where none is named) remember."""
     agents = tuple(
         replace(agent, memory="own" if agent.role in (roles or [agent.role]) else "none", cut=cut or agent.cut,
-                sampling=Sampling(max_new_tokens=longest), profile=replace(agent.profile, instructions="I"))
+                sampling=SamplingParams(max_new_tokens=longest), profile=replace(agent.profile, instructions="I"))
         for agent in g.team.agents
     )  # fmt: skip
     renderer = g.renderer if isinstance(g.renderer, Plain) else Plain()
@@ -128,7 +128,7 @@ class TestWhatIsRemembered:
     @pytest.mark.parametrize("behind", ["", "...", "!"])
     def test_the_string_that_ended_a_turn_and_what_was_sampled_with_it_are_not(self, behind: str) -> None:
         class Stopped(FakeEngine):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
                 tokens = ids_of(f"said {key.step}!{behind}")
                 return Completion(tokens, np.full(len(tokens), -1.0, np.float32), f"said {key.step}", "stop")
 
@@ -164,7 +164,7 @@ class TestWhatIsRemembered:
         async def act(observation: Observation, agents: Agents) -> JointAction:
             said = await agents.b(observation)
             for part in ("x", "x", "y"):
-                await agents.a(observation, sees=[Excerpt(said, part)])
+                await agents.a(observation, sees=[MessageOverride(said, part)])
             return JointAction()
 
         told = prompts(run(remembering(acting(act, "a", "b", steps=1), "a")))[1:]
@@ -174,8 +174,8 @@ class TestWhatIsRemembered:
     def test_what_the_channel_left_out_is_still_new(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:
             said = await agents.b(observation)
-            await agents.a(observation, sees=[Excerpt(said, "x"), Excerpt(said, "y")])
-            return JointAction(await agents.a(observation, sees=[Excerpt(said, "x")]))
+            await agents.a(observation, sees=[MessageOverride(said, "x"), MessageOverride(said, "y")])
+            return JointAction(await agents.a(observation, sees=[MessageOverride(said, "x")]))
 
         g = remembering(acting(act, "a", "b", steps=1), "a")
         told = prompts(run(replace(g, team=replace(g.team, channel=Last()))))
@@ -219,7 +219,7 @@ class TestWhatIsRemembered:
 
     def test_a_template_that_cannot_show_a_conversation_loses_the_episode_alone(self) -> None:
         class Refuses(Plain):
-            def go_on(self, *_: Any) -> TokenIds | NotExact:
+            def continue_chat(self, *_: Any) -> TokenIds | NotExact:
                 raise ValueError("roles must alternate")
 
         failed(remembering(replace(acting(once), renderer=Refuses())), "failed", "a: roles must alternate")
@@ -232,11 +232,11 @@ class TestSeveralAtOnce:
         history = "[s:I][u:begin.0][a00][u:begin.1][a01][u:begin.2][a02]"
         assert prompts(episode)[3:] == [f"{history}[u:o1.{n}][" for n in range(3)]
         assert [a.continues for a in episode.actions[3:]] == [("0/a/0", "0/a/1", "0/a/2")] * 3
-        assert [a.restarted for a in episode.actions] == [""] * 3 + [AT_ONCE] * 3
+        assert [a.restarted for a in episode.actions] == [""] * 3 + [CONCURRENT_ACTIONS] * 3
 
     def test_one_that_is_not_finished_is_remembered_once_it_is(self) -> None:
         class Uneven(Counting):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
                 for _ in range(20 if key.call == 0 else 1):
                     await asyncio.sleep(0)
                 return await super().sample(policy, prompt, sampling, key)
@@ -266,14 +266,14 @@ class TestSeveralAtOnce:
                 super().__init__(*arguments)
                 records.append(self)
 
-        monkeypatch.setattr(memory, "Conversation", Kept)
+        monkeypatch.setattr(conversation_memory, "Conversation", Kept)
         episode = run(remembering(acting(at_once, steps=3)))
-        turns = [node for node in nodes(records[0].root) if node.said]
+        turns = [node for node in nodes(records[0].root) if node.action_id]
         once = [node for node in turns if node.sampled]
-        assert sorted(node.said for node in once) == sorted(action.id for action in episode.actions)
+        assert sorted(node.action_id for node in once) == sorted(action.id for action in episode.actions)
         assert len(turns) > len(once)  # others stand in later prompts
         for node in once:
-            action = next(action for action in episode.actions if action.id == node.said)
+            action = next(action for action in episode.actions if action.id == node.action_id)
             assert node.context.tolist() == [*action.prompt, *action.tokens]
 
 
@@ -306,7 +306,7 @@ class TestServedAgain:
             return [asyncio.run(play(g, one)) for one in attempts]
 
         (episode,) = play_many([attempt])
-        forks = counterfactuals(play_many, [attempt], [episode], 1, ["a"])
+        forks = play_counterfactuals(play_many, [attempt], [episode], 1, ["a"])
         assert len(forks) == len(episode.actions)
         for action, fork in zip(episode.actions, forks, strict=True):
             assert fork.error == ""
@@ -317,7 +317,9 @@ class TestServedAgain:
     def test_a_tree_carries_conversations_on(self, acts: Acts) -> None:
         g = remembering(acting(acts, steps=2))
         attempts = [Attempt(Task("t0", "begin"), "train/0")]
-        came_to, _ = tree(lambda some: [asyncio.run(play(g, one)) for one in some], attempts, 2, "best", lambda _: 0.0)
+        came_to, _ = grow_tree(
+            lambda some: [asyncio.run(play(g, one)) for one in some], attempts, 2, "best", lambda _: 0.0
+        )
         assert came_to[0].error == ""
         plain = run(g)
         assert [a.continues for a in came_to[0].actions] == [a.continues for a in plain.actions]
@@ -334,7 +336,7 @@ class TestTooLong:
             "[s:I][u:o1][a10][u:o2][a20][u:o3][",
             "[s:I][u:o2][a20][u:o3][a30][u:o4][",
         ]
-        assert [action.restarted for action in episode.actions] == ["", "", "", FULL, FULL]
+        assert [action.restarted for action in episode.actions] == ["", "", "", CONTEXT_FULL, CONTEXT_FULL]
         assert [action.truncated_tokens for action in episode.actions] == [0, 0, 0, len("[u:begin][a00]"), 11]
         assert episode.actions[3].continues == episode.actions[3].sees == ("1/a/0", "2/a/0")
         assert all(len(action.prompt) <= 40 for action in episode.actions)
@@ -342,11 +344,11 @@ class TestTooLong:
     def test_where_even_the_last_exchange_does_not_fit_the_agent_begins_anew(self) -> None:
         episode = run(remembering(replace(acting(once, steps=3), renderer=Plain(size=30))))
         assert prompts(episode) == ["[s:I][u:begin][", "[s:I][u:o1][", "[s:I][u:o2]["]
-        assert [action.restarted for action in episode.actions][1:] == [FULL] * 2
+        assert [action.restarted for action in episode.actions][1:] == [CONTEXT_FULL] * 2
         assert [action.truncated_tokens for action in episode.actions] == [0, len("[u:begin][a00]"), len("[u:o1][a10]")]
         assert all(len(action.prompt) <= 20 for action in episode.actions)
 
-    @pytest.mark.parametrize(("room", "restarted"), [(0, ""), (-1, FULL)])
+    @pytest.mark.parametrize(("room", "restarted"), [(0, ""), (-1, CONTEXT_FULL)])
     def test_a_conversation_that_just_fits_is_whole(self, room: int, restarted: str) -> None:
         longest = len("[s:I][u:begin][a00][u:o1][a10][u:o2][") + 10
         episode = run(remembering(replace(acting(once, steps=3), renderer=Plain(size=longest + room))))
@@ -361,13 +363,13 @@ class TestTooLong:
 
         g = remembering(replace(acting(act, "a", "b", steps=3), renderer=Plain(size=65)), "a")
         actions = [action for action in run(g).actions if action.agent == "a"]
-        assert [action.restarted for action in actions] == ["", "", FULL]
+        assert [action.restarted for action in actions] == ["", "", CONTEXT_FULL]
         assert [action.message_tokens for action in actions] == [(3,), (0, 0), (0, 3)]
         assert text_of(actions[1].prompt).count("b00") == 1
         assert text_of(actions[2].prompt) == "[s:I][u:o1][a10][u:o2\n\nMessage from b:\nb00]["
 
     def test_where_nothing_may_give_way_the_episode_says_what_to_do(self) -> None:
-        g = remembering(replace(acting(once, steps=5), renderer=Plain(size=50)), cut=Cut("nothing"))
+        g = remembering(replace(acting(once, steps=5), renderer=Plain(size=50)), cut=TruncationPolicy("nothing"))
         failed(g, "failed", "agent 'a': its conversation has 48 tokens", "leaves 40", "agents.context.cut")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marft.agents.memories.deferred import Deferred
+from marft.agents.memories.deferred import DeferredMemory
 from marft.agents.memories.interface import Entry, Work
 from tests.memory_systems import opened, run
 
@@ -28,7 +28,7 @@ class Breaks:
 
 def test_a_batch_that_cannot_be_built_in_is_tried_with_the_next_entry() -> None:
     broken = Breaks()
-    memory = Deferred(broken, 2, 10_000)  # type: ignore[arg-type]
+    memory = DeferredMemory(broken, 2, 10_000)  # type: ignore[arg-type]
 
     async def writes() -> None:
         await memory.write([Entry("a")])

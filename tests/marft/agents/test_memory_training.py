@@ -16,17 +16,17 @@ from rich.console import Console
 
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.rendering import Message
-from marft.cli.show import transcript
-from marft.common.marks import Mark
-from marft.common.types import Action, ActionKey, Completion, Episode, Observation, Prompt, Sampling
+from marft.agents.renderer import Message
+from marft.cli.show import render_transcript
+from marft.common.token_data import TokenSource
+from marft.common.types import Action, ActionKey, Completion, Episode, Observation, Prompt, SamplingParams
 from marft.config import RunSettings
-from marft.evaluation.prompts import Recorded
+from marft.evaluation.prompt_decoder import PromptDecoder
 from marft.inference.human import HumanSampler
 from marft.inference.local import LocalEngine
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests import templates
 from tests.endpoint import says, serving
@@ -80,7 +80,7 @@ def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, t
     for episode in episodes:
         check_goes_on(episode)
         for action in episode.actions:
-            assert action.decisions == len(action.log_probs) == int((action.marks == Mark.SAMPLED).sum())
+            assert action.num_decisions == len(action.log_probs) == int((action.marks == TokenSource.SAMPLED).sum())
             assert {call.round for call in action.calls} == set(range(len(action.intermediate_texts)))
     assert max(len(action.continues) for episode in episodes for action in episode.actions) == 2
     assert [row["restarts"] for row in rows] == [0.0, 0.0]
@@ -136,8 +136,8 @@ def test_a_template_that_cannot_show_a_conversation_is_refused_by_agent(tmp_path
     template.write_text(templates.ONCE)
     models = {"base": {"path": "tiny", "chat_template": str(template)}}
     with pytest.raises(ValueError, match=r"agents.actor.memory: its chat template cannot show a conversation"):
-        LocalRollouts(guessing(tmp_path, "--agents.actor.memory", "own", models=models))
-    LocalRollouts(guessing(tmp_path, models=models)).close()
+        LocalRolloutRunner(guessing(tmp_path, "--agents.actor.memory", "own", models=models))
+    LocalRolloutRunner(guessing(tmp_path, models=models)).close()
 
 
 @pytest.mark.slow
@@ -160,17 +160,17 @@ def test_a_person_remembers_and_is_told_what_is_new(tmp_path: Path) -> None:
     told: list[list[str]] = []
 
     class Watcher:
-        def observed(self, observation: Observation) -> None: ...
+        def on_observation(self, observation: Observation) -> None: ...
 
-        def asked(self, role: str, read: Sequence[Message]) -> None:
+        def on_request(self, role: str, messages: Sequence[Message]) -> None:
             if role == "actor":
-                told.append([message.text for message in read])
+                told.append([message.text for message in messages])
 
-        def acted(self, action: Action) -> None: ...
+        def on_action(self, action: Action) -> None: ...
 
-    with LocalRollouts(guessing(tmp_path, *REMEMBER)) as rollouts:
+    with LocalRolloutRunner(guessing(tmp_path, *REMEMBER)) as rollouts:
         person = HumanSampler(rollouts.game.renderer, lambda role, options: "zero", rollouts.decode)
-        game = replace(rollouts.game, engine=rollouts.engine.seating({"actor": person}), watcher=Watcher())
+        game = replace(rollouts.game, engine=rollouts.engine.with_agent_samplers({"actor": person}), callback=Watcher())
         task = rollouts.run.environment.tasks("train")[0]  # type: ignore[attr-defined]
         episode = rollouts.wait_for(play(game, Attempt(task, "s")))
     check_goes_on(episode)
@@ -185,7 +185,7 @@ class TestHigherOrLower:
     @staticmethod
     def played(output: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
         async def halve(
-            self: LocalEngine, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey
+            self: LocalEngine, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey
         ) -> Completion:  # fmt: skip
             local = self.policies[policy]
             low, high = 1, 15
@@ -199,7 +199,7 @@ class TestHigherOrLower:
         monkeypatch.setattr(LocalEngine, "sample", halve)
         run = guessing(output, "--agents.actor.memory", memory, "--environment.steps", "4")
         run = run.model_copy(update={"agents": run.agents[1:]})
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             return rollouts.play([Attempt(task, "s") for task in rollouts.run.environment.tasks("train")])  # type: ignore[attr-defined]
 
     def test_four_guesses_find_each_of_fifteen_numbers_with_a_memory(
@@ -219,7 +219,7 @@ def test_only_what_is_new_in_a_prompt_is_shown(tmp_path: Path) -> None:
     folder, episodes = trained(guessing(tmp_path, *REMEMBER))
     episode = next(e for e in episodes if len(e.transitions) > 1)
     console = Console(file=io.StringIO(), width=300)
-    for shown in transcript(episode, "actor", Recorded(folder.config)):
+    for shown in render_transcript(episode, "actor", PromptDecoder(folder.config)):
         console.print(shown)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     first, second = [action for action in episode.actions if action.agent == "actor"][:2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marft.agents.channels.record import Record
-from marft.agents.rendering import Message
+from marft.agents.renderer import Message
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT
 

@@ -27,7 +27,7 @@ class Notes:
         self.task, self.seed = task, seed
         self.said: list[str] = []
 
-    def opened(self, task: Task, seed: int) -> Notes:
+    def open(self, task: Task, seed: int) -> Notes:
         SEEDS.append(seed)
         return Notes(task.id, seed)
 
@@ -82,7 +82,7 @@ def test_a_fork_goes_on_with_the_state_that_its_origin_had() -> None:
     attempt = Attempt(Task("t", "go"), "s")
     whole = played(Notes(), attempt)[0]
     kept = {action.id: action for action in whole.actions[:2]}
-    replay = Replay(whole.name, "s", 0, kept, at=whole.actions[2].id, instead_of=whole.actions[2])
+    replay = Replay(whole.name, "s", 0, kept, fork_id=whole.actions[2].id, replaced_action=whole.actions[2])
     fork = played(Notes(), replace(attempt, stream="s/fork", replay=replay))[0]
     assert fork.status == "terminated", fork.error
     assert fork.fork is not None
@@ -95,7 +95,7 @@ class Broken(Notes):
         super().__init__(task)
         self.where = where
 
-    def opened(self, task: Task, seed: int) -> Any:
+    def open(self, task: Task, seed: int) -> Any:
         if self.where == "opened":
             raise RuntimeError("no state today")
         if self.where == "nothing":
@@ -116,8 +116,8 @@ class Broken(Notes):
 @pytest.mark.parametrize(
     ("where", "told", "closed"),
     [
-        ("opened", "opened() raised RuntimeError: no state today", []),
-        ("nothing", "opened() gave a NoneType, which lacks act() or close()", []),
+        ("opened", "open() raised RuntimeError: no state today", []),
+        ("nothing", "open() gave a NoneType, which lacks act() or close()", []),
         ("act", "raised RuntimeError: no act today", ["t"]),
     ],
 )
@@ -137,4 +137,4 @@ def test_one_that_cannot_be_closed_is_counted_and_its_episode_stands() -> None:
     episode = asyncio.run(play(g, Attempt(Task("t", "go"), "s")))
     assert episode.status == "terminated", episode.error
     assert CLOSED == ["t"]
-    assert g.threads.not_closed == 1
+    assert g.threads.failed_closes == 1

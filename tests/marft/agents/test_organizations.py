@@ -13,15 +13,15 @@ from marft.agents.game import Attempt
 from marft.agents.organizations.debate import Debate
 from marft.agents.organizations.graph import Graph
 from marft.agents.organizations.hierarchical import Hierarchical
-from marft.agents.organizations.joining import majority
 from marft.agents.organizations.mixture import MixtureOfAgents
 from marft.agents.organizations.parallel import Parallel
 from marft.agents.organizations.reflective import Reflective
+from marft.agents.organizations.utils import majority_vote
 from marft.agents.play import play
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
@@ -81,8 +81,8 @@ class TestParallel:
         assert answers == ["0/b/0"]
 
     def test_an_answer_that_was_found_beats_none(self) -> None:
-        assert majority([make_action(text="dunno"), make_action(text=r"\boxed{3}", call=1)]).key.call == 1
-        assert majority([make_action(text="dunno"), make_action(text="neither", call=1)]).key.call == 0
+        assert majority_vote([make_action(text="dunno"), make_action(text=r"\boxed{3}", call=1)]).key.call == 1
+        assert majority_vote([make_action(text="dunno"), make_action(text="neither", call=1)]).key.call == 0
 
 
 class TestGraph:

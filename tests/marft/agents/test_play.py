@@ -15,7 +15,7 @@ from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.organizations.chain import Chain
 from marft.agents.play import play
-from marft.agents.rollout import at_most, play_all
+from marft.agents.rollout import play_all, run_bounded
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
@@ -151,7 +151,7 @@ class TestEpisodes:
         async def both() -> list[list[Episode]]:
             gate = asyncio.Semaphore(3)
             some = [[attempt(sample=n) for n in range(6)], [attempt(sample=n) for n in range(6, 12)]]
-            return await asyncio.gather(*(at_most(gate, each, begin, finish, lambda _: None) for each in some))
+            return await asyncio.gather(*(run_bounded(gate, each, begin, finish, lambda _: None) for each in some))
 
         assert [len(episodes) for episodes in asyncio.run(both())] == [6, 6]
         assert most == 3
@@ -163,7 +163,7 @@ class TestFailures:
     def expect(self, g: Game, status: str, *words: str) -> Episode:
         episode = run(g)
         assert episode.status == status
-        assert not episode.scored
+        assert not episode.is_scored
         for word in words:
             assert word in episode.error
         return episode
@@ -222,8 +222,8 @@ class TestFailures:
         stuck, good = asyncio.run(both())
         assert stuck.status == "timed_out"
         assert "over 0.2 s" in stuck.error
-        assert good.scored
-        assert g.threads.given_up == 1
+        assert good.is_scored
+        assert g.threads.blocked_threads == 1
 
     def test_an_environment_that_waits_forever_leaves_a_usable_thread(self) -> None:
         class Waiting(Script):
@@ -239,7 +239,7 @@ class TestFailures:
 
         g = game(Waiting([]), timeout=0.2)
         assert run(g).status == "timed_out"
-        assert g.threads.given_up == 0
+        assert g.threads.blocked_threads == 0
 
     def test_more_sessions_than_the_system_allows_are_an_error_that_says_so(
         self, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +264,7 @@ class TestFailures:
         def boom() -> None:
             raise RuntimeError("late")
 
-        assert run(game(Script([ends()], close=boom))).scored
+        assert run(game(Script([ends()], close=boom))).is_scored
 
     def test_an_organization_that_raises(self) -> None:
         class Wrong:

@@ -17,7 +17,7 @@ import tomli_w
 from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from tests import templates
 from tests.helpers import recipe
 from tests.nights import NIGHT

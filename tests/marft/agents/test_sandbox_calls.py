@@ -13,15 +13,15 @@ from collections.abc import Iterable
 
 import pytest
 
-from marft.agents.sandbox import calls, filter
-from marft.agents.sandbox.calls import MACHINES, numbers
+from marft.agents.sandbox import call_filter, system_calls
 from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.system_calls import ARCHITECTURES, call_numbers
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 HERE = os.uname().machine
-ALLOWED, KILLED = filter.ALLOW, filter.KILL
-NO_SUCH_CALL = filter.REFUSE + errno.ENOSYS
+ALLOWED, KILLED = call_filter.ALLOW, call_filter.KILL
+NO_SUCH_CALL = call_filter.RETURN_ERROR + errno.ENOSYS
 
 # number on x86_64, on aarch64 (from the kernel's tables), and arguments with which it would do something
 REFUSED = {
@@ -93,9 +93,9 @@ ALLOWED_ARGUMENTS = {
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
     """What the filter says of a call: the classic BPF machine, as far as seccomp has it."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
-    chosen = filter.ARCHITECTURES[machine] if architecture is None else architecture
+    chosen = call_filter.AUDIT_ARCHITECTURES[machine] if architecture is None else architecture
     data = struct.pack("=IIQ6Q", number, chosen, 0, *(a & (1 << 64) - 1 for a in padded))
-    program, at, value = filter.program(machine), 0, 0
+    program, at, value = call_filter.build_filter(machine), 0, 0
     while True:
         operation, if_so, if_not, operand = struct.unpack_from("=HBBI", program, 8 * at)
         at += 1
@@ -121,62 +121,79 @@ def numbers_of_libseccomp(machine: str, names: Iterable[str]) -> dict[str, int]:
         pytest.skip("libseccomp is not here")
     resolve = ctypes.CDLL(library).seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
-    found = {name: int(resolve(filter.ARCHITECTURES[machine], name.encode())) for name in names}
+    found = {name: int(resolve(call_filter.AUDIT_ARCHITECTURES[machine], name.encode())) for name in names}
     return {name: number for name, number in found.items() if number >= 0}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ARCHITECTURES)
 class TestTheProgram:
     def test_every_call_that_is_not_on_the_list_does_not_exist(self, machine: str) -> None:
         listed = {
-            *numbers(calls.FREE, machine).values(),
-            *numbers(calls.BY_ARGUMENT, machine).values(),
-            *numbers(calls.ATTRIBUTES, machine).values(),
+            *call_numbers(system_calls.ALLOWED_CALLS, machine).values(),
+            *call_numbers(system_calls.CHECKED_CALLS, machine).values(),
+            *call_numbers(system_calls.ATTRIBUTE_CALLS, machine).values(),
         }
-        for number in [*range(600), 1 << 20, filter.X32, filter.X32 + 1, filter.X32 + 59, (1 << 32) - 1]:
+        for number in [
+            *range(600),
+            1 << 20,
+            call_filter.X32_NUMBERS,
+            call_filter.X32_NUMBERS + 1,
+            call_filter.X32_NUMBERS + 59,
+            (1 << 32) - 1,
+        ]:
             if number not in listed:
                 assert verdict(machine, number) == NO_SUCH_CALL
 
     def test_what_is_on_the_list_is_allowed(self, machine: str) -> None:
-        for number in numbers(calls.FREE, machine).values():
+        for number in call_numbers(system_calls.ALLOWED_CALLS, machine).values():
             assert verdict(machine, number) == ALLOWED
-        for number in numbers(calls.ATTRIBUTES, machine).values():
-            assert verdict(machine, number) == filter.REFUSE + errno.ENOTSUP
+        for number in call_numbers(system_calls.ATTRIBUTE_CALLS, machine).values():
+            assert verdict(machine, number) == call_filter.RETURN_ERROR + errno.ENOTSUP
 
     def test_another_architecture_is_killed(self, machine: str) -> None:
-        others = {filter.ARCHITECTURES[other] for other in MACHINES} - {filter.ARCHITECTURES[machine]}
+        others = {call_filter.AUDIT_ARCHITECTURES[other] for other in ARCHITECTURES} - {
+            call_filter.AUDIT_ARCHITECTURES[machine]
+        }
         for other in [*others, 0x40000003, 0x40000028, 0]:  # i386, arm
-            assert verdict(machine, numbers(calls.DATA, machine)["read"], architecture=other) == KILLED
+            assert (
+                verdict(machine, call_numbers(system_calls.DATA_CALLS, machine)["read"], architecture=other) == KILLED
+            )
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_what_reaches_beyond_is_not_listed(self, machine: str, name: str) -> None:
-        assert verdict(machine, REFUSED[name][MACHINES.index(machine)]) == NO_SUCH_CALL
+        assert verdict(machine, REFUSED[name][ARCHITECTURES.index(machine)]) == NO_SUCH_CALL
 
     def test_arguments_are_looked_at(self, machine: str) -> None:
-        call = numbers(calls.BY_ARGUMENT, machine)
+        call = call_numbers(system_calls.CHECKED_CALLS, machine)
         for family in range(-1, 50):  # netlink is 16, vsock 40
-            wanted = ALLOWED if family == 1 else filter.REFUSE + errno.EAFNOSUPPORT
+            wanted = ALLOWED if family == 1 else call_filter.RETURN_ERROR + errno.EAFNOSUPPORT
             assert verdict(machine, call["socket"], family) == wanted
             assert verdict(machine, call["socketpair"], family) == wanted
         for bit in range(64):
             namespace = 1 << bit in (0x20000, *(1 << b for b in range(25, 31)))
-            wanted = filter.REFUSE + errno.EPERM if namespace else ALLOWED
+            wanted = call_filter.RETURN_ERROR + errno.EPERM if namespace else ALLOWED
             assert verdict(machine, call["clone"], 1 << bit | 17 if bit > 5 else 1 << bit) == wanted
-        assert verdict(machine, call["mmap"], 0, 4096, 3, 0x40022) == filter.REFUSE + errno.ENOMEM
+        assert verdict(machine, call["mmap"], 0, 4096, 3, 0x40022) == call_filter.RETURN_ERROR + errno.ENOMEM
         assert verdict(machine, call["mmap"], 0, 4096, 3, 0x22) == ALLOWED
         for command, allowed in ((1, True), (6, True), (1030, True), (1024, False), (1031, False), (8, False)):
             assert (verdict(machine, call["fcntl"], 0, command) == ALLOWED) is allowed
         assert verdict(machine, call["ioctl"], 0, 0x5401) == ALLOWED
-        assert verdict(machine, call["ioctl"], 0, 0x5412) == filter.REFUSE + errno.ENOTTY  # pushes keys to a terminal
+        assert (
+            verdict(machine, call["ioctl"], 0, 0x5412) == call_filter.RETURN_ERROR + errno.ENOTTY
+        )  # pushes keys to a terminal
         assert verdict(machine, call["prctl"], 15) == ALLOWED
-        assert verdict(machine, call["prctl"], 35) == filter.REFUSE + errno.EINVAL  # other memory maps for /proc
-        assert verdict(machine, call["setsockopt"], 3, 1, 26) == filter.REFUSE + errno.ENOPROTOOPT  # a BPF program
-        assert set(call) == set(filter.CHECKS)
+        assert (
+            verdict(machine, call["prctl"], 35) == call_filter.RETURN_ERROR + errno.EINVAL
+        )  # other memory maps for /proc
+        assert (
+            verdict(machine, call["setsockopt"], 3, 1, 26) == call_filter.RETURN_ERROR + errno.ENOPROTOOPT
+        )  # a BPF program
+        assert set(call) == set(call_filter.CHECKS)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ALLOWED_ARGUMENTS)
     def test_every_other_argument_is_refused(self, machine: str, name: str) -> None:
-        number = numbers(calls.BY_ARGUMENT, machine)[name]
+        number = call_numbers(system_calls.CHECKED_CALLS, machine)[name]
         argument, allowed = ALLOWED_ARGUMENTS[name]
         for value in (*range(80), *range(1020, 1045), *range(0x5400, 0x5460), 0x59616D61, 0x53564D41):
             arguments = [0] * argument + [value]
@@ -185,15 +202,15 @@ class TestTheProgram:
     def test_calls_of_x32_do_not_exist_whatever_the_list_says(
         self, machine: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        getpid = filter.X32 + 39
-        monkeypatch.setattr(filter, "FREE", f"getpid {getpid} {getpid}")
+        getpid = call_filter.X32_NUMBERS + 39
+        monkeypatch.setattr(call_filter, "ALLOWED_CALLS", f"getpid {getpid} {getpid}")
         assert verdict(machine, getpid) == NO_SUCH_CALL
 
     def test_the_numbers_are_those_of_libseccomp(self, machine: str) -> None:
         ours = {}
-        for table in (calls.FREE, calls.BY_ARGUMENT, calls.ATTRIBUTES):
-            ours |= numbers(table, machine)
-        ours |= {name: both[MACHINES.index(machine)] for name, both in REFUSED.items()}
+        for table in (system_calls.ALLOWED_CALLS, system_calls.CHECKED_CALLS, system_calls.ATTRIBUTE_CALLS):
+            ours |= call_numbers(table, machine)
+        ours |= {name: both[ARCHITECTURES.index(machine)] for name, both in REFUSED.items()}
         known = numbers_of_libseccomp(machine, ours)
         assert len(known) > len(ours) - 8
         assert {name: ours[name] for name in known} == known
@@ -201,7 +218,7 @@ class TestTheProgram:
 
 def test_a_machine_whose_calls_are_not_known_is_refused() -> None:
     with pytest.raises(ValueError, match="the calls of riscv64 are not known, only those of x86_64 and aarch64"):
-        filter.program("riscv64")
+        call_filter.build_filter("riscv64")
 
 
 @isolated
@@ -212,7 +229,7 @@ class TestInTheJail:
         for name, (*both, arguments) in REFUSED.items():
             given = ", ".join(str(values.get(str(a), a)) for a in arguments)
             lines += [
-                f"r = libc.syscall({both[MACHINES.index(HERE)]}, {given})",
+                f"r = libc.syscall({both[ARCHITECTURES.index(HERE)]}, {given})",
                 f"seen[{name!r}] = r, ctypes.get_errno()",
             ]
         lines.append("print({name: what for name, what in seen.items() if what != (-1, 38)})")
@@ -232,7 +249,7 @@ class TestInTheJail:
         assert "Address family not supported" in run_python(code).errors
 
     def test_no_namespace_by_clone(self) -> None:
-        number = numbers(calls.BY_ARGUMENT, HERE)["clone"]
+        number = call_numbers(system_calls.CHECKED_CALLS, HERE)["clone"]
         assert in_jail(f"print(libc.syscall({number}, 0x10000000 | 17, 0, 0, 0, 0), ctypes.get_errno())") == "-1 1"
 
     def test_no_larger_pipes(self) -> None:
@@ -270,11 +287,11 @@ class TestTheParentsKeys:
         """In a process with a session keyring of its own, which holds a key."""
         source = f"""
 import ctypes
-from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
+from marft.agents.sandbox.kernel import KEYCTL, replace_keyring
 from marft.agents.sandbox.runner import run_python
-add, keyctl = {REFUSED["add_key"][MACHINES.index(HERE)]}, KEYCTL[{HERE!r}]
+add, keyctl = {REFUSED["add_key"][ARCHITECTURES.index(HERE)]}, KEYCTL[{HERE!r}]
 libc = ctypes.CDLL(None, use_errno=True)
-new_session_keyring()
+replace_keyring()
 key = libc.syscall(add, b"user", b"marft", b"hush", 4, -3)
 print("kept" if key > 0 else "no keys here")
 print(run_python('''
@@ -295,13 +312,13 @@ print(text.value)
     def test_the_session_keyring_is_a_new_one(self) -> None:
         source = f"""
 import ctypes
-from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
+from marft.agents.sandbox.kernel import KEYCTL, replace_keyring
 libc, keyctl = ctypes.CDLL(None), KEYCTL[{HERE!r}]
-new_session_keyring()
-libc.syscall({REFUSED["add_key"][MACHINES.index(HERE)]}, b"user", b"marft", b"hush", 4, -3)
+replace_keyring()
+libc.syscall({REFUSED["add_key"][ARCHITECTURES.index(HERE)]}, b"user", b"marft", b"hush", 4, -3)
 find = lambda: libc.syscall(keyctl, 10, -3, b"user", b"marft", 0) > 0
 before = find()
-new_session_keyring()
+replace_keyring()
 print(before, find())
 """
         told = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from marft.agents.sandbox import root, runner, watch
-from marft.agents.sandbox.runner import JAIL, isolation_problem, run_python
+from marft.agents.sandbox import memory_monitor, root, runner
+from marft.agents.sandbox.runner import JAIL_PATH, isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
@@ -40,10 +40,10 @@ class Jail:
         assert process.stdin
         assert process.stdout
         self.keeper = process.pid
-        process.stdin.write(json.dumps(runner._order(WAITING, settings, "", {})).encode())
+        process.stdin.write(json.dumps(runner._build_order(WAITING, settings, "", {})).encode())
         process.stdin.close()
         assert process.stdout.readline() == b"up\n"
-        *_, self.code = watch.below(process.pid)
+        *_, self.code = memory_monitor.find_descendants(process.pid)
 
     def file(self, name: str) -> str:
         return Path(f"/proc/{self.code}/{name}").read_text()
@@ -66,7 +66,8 @@ def started(settings: SandboxSettings) -> Iterator[Jail]:
         Path(__file__).open(encoding="utf-8") as leaked,
         os.fdopen(fcntl.fcntl(leaked, fcntl.F_DUPFD, min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1))) as high,
         subprocess.Popen(
-            [sys.executable, "-I", "-S", str(JAIL), str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-I", "-S", str(JAIL_PATH), str(os.getpid())], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={"SECRET": "hush"}, cwd="/", pass_fds=[leaked.fileno(), high.fileno()], start_new_session=True,
         ) as process,
     ):  # fmt: skip
@@ -160,7 +161,7 @@ class TestTheMounts:
 
     def test_none_of_the_machines_is_left_and_none_is_tied_to_it(self, jail: Jail) -> None:
         mounts = self.mounts(jail)
-        shown = (*runner.needs()["files"], *runner.needs()["folders"], "/lib/")
+        shown = (*runner.find_requirements()["files"], *runner.find_requirements()["folders"], "/lib/")
         others = {place for place in mounts if not place.startswith(shown)}
         assert others == {"/", "/work", "/tmp", "/dev/shm", *root.DEVICES}
         assert [tied for _, tied in mounts.values() if tied] == []
@@ -177,7 +178,7 @@ class TestTheKeeper:
         seen: dict[str, object] = {}
 
         def look() -> None:
-            while not (live := list(runner._live)) or len(watch.below(live[0].pid)) < 1:
+            while not (live := list(runner._running)) or len(memory_monitor.find_descendants(live[0].pid)) < 1:
                 time.sleep(0.02)
             keeper = live[0].pid
             seen["environment"] = Path(f"/proc/{keeper}/environ").read_bytes()
@@ -213,7 +214,7 @@ class TestWithoutTheFilter:
 
     @pytest.fixture(autouse=True)
     def no_filter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runner, "program", lambda machine: b"")
+        monkeypatch.setattr(runner, "build_filter", lambda architecture: b"")
 
     def told(self, *lines: str) -> str:
         ran = run_python(LIBC + "\n".join(lines))
@@ -273,10 +274,10 @@ class TestWithoutTheFilter:
         source = f"""
 import ctypes, os
 from marft.agents.sandbox import runner
-from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
-runner.program = lambda machine: b""
+from marft.agents.sandbox.kernel import KEYCTL, replace_keyring
+runner.build_filter = lambda architecture: b""
 libc, keyctl = ctypes.CDLL(None), KEYCTL[os.uname().machine]
-new_session_keyring()
+replace_keyring()
 ours = libc.syscall(keyctl, 0, -3, 0)
 told = runner.run_python({LIBC!r} + "print(libc.syscall(%d, 0, -3, 0))" % keyctl)
 print(ours, told.output)

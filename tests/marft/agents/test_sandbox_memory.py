@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.agents.sandbox import group, jail, watch
+from marft.agents.sandbox import group, jail, memory_monitor
 from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
@@ -66,7 +66,7 @@ for _ in range(14):
 class TestTheSum:
     @pytest.fixture(autouse=True)
     def no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group, "find", lambda: "")
+        monkeypatch.setattr(group, "find_parent", lambda: "")
 
     @pytest.mark.slow
     @pytest.mark.parametrize("what", HOARDS)
@@ -113,37 +113,37 @@ def cgroup_tree(top: Path, own: str, gives: dict[str, str]) -> dict[str, str]:
         (folder / "cgroup.procs").write_text("")
     (top / "mounts").write_text(f"proc /proc proc rw 0 0\ncgroup2 {top} cgroup2 rw,relatime 0 0\n")
     (top / "own").write_text(f"0::/{own}\n")
-    return {"mounts": str(top / "mounts"), "own": str(top / "own")}
+    return {"mount_file": str(top / "mounts"), "group_file": str(top / "own")}
 
 
 class TestTheGroup:
     def test_the_nearest_that_limits_the_memory_of_its_children_is_taken(self, tmp_path: Path) -> None:
         gives = {"": "cpu memory", "user": "cpu memory pids", "user/app": "memory", "user/app/shell": ""}
         files = cgroup_tree(tmp_path, "user/app/shell", gives)
-        assert group.find(**files) == str(tmp_path / "user" / "app")
+        assert group.find_parent(**files) == str(tmp_path / "user" / "app")
 
     def test_it_is_our_own_where_nothing_else_runs_in_it(self, tmp_path: Path) -> None:
-        assert group.find(**cgroup_tree(tmp_path, "", {"": "memory"})) == str(tmp_path)
+        assert group.find_parent(**cgroup_tree(tmp_path, "", {"": "memory"})) == str(tmp_path)
 
     @pytest.mark.parametrize("gives", [{"": "", "a": ""}, {"": "cpu pids", "a": "cpu"}])
     def test_there_is_none_without_limits_of_memory(self, tmp_path: Path, gives: dict[str, str]) -> None:
-        assert group.find(**cgroup_tree(tmp_path, "a", gives)) == ""
+        assert group.find_parent(**cgroup_tree(tmp_path, "a", gives)) == ""
 
     def test_there_is_none_without_the_right_to_write(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = cgroup_tree(tmp_path, "a", {"": "memory", "a": ""})
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        assert group.find(**files) == ""
+        assert group.find_parent(**files) == ""
 
     @pytest.mark.parametrize("own", ["/../../elsewhere", "a/gone"])
     def test_a_group_out_of_sight_is_none(self, tmp_path: Path, own: str) -> None:
         files = cgroup_tree(tmp_path, own, {"": "", "a": ""})
-        assert group.find(**files) == ""
+        assert group.find_parent(**files) == ""
 
     def test_there_is_none_on_a_system_of_another_kind(self, tmp_path: Path) -> None:
         (tmp_path / "mounts").write_text("cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n")
         (tmp_path / "own").write_text("4:memory:/a\n0::/\n")
-        assert group.find(str(tmp_path / "mounts"), str(tmp_path / "own")) == ""
-        assert group.find(str(tmp_path / "none"), str(tmp_path / "none")) == ""
+        assert group.find_parent(str(tmp_path / "mounts"), str(tmp_path / "own")) == ""
+        assert group.find_parent(str(tmp_path / "none"), str(tmp_path / "none")) == ""
 
     def test_it_is_limited_before_anything_runs_in_it(self, tmp_path: Path) -> None:
         folder = group.make(str(tmp_path), 160)
@@ -206,9 +206,9 @@ class TestTheGroup:
         monkeypatch.setattr(jail.group, "make", lambda parent, memory_mb: f"{parent}/one")
         monkeypatch.setattr(jail.group, "remove", removed.append)
         monkeypatch.setattr(jail, "enter_namespaces", lambda: None)
-        monkeypatch.setattr(jail, "keep_first", lambda order, own: 0)
-        monkeypatch.setattr(jail, "end_all", lambda: None)
-        assert jail.keep_isolated({"group": "/here", "limits": {"memory_mb": 160}}) == 0
+        monkeypatch.setattr(jail, "start_init", lambda order, own: 0)
+        monkeypatch.setattr(jail, "kill_all", lambda: None)
+        assert jail.run_isolated({"group": "/here", "limits": {"memory_mb": 160}}) == 0
         assert removed == ["/here/one"]
 
     def test_where_none_can_be_made_there_is_none(self, tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ class TestTheGroup:
     def test_a_jail_is_put_into_its_group_and_the_keeper_is_not(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(group, "find", lambda: str(tmp_path))
-        monkeypatch.setattr(group, "PATIENCE", 1)  # files of a stand-in do not go with their folder
+        monkeypatch.setattr(group, "find_parent", lambda: str(tmp_path))
+        monkeypatch.setattr(group, "REMOVE_ATTEMPTS", 1)  # files of a stand-in do not go with their folder
         assert run_python("print('here')", SMALL).output == "here\n"
         (folder,) = tmp_path.iterdir()
         keeper = int(folder.name.removeprefix("marft-jail-"))
@@ -229,17 +229,17 @@ class TestTheGroup:
 
     @isolated
     def test_a_jail_whose_group_cannot_be_made_is_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group, "find", lambda: "/proc")
+        monkeypatch.setattr(group, "find_parent", lambda: "/proc")
         ran = run_python("import os, time\n" + HOARDS["processes"] + "\ntime.sleep(9)", SMALL)
         assert (ran.outcome, "MB of memory in use" in ran.errors) == ("killed", True)
 
     @isolated
-    @pytest.mark.skipif(not group.find(), reason="no control group can be made here")
+    @pytest.mark.skipif(not group.find_parent(), reason="no control group can be made here")
     def test_the_kernel_kills_a_jail_that_is_too_large(self) -> None:
-        parent = Path(group.find())
+        parent = Path(group.find_parent())
         ran = run_python("import os, time\n" + HOARDS["processes"] + "\ntime.sleep(9)", SMALL)
         assert (ran.outcome, ran.errors) == ("killed", "")
-        assert not list(parent.glob(f"{group.NAME}*"))
+        assert not list(parent.glob(f"{group.NAME_PREFIX}*"))
 
 
 class TestTheWatch:
@@ -249,19 +249,19 @@ class TestTheWatch:
         with subprocess.Popen([sys.executable, "-c", middle], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout
             assert process.stdout.readline() == b"up\n"
-            assert len(watch.below(process.pid)) == 1
-            assert watch.too_much(process.pid, None, 50 << 20) > 50 << 20
-            assert watch.too_much(process.pid, None, 500 << 20) == 0
+            assert len(memory_monitor.find_descendants(process.pid)) == 1
+            assert memory_monitor.memory_over_limit(process.pid, None, 50 << 20) > 50 << 20
+            assert memory_monitor.memory_over_limit(process.pid, None, 500 << 20) == 0
             process.communicate()
-        assert watch.too_much(process.pid, None, 0) == 0
+        assert memory_monitor.memory_over_limit(process.pid, None, 0) == 0
 
     def test_files_in_memory_count(self) -> None:
         space = os.open("/dev/shm", os.O_RDONLY)
-        before = watch.in_files(space)
+        before = memory_monitor.file_bytes(space)
         path = Path("/dev/shm") / f"marft-{os.getpid()}"
         try:
             path.write_bytes(bytes(5 << 20))
-            assert watch.in_files(space) >= before + (4 << 20)
+            assert memory_monitor.file_bytes(space) >= before + (4 << 20)
         finally:
             path.unlink()
             os.close(space)
@@ -272,7 +272,7 @@ class TestTheWatch:
         with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout
             assert process.stdout.readline() == b"up\n"
-            below = watch.below(process.pid)
+            below = memory_monitor.find_descendants(process.pid)
             for pid in below:
                 os.kill(pid, signal.SIGKILL)
             process.communicate()
@@ -281,8 +281,8 @@ class TestTheWatch:
     def test_what_is_swapped_out_and_page_tables_count(self, tmp_path: Path) -> None:
         (tmp_path / "status").write_text("Name:\tcode\nVmRSS:\t  100 kB\nVmPTE:\t 20 kB\nVmSwap:\t  3 kB\n")
         (tmp_path / "smaps_rollup").write_text("Rss:\t  100 kB\nPss:\t 50 kB\nPss_Anon:\t 40 kB\nSwapPss:\t  3 kB\n")
-        assert watch.counted([str(tmp_path)], "status", watch.COUNTED) == 123 << 10
-        assert watch.counted([str(tmp_path)], "smaps_rollup", watch.SHARED_OUT) == 53 << 10
+        assert memory_monitor.sum_fields([str(tmp_path)], "status", memory_monitor.RESIDENT_FIELDS) == 123 << 10
+        assert memory_monitor.sum_fields([str(tmp_path)], "smaps_rollup", memory_monitor.SHARED_FIELDS) == 53 << 10
 
     def test_open_files_of_every_thread_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """They need not share them."""
@@ -290,8 +290,8 @@ class TestTheWatch:
         for thread in threads:
             (thread / "fd").mkdir(parents=True)
             (thread / "fd" / "0").touch()
-        monkeypatch.setattr(watch, "below", lambda pid: {7: [str(thread) for thread in threads]})
-        assert watch.too_much(1, None, 0) == 2 * watch.BUFFER
+        monkeypatch.setattr(memory_monitor, "find_descendants", lambda pid: {7: [str(thread) for thread in threads]})
+        assert memory_monitor.memory_over_limit(1, None, 0) == 2 * memory_monitor.BUFFER_BYTES
 
     def test_files_that_it_may_not_count_are_none_of_a_process_that_lives(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,18 +301,20 @@ class TestTheWatch:
 
         monkeypatch.setattr(os, "listdir", refuse)
         (tmp_path / "status").write_text("State:\tZ (zombie)\n")
-        assert watch.open_files(str(tmp_path)) == 0
+        assert memory_monitor.count_open_files(str(tmp_path)) == 0
         (tmp_path / "status").write_text("VmRSS:\t  100 kB\n")
         with pytest.raises(PermissionError):
-            watch.open_files(str(tmp_path))
+            memory_monitor.count_open_files(str(tmp_path))
 
     def test_it_looks_as_often_as_is_promised(self) -> None:
-        assert watch.SECONDS == 0.02  # docs/architecture.md: what can be touched in 20 ms is possible for that long
+        assert (
+            memory_monitor.INTERVAL_SECONDS == 0.02
+        )  # docs/architecture.md: what can be touched in 20 ms is possible for that long
 
     def test_a_kernel_that_tells_too_little_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os.path, "exists", lambda path: False)
         with pytest.raises(OSError, match="does not tell a process's children"):
-            watch.require()
+            memory_monitor.check_support()
 
 
 @isolated

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.sandbox import jail, runner
-from marft.agents.sandbox.runner import end_all, isolation_problem, run_python
+from marft.agents.sandbox.runner import isolation_problem, run_python, terminate_all
 from marft.agents.sandbox.settings import SandboxSettings
 from tests.helpers import until
 from tests.nights import BY_NIGHT
@@ -77,7 +77,7 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
         parents.append(str(parent))
 
     def of_these(words: list[str]) -> bool:
-        return program in words or (words[3:4] == [str(runner.JAIL)] and words[4] in parents)
+        return program in words or (words[3:4] == [str(runner.JAIL_PATH)] and words[4] in parents)
 
     assert soon(lambda: [*processes(of_these), *tmp_path.iterdir()]) == []
 
@@ -105,8 +105,8 @@ def test_nothing_is_left_of_code_that_was_stopped_or_ended(
 
 def test_a_run_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[subprocess.Popen[bytes]] = []
-    end = runner._end
-    monkeypatch.setattr(runner, "_end", lambda process: (end(process), ended.append(process)))
+    end = runner._terminate
+    monkeypatch.setattr(runner, "_terminate", lambda process: (end(process), ended.append(process)))
     assert run_python("print(1)", SandboxSettings(isolation="none")).output == "1\n"
     assert [pipe.closed for one in ended for pipe in (one.stdin, one.stdout, one.stderr) if pipe] == [True] * 3
 
@@ -124,7 +124,7 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
     def kill_the_keeper() -> None:
         until(lambda: len(processes(lambda words: "_" * (MINE + 2) + "program.py" in words)) == 2)
         seen.extend(processes(lambda words: "_" * (MINE + 2) + "program.py" in words))
-        (process,) = runner._live
+        (process,) = runner._running
         process.kill()
 
     threading.Thread(target=kill_the_keeper, daemon=True).start()
@@ -135,7 +135,7 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
 
 @isolated
 def test_ending_all_ends_code_at_once() -> None:
-    timer = threading.Timer(1.0, end_all)
+    timer = threading.Timer(1.0, terminate_all)
     timer.start()
     ran = run_python(SLEEP, SandboxSettings(seconds=60), files=named(MINE + 3))
     assert ran.outcome == "killed"
@@ -145,9 +145,9 @@ def test_ending_all_ends_code_at_once() -> None:
 
 def keeper(code: str, ignored: signal.Signals) -> subprocess.Popen[bytes]:
     """A keeper whose parent ignores a signal, which it inherits."""
-    order = runner._order(code, SandboxSettings(isolation="none"), "", {})
+    order = runner._build_order(code, SandboxSettings(isolation="none"), "", {})
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(runner.JAIL), str(os.getpid())], stdin=subprocess.PIPE,
+        [sys.executable, "-I", "-S", str(runner.JAIL_PATH), str(os.getpid())], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, env={}, preexec_fn=lambda: signal.signal(ignored, signal.SIG_IGN),
     )  # fmt: skip
     assert process.stdin
@@ -181,12 +181,12 @@ def test_a_first_process_whose_keeper_has_gone_before_it_asks_for_its_death_buil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, ended = tmp_path / "built", os.pipe()
-    monkeypatch.setattr(jail, "write", lambda path, text: (built.touch(), os._exit(0)))
+    monkeypatch.setattr(jail, "write_text", lambda path, text: (built.touch(), os._exit(0)))
     monkeypatch.setattr(jail.kernel, "prctl", lambda option, value: time.sleep(0.3))  # the keeper has gone by then
     monkeypatch.setattr(jail.group, "join", lambda own, first: os._exit(0))
     if (pid := os.fork()) == 0:
         os.close(ended[0])
-        jail.keep_first({"folder": "/work"}, "")
+        jail.start_init({"folder": "/work"}, "")
     os.close(ended[1])
     os.waitpid(pid, 0)
     assert os.read(ended[0], 1) == b""  # both have ended

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marft.agents.sandbox import calls
-from marft.agents.sandbox.calls import MACHINES, numbers
+from marft.agents.sandbox import system_calls
+from marft.agents.sandbox.system_calls import ARCHITECTURES, call_numbers
 from tests.marft.agents.test_sandbox_calls import numbers_of_libseccomp
 
 # as in calls.py: a name, its number on x86_64 and on aarch64
@@ -56,18 +56,18 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ARCHITECTURES)
 class TestEachMachine:
     @pytest.mark.parametrize("what", NEVER)
     def test_no_call_that_reaches_beyond_is_on_a_list(self, machine: str, what: str) -> None:
-        never = numbers(NEVER[what], machine)
-        for table in (calls.FREE, calls.BY_ARGUMENT, calls.ATTRIBUTES):
-            listed = numbers(table, machine)
+        never = call_numbers(NEVER[what], machine)
+        for table in (system_calls.ALLOWED_CALLS, system_calls.CHECKED_CALLS, system_calls.ATTRIBUTE_CALLS):
+            listed = call_numbers(table, machine)
             assert not set(never) & set(listed)
             assert not set(never.values()) & set(listed.values())
 
     def test_the_numbers_are_those_of_libseccomp(self, machine: str) -> None:
-        ours = {name: number for table in NEVER.values() for name, number in numbers(table, machine).items()}
+        ours = {name: number for table in NEVER.values() for name, number in call_numbers(table, machine).items()}
         known = numbers_of_libseccomp(machine, ours)
         assert len(known) > len(ours) - 16
         assert {name: ours[name] for name in known} == known

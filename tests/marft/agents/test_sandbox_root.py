@@ -15,7 +15,7 @@ import pytest
 
 import marft
 from marft.agents.sandbox import interpreter, runner
-from marft.agents.sandbox.interpreter import needs
+from marft.agents.sandbox.interpreter import find_requirements
 from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
@@ -94,7 +94,7 @@ def test_the_standard_library_works(what: str) -> None:
 def test_nothing_is_shown_but_the_interpreter_its_libraries_and_its_standard_library() -> None:
     code = "import json, os\nprint(json.dumps([os.path.join(f, n) for f, _, ns in os.walk('/') for n in ns]))"
     shown = json.loads(run_python(code, SandboxSettings(output_kb=4096, seconds=30)).output)
-    python = needs()
+    python = find_requirements()
     folders = tuple(f"{folder}/" for folder in python["folders"])
     others = {path for path in shown if not path.startswith(folders)}
     libraries = {f"/lib/{name}" for name in python["libraries"]}
@@ -112,7 +112,15 @@ def test_folders_of_the_machine_are_not_there(name: str) -> None:
 
 
 def test_nothing_that_is_shown_can_be_changed() -> None:
-    places = [*needs()["folders"], *needs()["files"], "/lib/libc.so.6", "/lib", "/", "/dev", "/dev/null"]
+    places = [
+        *find_requirements()["folders"],
+        *find_requirements()["files"],
+        "/lib/libc.so.6",
+        "/lib",
+        "/",
+        "/dev",
+        "/dev/null",
+    ]
     code = f"""
 import os
 for place in {places!r}:
@@ -138,14 +146,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("local")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = prefix / "lib" / version
-    for folder in needs()["folders"]:
+    for folder in find_requirements()["folders"]:
         if Path(folder, "os.py").exists():
             shutil.copytree(folder, library, ignore=LEFT_OUT)
-    for name, path in needs()["libraries"].items():
+    for name, path in find_requirements()["libraries"].items():
         if name.startswith("libpython"):
             shutil.copy(path, prefix / "lib" / name)
     (prefix / "bin").mkdir()
-    shutil.copy(needs()["python"], prefix / "bin" / version)
+    shutil.copy(find_requirements()["python"], prefix / "bin" / version)
     packages = [library / kind / "hushed" / "key" for kind in ("site-packages", "dist-packages")]
     for private in (prefix / "hushed", *packages, prefix / "lib" / "hushed.so"):
         private.parent.mkdir(parents=True, exist_ok=True)
@@ -197,11 +205,11 @@ class TestAnInterpreterElsewhere:
 
     def test_the_working_folder_makes_room_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         other = {"files": {"/work/bin/python": ""}, "folders": {"/work/lib": ""}}
-        monkeypatch.setattr(runner, "needs", lambda: other)
-        assert runner._order("", SandboxSettings(), "", {})["folder"] == "/_work"
+        monkeypatch.setattr(runner, "find_requirements", lambda: other)
+        assert runner._build_order("", SandboxSettings(), "", {})["folder"] == "/_work"
 
     def test_one_among_everything_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runner, "needs", lambda: {**needs(), "folders": {"/usr": "/usr"}})
+        monkeypatch.setattr(runner, "find_requirements", lambda: {**find_requirements(), "folders": {"/usr": "/usr"}})
         ran = run_python("print(1)")
         assert (ran.outcome, ran.errors) == (
             "failed", "/usr: Python must not live there, for all of it would be shown\n",
@@ -210,7 +218,7 @@ class TestAnInterpreterElsewhere:
     def test_one_that_cannot_be_started_is_no_isolation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "_base_executable", "/nowhere/python")
         with pytest.raises(ValueError, match="/nowhere/python does not say what it needs"):
-            interpreter.needs.__wrapped__()
+            interpreter.find_requirements.__wrapped__()
 
 
 class TestGroups:

@@ -20,23 +20,23 @@ import torch
 from rich.console import Console
 
 from marft.agents.agents import Agents
+from marft.agents.conversation_memory import CONCURRENT_ACTIONS
 from marft.agents.game import Attempt, Game
-from marft.agents.memory import AT_ONCE
-from marft.agents.rendering import ChatMessage, NotExact, exchange
+from marft.agents.renderer import ChatMessage, NotExact, tool_call_messages
 from marft.agents.team import Team
-from marft.cli.show import transcript
-from marft.common.marks import Mark
+from marft.cli.show import render_transcript
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
 from marft.config import RunSettings
-from marft.evaluation.prompts import Recorded
-from marft.inference.messages import REWRITES
+from marft.evaluation.prompt_decoder import PromptDecoder
+from marft.inference.chat_messages import REWRITES_HISTORY
 from marft.models.packed_rows import PackedRows
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.credit_audit import RERENDER_MARKER, audit_credit
+from marft.trainer.credit_report import select_heatmaps, write_credit_report
 from marft.trainer.loop import train
-from marft.trainer.replay import ANEW, replay
-from marft.trainer.replay_page import pictures_of, write_replay
 from tests import templates
 from tests import tools as offered
 from tests.fakes import FakeRenderer, Script, ends, goes_on
@@ -66,12 +66,12 @@ def calls_thrice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def slow_log_probs(rollouts: LocalRollouts, action: Action) -> list[float]:
+def slow_log_probs(rollouts: LocalRolloutRunner, action: Action) -> list[float]:
     """Of each sampled token under the policy as it is, by a forward of its own."""
     policy, found = rollouts.models.policies[action.policy], []
-    for place in np.flatnonzero(action.sampled):
+    for place in np.flatnonzero(action.sampled_mask):
         context, first = context_of(action, place)
-        rows = PackedRows.of(
+        rows = PackedRows.from_rows(
             [np.concatenate([context, action.tokens[first:place]])], [policy.adapter], policy.backbone.device
         )
         logits = policy.backbone.head(policy.backbone.hidden_states(rows)[-1]).double()
@@ -99,7 +99,7 @@ def test_an_action_whose_chat_was_rendered_anew_trains_as_it_was_sampled(level: 
 def test_each_token_has_the_log_prob_of_its_own_context_and_each_context_is_the_chat_as_it_is_shown(
     tmp_path: Path,
 ) -> None:
-    with LocalRollouts(forgetting(tmp_path)) as rollouts:
+    with LocalRolloutRunner(forgetting(tmp_path)) as rollouts:
         (episode,) = rollouts.play([Attempt(rollouts.run.environment.tasks("train")[0], "s")])  # type: ignore[attr-defined]
         action, tokenizer = episode.actions[0], rollouts.models.policies["reasoner"].tokenizer
         np.testing.assert_allclose(action.log_probs, slow_log_probs(rollouts, action), atol=1e-4)
@@ -107,16 +107,19 @@ def test_each_token_has_the_log_prob_of_its_own_context_and_each_context_is_the_
     def text(ids: TokenIds) -> str:
         return str(tokenizer.decode(ids.tolist()))
 
-    assert [(restart.turns, restart.reason) for restart in action.restarts] == [(1, REWRITES), (3, REWRITES)]
+    assert [(restart.turns, restart.reason) for restart in action.restarts] == [
+        (1, REWRITES_HISTORY),
+        (3, REWRITES_HISTORY),
+    ]
     said = [text(action.tokens[start:stop]) for _, start, stop in action.segments]
     answer = "<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert said == [f"{TURNS[0]}<|im_end|>", f"{TURNS[1]}<|im_end|>\n{answer}{TURNS[2]}<|im_end|>", said[2]]
     prompt, exchange = text(action.prompt), f"{BARE_CALL}<|im_end|>\n{answer}"
     assert text(action.restarts[0].context) == prompt + exchange
     assert text(action.restarts[1].context) == prompt + 3 * exchange
-    assert (action.marks == Mark.TOOL).sum() == len(tokenizer.encode(f"\n{answer}", add_special_tokens=False))
+    assert (action.marks == TokenSource.TOOL).sum() == len(tokenizer.encode(f"\n{answer}", add_special_tokens=False))
     assert action.intermediate_texts == TURNS
-    assert action.decisions == len(action.log_probs) == int(action.sampled.sum())
+    assert action.num_decisions == len(action.log_probs) == int(action.sampled_mask.sum())
 
 
 @pytest.mark.parametrize(("thought", "restarts"), [("<think>\nSo.\n</think>\n\n", 0), ("", 1)])
@@ -125,7 +128,7 @@ def test_what_a_turn_really_says_decides_and_not_a_probe(
 ) -> None:
     """A template that shows an empty thought in a last turn without one leaves those alone that have one."""
     begin_with(monkeypatch, thought + BARE_CALL)
-    with LocalRollouts(forgetting(tmp_path, chat=templates.THINKS)) as rollouts:
+    with LocalRolloutRunner(forgetting(tmp_path, chat=templates.THINKS)) as rollouts:
         (episode,) = rollouts.play([Attempt(rollouts.run.environment.tasks("train")[0], "s")])  # type: ignore[attr-defined]
     assert [c.output for c in episode.actions[0].calls] == ["5"]
     assert len(episode.actions[0].restarts) == restarts
@@ -163,7 +166,7 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped(tmp_path: Path) -> Non
         RunFolder.create(forgetting(tmp_path / name, "--training.steps", "3")) for name in ("one", "other")
     )
     train(straight.settings(), straight)
-    assert train(stopped.settings(), stopped, observer=StopAfter(2)).step == 2
+    assert train(stopped.settings(), stopped, callback=StopAfter(2)).step == 2
     train(stopped.settings(), stopped, resume=True)
     assert_same(stopped, straight, "step_000003")
 
@@ -212,29 +215,29 @@ def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:
     train(folder.settings(), folder)
     (episode, *_) = read_episodes(folder.episodes / "step_000002.parquet")
     console = Console(file=io.StringIO(), width=300)
-    for shown in transcript(episode, "reasoner", Recorded(folder.config)):
+    for shown in render_transcript(episode, "reasoner", PromptDecoder(folder.config)):
         console.print(shown)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     first, second = episode.actions[0].restarts
     parts = [
         "Hm. <tool_call>", '{"a": 2, "b": 3} → 5', f"goes on from its chat, rendered anew to {len(first.context)} tokens",
-        "0/reasoner/0 says before it uses tools", "Oh. <tool_call>", f"rendered anew to {len(second.context)} tokens: {REWRITES}",
+        "0/reasoner/0 says before it uses tools", "Oh. <tool_call>", f"rendered anew to {len(second.context)} tokens: {REWRITES_HISTORY}",
         "0/reasoner/0 says,",
     ]  # fmt: skip
     places = [text.index(part) for part in parts[:3]]
     places += [text.index(part, places[-1]) for part in parts[3:]]
     assert places == sorted(places)
-    audit = replay(folder, [folder.settings().algorithm], step=2)
-    write_replay(tmp_path / "page", "a run", audit, pictures_of(audit, 1))
+    audit = audit_credit(folder, [folder.settings().algorithm], step=2)
+    write_credit_report(tmp_path / "page", "a run", audit, select_heatmaps(audit, 1))
     page = (tmp_path / "page.html").read_text()
-    assert page.count(ANEW.strip()) == 2
+    assert page.count(RERENDER_MARKER.strip()) == 2
 
 
 def test_a_template_that_cannot_show_an_answer_at_all_is_refused_by_agent(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"agents.reasoner.tools: .* cannot render tools and their answers .*set models"
     ):
-        LocalRollouts(forgetting(tmp_path, chat=templates.NO_ANSWERS))
+        LocalRolloutRunner(forgetting(tmp_path, chat=templates.NO_ANSWERS))
 
 
 def ids_of(text: str) -> TokenIds:
@@ -282,7 +285,7 @@ class TestLimits:
         assert [bytes(r.context.astype(np.uint8)).decode() for r in action.restarts] == asked[1:]
         assert [(r.at, r.turns) for r in action.restarts] == [(len(self.SAID), 1), (2 * len(self.SAID), 2)]
         assert [stop - start for _, start, stop in action.segments] == [len(self.SAID), len(self.SAID), 5]
-        assert (action.marks == Mark.SAMPLED).all()
+        assert (action.marks == TokenSource.SAMPLED).all()
         assert (action.text, action.finish) == ("three", "stop")
 
     def test_what_has_been_sampled_counts_for_all_segments(self) -> None:
@@ -307,7 +310,7 @@ class Rewrites(Plain):
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         turns = [
-            exchange(text, [c for c in action.calls if c.round == n])
+            tool_call_messages(text, [c for c in action.calls if c.round == n])
             for n, text in enumerate(action.intermediate_texts)
         ]
         return [message for turn in turns for message in turn] + [{"role": "assistant", "content": action.text}]
@@ -341,7 +344,7 @@ def test_an_action_that_is_taken_over_into_another_branch_ends_there_as_it_was_s
         f"[s:I][u:o0.0]{used}[", f"[s:I][u:o0.1]{used}["
     ]  # fmt: skip
     assert bytes(last.prompt.astype(np.uint8)).decode() == (f"[s:I][u:o0.0]{used}[a:three][u:o0.1]{used}[three][u:o1][")
-    assert (last.continues, last.restarted) == ((first.id, second.id), AT_ONCE)
+    assert (last.continues, last.restarted) == ((first.id, second.id), CONCURRENT_ACTIONS)
 
 
 def test_a_turn_begins_with_what_a_teammate_wrote_since_its_chat_was_rendered_anew() -> None:
@@ -351,7 +354,7 @@ def test_a_turn_begins_with_what_a_teammate_wrote_since_its_chat_was_rendered_an
     mine, other = run(acting(begins, "a", "b")).actions[:2]
     said = len("three")
     assert other.tokens[:said].tolist() == mine.tokens[-said:].tolist()
-    assert other.by_teammate[: said + 1].tolist() == [True] * said + [False]
+    assert other.teammate_mask[: said + 1].tolist() == [True] * said + [False]
     assert other.teammate_log_probs is not None
     assert other.teammate_log_probs.tolist() == mine.log_probs[-said:].tolist()
     assert other.restarts[0].at == said + len(TestLimits.SAID)

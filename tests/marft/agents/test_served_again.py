@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents import turns
+from marft.agents import episode_runner
 from marft.agents.agents import Agents
 from marft.agents.game import Replay
 from marft.agents.organizations.chain import Chain
-from marft.agents.rendering import Message
+from marft.agents.renderer import Message
 from marft.agents.tool_sources import ToolUse
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode, JointAction, Observation, ToolCall
@@ -31,7 +31,7 @@ class Belt:
     def __init__(self, *arguments: Any) -> None:
         Belt.made.append(arguments)
 
-    async def repeat(self, limits: Any, calls: Sequence[ToolCall]) -> list[ToolCall]:
+    async def replay(self, limits: Any, calls: Sequence[ToolCall]) -> list[ToolCall]:
         return [replace(call, output=answer) for call, answer in zip(calls, Belt.answers, strict=True)]
 
     async def close(self) -> None: ...
@@ -60,7 +60,7 @@ class TestServedAgain:
         assert [a.text for a in fork.actions] == ["a says 0", "b says 0", "a anew", "b anew"]
         assert fork.fork is not None
         assert (fork.fork.origin, fork.fork.at) == (first.name, "1/a/0")
-        named = self.again(self.replay(first, 2, at="0/b/0"))
+        named = self.again(self.replay(first, 2, fork_id="0/b/0"))
         assert named.fork is not None
         assert named.fork.at == "0/b/0"
         assert first.fork is None
@@ -91,9 +91,9 @@ class TestServedAgain:
         first = self.recorded()
         wrong = self.replay(first, 1, actions={"0/a/0": replace(first.actions[0], prompt=np.zeros(3, np.int32))})
         assert self.again(wrong).error.startswith("replaying 0/a/0: the agent sees something else than recorded")
-        at = self.replay(first, 1, at="0/b/0", instead_of=first.actions[1])
+        at = self.replay(first, 1, fork_id="0/b/0", replaced_action=first.actions[1])
         assert self.again(at).status == "terminated"
-        other = self.again(replace(at, instead_of=replace(first.actions[1], prompt=np.zeros(3, np.int32))))
+        other = self.again(replace(at, replaced_action=replace(first.actions[1], prompt=np.zeros(3, np.int32))))
         assert other.error.startswith("replaying 0/b/0: the agent sees something else than recorded")
         later = self.replay(first, 4, actions={a.id: a for a in first.actions if a.id != "0/a/0"})
         assert [a.text for a in self.again(later).actions] == ["a anew", "b anew", "a says 1", "b says 1"]
@@ -101,7 +101,7 @@ class TestServedAgain:
     def test_tools_begin_under_the_seed_of_the_episode_that_is_played_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(turns, "ToolBelt", Belt)
+        monkeypatch.setattr(episode_runner, "ToolExecutor", Belt)
         Belt.made, Belt.answers = [], []
         g = game(Script([goes_on(), ends()]), "a", "b", seed=3)
         first = run(g, sample=2)
@@ -113,7 +113,7 @@ class TestServedAgain:
     def test_recorded_calls_are_made_again_and_have_to_answer_the_same(
         self, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(turns, "ToolBelt", Belt)
+        monkeypatch.setattr(episode_runner, "ToolExecutor", Belt)
         Belt.made, Belt.answers = [], [answer, "second"]
         first = self.recorded()
         calls = (ToolCall("look", output="as before"), ToolCall("go", output="second"))
@@ -134,12 +134,12 @@ def test_a_chain_goes_on_after_what_it_was_served() -> None:
     told: list[str] = []
 
     class Watcher:
-        def observed(self, observation: Observation) -> None: ...
-        def asked(self, role: str, read: Sequence[Message]) -> None:
+        def on_observation(self, observation: Observation) -> None: ...
+        def on_request(self, role: str, messages: Sequence[Message]) -> None:
             told.append(role)
 
-        def acted(self, action: Action) -> None: ...
+        def on_action(self, action: Action) -> None: ...
 
     replay = Replay(first.name, "train/0", 0, {"0/a/0": first.actions[0]})
-    run(replace(game(Script([ends()]), "a", "b"), watcher=Watcher()), replay=replay, stream="fork")
+    run(replace(game(Script([ends()]), "a", "b"), callback=Watcher()), replay=replay, stream="fork")
     assert told == ["b"]

@@ -12,7 +12,7 @@ from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.common.types import Episode, JointAction, Observation, Task
-from marft.evaluation.evaluate import _messages
+from marft.evaluation.evaluate import _collect_messages
 from tests.fakes import FakeEngine
 from tests.marft.agents.test_memory import Plain, acting, text_of
 
@@ -45,7 +45,7 @@ def test_what_is_dropped_teammates_do_not_read_and_the_record_keeps() -> None:
     assert all("It is 3." in prompt and "Hm." not in prompt for prompt in prompts(episode, "solver"))
     assert {action.text for action in episode.actions} == {TEXT}
     assert {action.message for action in episode.actions} == {"It is 3."}
-    assert set(_messages(episode).values()) == {"It is 3."}
+    assert set(_collect_messages(episode).values()) == {"It is 3."}
 
 
 def test_what_is_kept_they_read() -> None:

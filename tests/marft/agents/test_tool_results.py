@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from marft.agents.tools.connection import text_of
+from marft.agents.tools.connection import result_text
 from marft.agents.tools.functions import FunctionSource
 from marft.common.types import Task
 
@@ -169,7 +169,7 @@ def test_a_tool_that_may_return_json_is_taken(annotation: Any) -> None:
 
 
 def result_of(*content: dict[str, Any], **more: Any) -> str:
-    return text_of(mcp_types.CallToolResult.model_validate({"content": list(content), **more}))
+    return result_text(mcp_types.CallToolResult.model_validate({"content": list(content), **more}))
 
 
 TEXT = {"type": "text", "text": "hello"}

@@ -16,7 +16,7 @@ from marft.agents.game import Attempt, Replay
 from marft.agents.play import play
 from marft.agents.tools.functions import SessionSource
 from marft.common.types import JointAction, Observation, Task
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, goes_on
 from tests.tool_games import call, run, says, with_tools
@@ -107,19 +107,19 @@ class TestTheStateOfAnEpisode:
         """Else what is computed together would depend on how long its tools take to end."""
 
         class Counts(FakeEngine):
-            depth = 0
+            num_layers = 0
 
             @contextmanager
             def external_wait(self) -> Iterator[None]:
-                self.depth += 1
+                self.num_layers += 1
                 yield
-                self.depth -= 1
+                self.num_layers -= 1
 
         engine, depths = Counts(says(call("ping"), "ok").say), list[int]()
 
         class Watched(offered.SlowToOpen):
             def close(self) -> None:
-                depths.append(engine.depth)
+                depths.append(engine.num_layers)
 
         run(with_tools(engine, Watched))
         assert depths == [1]

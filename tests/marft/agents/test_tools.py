@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.game import Attempt
-from marft.agents.rendering import NOTHING
+from marft.agents.renderer import NO_TOKENS
 from marft.agents.rollout import play_all
 from marft.agents.tool_sources import StatelessSource
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python
-from marft.common.marks import Mark
-from marft.common.types import ActionKey, JointAction, Observation, Profile, Step, Task, TokenIds, Tool, ToolCall
+from marft.common.token_data import TokenSource
+from marft.common.types import ActionKey, AgentProfile, JointAction, Observation, Step, Task, TokenIds, Tool, ToolCall
 from marft.evaluation.metrics import episode_metrics
 from marft.rewards.terms import ToolErrors
 from tests import tools as offered
@@ -77,7 +77,7 @@ class Hears(FakeRenderer):
         self.begun: list[str] = []
 
     def calls(
-        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NO_TOKENS
     ) -> Sequence[ToolCall]:
         self.begun.append(bytes(begun.astype(np.uint8)).decode())
         return super().calls(policy, tokens, tools)
@@ -107,9 +107,9 @@ class TestCalls:
         assert [(c.name, c.output, c.error) for c in action.calls] == [("add", "5", False)]
         text = bytes(action.tokens.astype(np.uint8)).decode()
         assert text == action.intermediate_texts[0] + "[5]" + "It is 5."
-        tool = np.flatnonzero(action.marks == Mark.TOOL)
+        tool = np.flatnonzero(action.marks == TokenSource.TOOL)
         assert bytes(action.tokens[tool].astype(np.uint8)).decode() == "[5]"
-        assert action.decisions == len(action.log_probs) == len(action.tokens) - 3
+        assert action.num_decisions == len(action.log_probs) == len(action.tokens) - 3
 
     def test_every_turn_has_a_random_stream_of_its_own(self) -> None:
         engine = says(call("add", a=1), "done")
@@ -147,7 +147,7 @@ class TestCalls:
         (action,) = run(with_tools(says(call("add", a=1)), offered.add, rounds=3)).actions
         assert len(action.calls) == 3
         assert action.finish == "length"
-        assert action.marks[-1] == Mark.SAMPLED
+        assert action.marks[-1] == TokenSource.SAMPLED
 
     def test_all_turns_share_one_budget_of_tokens(self) -> None:
         g = with_tools(says(call("add", a=1)), offered.add, rounds=100)
@@ -215,7 +215,7 @@ class TestWhatGoesWrong:
         assert all(episode.status == "terminated" for episode in episodes)
         assert done[-1][0] == 0
         assert all(seconds < 0.5 for _, seconds in done[:-1])
-        assert g.threads.given_up == 1
+        assert g.threads.blocked_threads == 1
 
     def test_a_source_that_answers_no_text_is_read_all_the_same(self) -> None:
         class Odd(StatelessSource):
@@ -230,7 +230,7 @@ class TestWhatGoesWrong:
     def test_a_call_that_will_not_be_cancelled_keeps_its_thread_to_itself(self) -> None:
         g = with_tools(says(call("stubborn"), "ok"), offered.stubborn, seconds=0.2)
         assert run(g).actions[0].calls[0].error
-        assert g.threads.given_up == 1
+        assert g.threads.blocked_threads == 1
 
     def test_environments_that_raise_what_is_no_exception_lose_only_their_episode(self) -> None:
         def off(_: Any) -> Step:
@@ -270,7 +270,7 @@ class TestWhatGoesWrong:
             return ends(float(joint.answer.text == "right"))(joint)
 
         g = with_tools(FakeEngine(say), offered.add)
-        reader = Agent(Profile("b", "You are b.", answers=True), "b")
+        reader = Agent(AgentProfile("b", "You are b.", answers=True), "b")
         g = replace(g, team=replace(g.team, agents=(*g.team.agents, reader)), environment=Script([pays]))
         attempts = [Attempt(Task("t0", "begin"), "train/0", sample) for sample in range(len(texts))]
         for episode in asyncio.run(play_all(g, attempts, 50)):

@@ -14,9 +14,19 @@ import pytest
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.rendering import Cut, Message, PromptTooLongError
-from marft.common.texts import LONGEST
-from marft.common.types import Action, Choice, Completion, Episode, JointAction, Observation, Prompt, Sampling, Task
+from marft.agents.renderer import Message, PromptTooLongError, TruncationPolicy
+from marft.common.texts import MAX_ERROR_LENGTH
+from marft.common.types import (
+    Action,
+    Choice,
+    Completion,
+    Episode,
+    JointAction,
+    Observation,
+    Prompt,
+    SamplingParams,
+    Task,
+)
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")
@@ -55,7 +65,7 @@ class Seen(FakeRenderer):
 
     room: list[int] = field(default_factory=list)
 
-    def render(self, *arguments: Any, reserve: int, cut: Cut) -> Prompt:
+    def render(self, *arguments: Any, reserve: int, cut: TruncationPolicy) -> Prompt:
         self.room.append(reserve)
         return replace(super().render(*arguments, reserve=reserve, cut=cut), truncated_tokens=len(self.room))
 
@@ -86,7 +96,7 @@ class TestWhatIsRecorded:
 
         renderer, engine = Seen(), FakeEngine(lambda key, _: "yes" if (key.agent, key.call) == ("b", 1) else "five5")
         g = replace(doing(act, engine=engine), renderer=renderer)
-        agents = tuple(replace(agent, sampling=Sampling(max_new_tokens=7)) for agent in g.team.agents)
+        agents = tuple(replace(agent, sampling=SamplingParams(max_new_tokens=7)) for agent in g.team.agents)
         episode = run(replace(g, team=replace(g.team, agents=agents)))
         assert renderer.room == [7, 5 + 7, len("no, never")]
         assert [action.sees for action in episode.actions] == [(), ("0/a/0",), ()]
@@ -104,7 +114,7 @@ class TestWhatIsRecorded:
 
     def test_actions_are_in_the_order_asked_for_whoever_answers_first(self) -> None:
         class Uneven(FakeEngine):
-            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: Any) -> Any:
+            async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: Any) -> Any:
                 for _ in range(9 if key.agent == "a" else 1):
                     await asyncio.sleep(0)
                 return await super().sample(policy, prompt, sampling, key)
@@ -151,26 +161,26 @@ class TestWhatIsRecorded:
             return JointAction()
 
         class Wordy(FakeRenderer):
-            def render(self, *_: Any, reserve: int, cut: Cut) -> Prompt:
-                raise PromptTooLongError("e" * 3 * LONGEST)
+            def render(self, *_: Any, reserve: int, cut: TruncationPolicy) -> Prompt:
+                raise PromptTooLongError("e" * 3 * MAX_ERROR_LENGTH)
 
         episode = failed(replace(doing(act), renderer=Wordy()), "failed")
-        assert episode.error.startswith("e" * 2 * LONGEST + " …")
+        assert episode.error.startswith("e" * 2 * MAX_ERROR_LENGTH + " …")
 
     def test_who_looks_on_is_told_what_is_shown_asked_and_said(self) -> None:
         told: list[Any] = []
 
         class Watcher:
-            def observed(self, observation: Observation) -> None:
+            def on_observation(self, observation: Observation) -> None:
                 told.append(observation.text)
 
-            def asked(self, role: str, read: Sequence[Message]) -> None:
-                told.append((role, [message.text for message in read]))
+            def on_request(self, role: str, messages: Sequence[Message]) -> None:
+                told.append((role, [message.text for message in messages]))
 
-            def acted(self, action: Action) -> None:
+            def on_action(self, action: Action) -> None:
                 told.append(action.id)
 
-        run(replace(game(Script([ends()]), "a", "b"), watcher=Watcher()))
+        run(replace(game(Script([ends()]), "a", "b"), callback=Watcher()))
         assert told == ["begin", ("a", []), "0/a/0", ("b", ["a says 0"]), "0/b/0"]
 
 
@@ -193,9 +203,9 @@ class TestWhatACriticReads:
 
     def test_it_is_cut_where_it_is_too_long_even_if_the_agents_own_prompt_may_not_be(self) -> None:
         class Narrow(FakeRenderer):
-            def render(self, *arguments: Any, reserve: int, cut: Cut) -> Prompt:
+            def render(self, *arguments: Any, reserve: int, cut: TruncationPolicy) -> Prompt:
                 prompt = super().render(*arguments, reserve=reserve, cut=cut)
-                if cut.what != "nothing":
+                if cut.target != "nothing":
                     return replace(prompt, ids=prompt.ids[:5])
                 if b"from a" in prompt.ids.astype(np.uint8).tobytes():
                     raise PromptTooLongError("too long")
@@ -206,7 +216,7 @@ class TestWhatACriticReads:
             return JointAction(await agents.b(observation))
 
         g = replace(doing(act), renderer=Narrow())
-        agents = tuple(replace(agent, cut=Cut("nothing")) for agent in g.team.agents)
+        agents = tuple(replace(agent, cut=TruncationPolicy("nothing")) for agent in g.team.agents)
         episode = run(replace(g, team=replace(g.team, agents=agents)), critic_states=True)
         assert episode.status == "terminated"
         assert len(episode.actions[1].prompt) > 5

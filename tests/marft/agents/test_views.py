@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from marft.agents.reading import RefusedError, whole
+from marft.agents.environment_calls import RefusedError, validate_observation
 from marft.common.types import Observation
 
 
 def test_an_agent_is_shown_what_is_for_everybody_and_then_what_is_for_it_alone() -> None:
     shown = Observation("One card each.", views={"north": "You hold a king."})
-    assert shown.seen_by("north") == "One card each.\n\nYou hold a king."
-    assert shown.seen_by("south") == "One card each."
-    assert Observation("", views={"north": "A king."}).seen_by("north") == "A king."
+    assert shown.for_role("north") == "One card each.\n\nYou hold a king."
+    assert shown.for_role("south") == "One card each."
+    assert Observation("", views={"north": "A king."}).for_role("north") == "A king."
 
 
 def test_the_whole_says_who_sees_what() -> None:
     assert (
-        Observation("Deal.", views={"north": "king", "south": "ace"}).whole
+        Observation("Deal.", views={"north": "king", "south": "ace"}).full_text
         == "Deal.\n\nTo north:\nking\n\nTo south:\nace"
     )
-    assert Observation("Deal.").whole == "Deal."
+    assert Observation("Deal.").full_text == "Deal."
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_the_whole_says_who_sees_what() -> None:
 )
 def test_what_cannot_be_shown_is_refused_in_words(wrong: Mapping[str, Any], why: str) -> None:
     with pytest.raises(RefusedError, match=why):
-        whole(Observation("Deal.", **wrong))
+        validate_observation(Observation("Deal.", **wrong))
 
 
 def test_what_can_be_shown_is_read_as_it_is() -> None:
     shown = Observation("Deal.", {"north": "king"}, ("north",), {"north": ("raise", "fold")})
-    assert whole(shown) == shown
-    assert whole(Observation("Deal.", turn=["north"])).turn == ("north",)  # type: ignore[arg-type]
+    assert validate_observation(shown) == shown
+    assert validate_observation(Observation("Deal.", turn=["north"])).turn == ("north",)  # type: ignore[arg-type]

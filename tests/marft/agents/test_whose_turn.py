@@ -12,7 +12,7 @@ from marft.agents.organizations.turns import Turns
 from marft.agents.play import play
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.evaluation.metrics import episode_metrics
-from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import FakeEngine, Script, game
 
 ATTEMPT = Attempt(Task("t", "begin"), "s")
@@ -55,10 +55,10 @@ def test_whose_turn_it_is_acts_and_chooses_from_what_it_is_given() -> None:
     assert first.choice.chosen == 1
     assert first.text == "fold"
     assert not any(action.choice for action in episode.actions[1:])
-    acted = seen[1].of("b")
+    acted = seen[1].for_role("b")
     assert acted
     assert acted.text == "b at 1"
-    assert seen[1].of("a") is None
+    assert seen[1].for_role("a") is None
 
 
 def test_an_agent_reads_its_own_view_and_no_other() -> None:
@@ -108,7 +108,7 @@ def test_views_are_recorded_and_held_to_when_an_episode_is_played_again(tmp_path
     write_episodes(tmp_path / "step.parquet", [episode])
     kept = read_episodes(tmp_path / "step.parquet")[0]
     assert [one.observation for one in kept.transitions] == SHOWN
-    observations = [one.observation.whole for one in episode.transitions]
+    observations = [one.observation.full_text for one in episode.transitions]
     served = {action.id: action for action in episode.actions}
     replay = Replay(episode.name, "s", 0, served, observations=observations)
     again = asyncio.run(play(team(Turns(sees="last"))[0], Attempt(Task("t", "begin"), "fork", replay=replay)))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from marft.cli.live import Screen, play_live
+from marft.cli.live import EpisodeScreen, play_live
 from marft.common.types import Fork
-from marft.envs.tasks import tasks_of
-from marft.evaluation.again import Again
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
+from marft.envs.tasks import read_tasks
+from marft.evaluation.replay_point import ReplayPoint
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
 from tests.runs import finished
 from tests.views import attempt, make_run
 
@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def again(folder: RunFolder, index: int, action: str) -> tuple[str, list[str], list[str]]:
     """What was shown, what each action was recorded as, and what it is now."""
     shown = io.StringIO()
-    recorded = read_episodes(folder.recorded(1))[index]
-    screen = Screen(Console(file=shown, width=200))
+    recorded = read_episodes(folder.find_recorded(1))[index]
+    screen = EpisodeScreen(Console(file=shown, width=200))
     episode = play_live(folder.settings(), folder, "last", 0, [], screen, f"1:{index}@{action}")
     assert episode.status == "terminated", episode.error
     assert episode.fork == Fork(recorded.name, action)
@@ -58,16 +58,16 @@ def test_from_the_first_action_on_all_is_sampled_and_the_same_each_time(run: Run
 ])  # fmt: skip
 def test_what_is_not_there_is_said_with_what_is(run: RunFolder, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Again.of(text).attempt(run.settings(), run)
+        ReplayPoint.parse(text).build_attempt(run.settings(), run)
 
 
 def test_a_fork_begins_under_the_seed_of_what_it_was_forked_from(tmp_path: Path) -> None:
     folder = RunFolder(make_run(tmp_path / "one", steps=0))
-    task = tasks_of(folder.settings().environment, "train")[0]
+    task = read_tasks(folder.settings().environment, "train")[0]
     origin = attempt(1, 0, task=task)
     fork = attempt(1, 0, task=task, stream="train/0/fork/0", fork=Fork(origin.name, "0/actor/0"))
     write_episodes(folder.episodes / "step_000001.parquet", [origin, fork])
-    replay = Again.of("1:1@0/actor/0").attempt(folder.settings(), folder).replay
+    replay = ReplayPoint.parse("1:1@0/actor/0").build_attempt(folder.settings(), folder).replay
     assert replay is not None
     assert (replay.stream, replay.sample, list(replay.actions)) == ("train/0", 0, ["0/reasoner/0"])
 
@@ -75,9 +75,9 @@ def test_a_fork_begins_under_the_seed_of_what_it_was_forked_from(tmp_path: Path)
 def test_a_task_that_the_environment_has_no_more_is_named(tmp_path: Path) -> None:
     folder = RunFolder(make_run(tmp_path / "one", steps=1))
     with pytest.raises(ValueError, match="has no task 't/0' any more"):
-        Again.of("1:0@0/actor/0").attempt(folder.settings(), folder)
+        ReplayPoint.parse("1:0@0/actor/0").build_attempt(folder.settings(), folder)
 
 
 def test_a_recipe_has_nothing_to_play_again(run: RunFolder) -> None:
     with pytest.raises(ValueError, match="give the folder of a run"):
-        play_live(run.settings(), None, "base", 0, [], Screen(Console(file=io.StringIO())), "1:0@0/actor/0")
+        play_live(run.settings(), None, "base", 0, [], EpisodeScreen(Console(file=io.StringIO())), "1:0@0/actor/0")

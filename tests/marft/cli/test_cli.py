@@ -16,12 +16,12 @@ import pytest
 import typer
 
 from marft import __version__
-from marft.cli.commands import bar
+from marft.cli.handlers import progress_bar
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
 from marft.config.algorithms import PRESETS
 from marft.models.paths import resolve_path
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.sources import ROOT
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_two_names_is_evaluated_once(
 
 
 def test_a_bar_writes_nothing_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with bar("playing") as advance:
+    with progress_bar("playing") as advance:
         advance(2)
         advance()
     assert capfd.readouterr() == ("", "")

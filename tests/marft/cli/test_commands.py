@@ -11,9 +11,9 @@ import pytest
 
 THEIRS = """
 from pathlib import Path
-from marft.cli.app import group
+from marft.cli.app import command_group
 
-app = group()
+app = command_group()
 
 @app.command()
 def greet(name: str, to: Path = Path()) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from marft.cli.commands import _looked_at
+from marft.cli.handlers import _summarize_setup
 from marft.config import parse_recipe
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import recipe
 
 REMOTE = {"path": "m", "endpoint": {"url": "http://127.0.0.1:1/v1", "api_key_variable": "NOT_THERE", "reader": "base"}}
@@ -25,7 +25,7 @@ def table_of(tmp_path: Path, **more: Any) -> dict[str, Any]:
 def refused(by: str, table: dict[str, Any], *overrides: str) -> str:
     run = parse_recipe(table, overrides)
     with pytest.raises(ValueError, match=r"\w") as caught:
-        _looked_at(run) if by == "a dry run" else LocalRollouts(run).close()
+        _summarize_setup(run) if by == "a dry run" else LocalRolloutRunner(run).close()
     return str(caught.value)
 
 
@@ -63,10 +63,12 @@ def test_both_refuse_a_key_that_is_not_set(by: str, tmp_path: Path, monkeypatch:
 
 def test_splits_that_training_does_not_need_may_be_empty(tmp_path: Path) -> None:
     run = parse_recipe(table_of(tmp_path, shares={"validation": 0.0, "test": 0.0}))
-    assert any(sentence.startswith("test: ") and "training needs none" in sentence for sentence in _looked_at(run))
+    assert any(
+        sentence.startswith("test: ") and "training needs none" in sentence for sentence in _summarize_setup(run)
+    )
     validated = parse_recipe(table_of(tmp_path, shares={"validation": 0.0, "test": 0.0}), ("--evaluation.every", "1"))
     with pytest.raises(ValueError, match="has no tasks"):
-        _looked_at(validated)
+        _summarize_setup(validated)
 
 
 def add(a: int, b: int) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from marft.evaluation import report
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.export.exporter import export_run
+from marft.runs.run_folder import RunFolder
 from tests.marft.cli.test_terminal import told
 from tests.marft.evaluation.test_kept_evaluations import lengths
 from tests.marft.evaluation.test_scenarios import command, written

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.sources import ROOT

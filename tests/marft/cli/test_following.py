@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from marft.cli.terminal import Terminal
+from marft.cli.terminal import TerminalCallback
 from marft.runs import lock
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run
 from tests.marft.cli.test_obeyed import check, hostile_episode, terminal
@@ -92,31 +92,31 @@ class TestFollowing:
             )
 
     def test_to_look_whether_a_run_is_at_work_is_not_in_its_way(self, folder: RunFolder) -> None:
-        assert not folder.is_at_work()
+        assert not folder.is_in_use()
         code = (
             "import sys; from pathlib import Path; from marft.runs import lock\n"
-            "with lock.held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+            "with lock.lock_file(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
         )
         words = [sys.executable, "-c", code, str(folder.path / "run.lock")]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             other.stdout.readline()
-            assert folder.is_at_work()
+            assert folder.is_in_use()
             other.communicate()
-        assert not folder.is_at_work()
-        with lock.held(folder.path / "run.lock"):
-            assert not folder.is_at_work()  # of this process itself nothing has to be waited for
+        assert not folder.is_in_use()
+        with lock.lock_file(folder.path / "run.lock"):
+            assert not folder.is_in_use()  # of this process itself nothing has to be waited for
 
 
 class TestSamples:
     def test_one_episode_of_every_so_many_steps_scrolls_by(self) -> None:
-        watching = Terminal(["reasoner", "actor"], samples_every=2)
+        watching = TerminalCallback(["reasoner", "actor"], sample_interval=2)
         watching.console = terminal()
         for step in (1, 2, 3):
-            watching.episode(lost(0, "boom"))
-            watching.episode(episode(0, f"said in {step}", reward=0.5))
-            watching.episode(episode(1, "said later"))
-            watching.step(step, {"reward": 0.5})
+            watching.on_episode(lost(0, "boom"))
+            watching.on_episode(episode(0, f"said in {step}", reward=0.5))
+            watching.on_episode(episode(1, "said later"))
+            watching.on_step_end(step, {"reward": 0.5})
         written = re.sub(r"\x1b\[[0-9;]*m", "", watching.console.file.getvalue())  # type: ignore[attr-defined]
         assert "sample  What is 1 + 1?" in written
         assert "reasoner  the plan" in written
@@ -127,21 +127,21 @@ class TestSamples:
         assert "said later" not in written
 
     def test_why_episodes_were_dropped_stands_below_the_step(self) -> None:
-        watching = Terminal(["reasoner"])
+        watching = TerminalCallback(["reasoner"])
         watching.console = terminal()
         for reason in ("boom", "bang", "boom"):
-            watching.episode(lost(0, reason))
-        watching.step(1, {"reward": 0.5, "episodes_dropped": 3.0})
+            watching.on_episode(lost(0, reason))
+        watching.on_step_end(1, {"reward": 0.5, "episodes_dropped": 3.0})
         first = re.sub(r"\x1b\[[0-9;]*m", "", watching.console.file.getvalue())  # type: ignore[attr-defined]
         assert re.search(r"dropped  2 × .*boom\n.*dropped  1 × .*bang\n", first)
-        watching.step(2, {"reward": 0.5})
+        watching.on_step_end(2, {"reward": 0.5})
         assert watching.console.file.getvalue().count("boom") == 1  # type: ignore[attr-defined]
 
     def test_nothing_that_agents_write_is_obeyed(self) -> None:
-        watching = Terminal(["reasoner"], samples_every=1)
+        watching = TerminalCallback(["reasoner"], sample_interval=1)
         watching.console = terminal()
-        watching.episode(replace(hostile_episode(), status="terminated"))
-        watching.step(1, {"reward": 1.0})
+        watching.on_episode(replace(hostile_episode(), status="terminated"))
+        watching.on_step_end(1, {"reward": 1.0})
         assert "sample" in watching.console.file.getvalue()  # type: ignore[attr-defined]
         check(watching.console)
 

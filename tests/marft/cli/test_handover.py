@@ -13,18 +13,18 @@ from threading import Barrier
 
 import pytest
 
-from marft.cli.errors import friendly
-from marft.common.processes import handover
+from marft.cli.errors import report_errors
+from marft.common.processes import weight_transfer
 
 
 def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "SHARED", tmp_path)
+    monkeypatch.setattr(weight_transfer, "SHARED_MEMORY", tmp_path)
     code = """
         import os, signal
         from pathlib import Path
-        from marft.common.processes import handover
-        handover.SHARED = Path(os.environ["SHARED_AT"])
-        print(handover.SharedFolder().path, flush=True)
+        from marft.common.processes import weight_transfer
+        weight_transfer.SHARED_MEMORY = Path(os.environ["SHARED_AT"])
+        print(weight_transfer.SharedFolder().path, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     ended = subprocess.run(
@@ -33,9 +33,9 @@ def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: p
     )  # fmt: skip
     stale = Path(ended.stdout.strip())
     assert stale.is_dir()
-    kept = handover.SharedFolder()
+    kept = weight_transfer.SharedFolder()
     assert not stale.exists()
-    other = handover.SharedFolder()
+    other = weight_transfer.SharedFolder()
     assert kept.path.is_dir()
     for folder in (kept, other, kept):  # closed twice, it closes nothing of anybody else's
         folder.close()
@@ -46,11 +46,11 @@ class TestHandover:
     def test_weights_are_written_to_disk_once_there_is_no_room_for_them_in_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
+        monkeypatch.setattr(weight_transfer, "SHARED_MEMORY", tmp_path / "memory")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
         for folder in ("memory", "disk"):
             (tmp_path / folder).mkdir()
-        there = handover.Handover()
+        there = weight_transfer.WeightTransfer()
 
         def save(folder: Path) -> None:
             folder.mkdir()
@@ -68,11 +68,11 @@ class TestHandover:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The second is told so when the first has already moved to disk: that is no second failure."""
-        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
+        monkeypatch.setattr(weight_transfer, "SHARED_MEMORY", tmp_path / "memory")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
         for folder in ("memory", "disk"):
             (tmp_path / folder).mkdir()
-        there, both = handover.Handover(), Barrier(2, timeout=10)
+        there, both = weight_transfer.WeightTransfer(), Barrier(2, timeout=10)
 
         def save(folder: Path) -> None:
             if folder.is_relative_to(tmp_path / "memory"):
@@ -95,8 +95,8 @@ class TestHandover:
         def save(_: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        there = handover.Handover()
-        with pytest.raises(SystemExit), friendly():
+        there = weight_transfer.WeightTransfer()
+        with pytest.raises(SystemExit), report_errors():
             there.write("1", save)
         said = capsys.readouterr().err
         assert f"could not be written to {tmp_path}: [Errno 28] No space left on device; make room there, or" in said

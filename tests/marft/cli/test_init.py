@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marft.cli.starter.tables import guess, invented, look_at
-from marft.cli.starter.teams import SHAPES
+from marft.cli.template.tables import generate_sums, guess_columns, inspect_table
+from marft.cli.template.teams import TEAM_TEMPLATES
 from marft.config import RunSettings, load_recipe
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from tests.marft.cli.test_cli import run
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.satellites import NEEDS_ENVS
@@ -50,7 +50,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 
 class TestWhatItWrites:
     @pytest.mark.slow
-    @pytest.mark.parametrize("team", SHAPES if NIGHT else ["reasoner-actor"])
+    @pytest.mark.parametrize("team", TEAM_TEMPLATES if NIGHT else ["reasoner-actor"])
     @pytest.mark.skipif(not NIGHT, reason="a team is trained in a quarter of a minute: make nightly")
     def test_every_team_trains_at_once_and_its_reward_passes_its_test(
         self, capsys: pytest.CaptureFixture[str], here: Path, team: str
@@ -75,10 +75,10 @@ class TestWhatItWrites:
         run(capsys, "init", "mine")
         environment = read(here / "mine", monkeypatch).environment
         demo = load_recipe("demo").environment
-        like = tasks_of(demo, "train")[0].prompt.partition(":")[0]
-        assert all(task.prompt.startswith(f"{like}: ") for task in tasks_of(environment, "train"))
-        assert len(tasks_of(environment, "test")) >= 5
-        assert len(tasks_of(environment, "validation")) >= 1
+        like = read_tasks(demo, "train")[0].prompt.partition(":")[0]
+        assert all(task.prompt.startswith(f"{like}: ") for task in read_tasks(environment, "train"))
+        assert len(read_tasks(environment, "test")) >= 5
+        assert len(read_tasks(environment, "validation")) >= 1
 
     @BY_NIGHT
     @pytest.mark.slow
@@ -92,7 +92,7 @@ class TestWhatItWrites:
         assert not (here / "mine" / "data.csv").exists()
         recipe = read(here / "mine", monkeypatch)
         assert 'path = "../towns.csv"' in (here / "mine" / "recipe.toml").read_text()
-        task = tasks_of(recipe.environment, "train")[0]
+        task = read_tasks(recipe.environment, "train")[0]
         graded = recipe.environment.start(task, 0).grade  # type: ignore[attr-defined]
         assert graded(rf"It is \boxed{{{task.data['capital'].upper()}}}.") == (1.0, True)
         assert graded("It is t").reward == 0.0
@@ -123,17 +123,17 @@ class TestWhatItWrites:
         kind: str,
     ) -> None:  # fmt: skip
         (here / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        assert look_at(here / "mine.jsonl").kind == kind
+        assert inspect_table(here / "mine.jsonl").kind == kind
         run(capsys, "init", ".", "--data", "mine.jsonl", "--model", "tiny")
         recipe = read(here, monkeypatch)
-        assert tasks_of(recipe.environment, "train")
-        assert tasks_of(recipe.environment, "test")
+        assert read_tasks(recipe.environment, "train")
+        assert read_tasks(recipe.environment, "test")
         in_the_folder(here, "pytest", "-p", "no:cacheprovider")
 
     def test_parquet_is_a_table_too(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"problem": ["1 + 1", "2 + 2"], "solution": [2, 4]}), tmp_path / "t.parquet")
-        table = look_at(tmp_path / "t.parquet")
-        assert (table.question, table.answer, table.kind, table.sums) == ("problem", "solution", "number", True)
+        table = inspect_table(tmp_path / "t.parquet")
+        assert (table.question, table.answer, table.kind, table.is_sums) == ("problem", "solution", "number", True)
 
 
 @NEEDS_ENVS
@@ -236,7 +236,9 @@ def test_the_readme_obeys_no_name(capsys: pytest.CaptureFixture[str], here: Path
     (here / "a\x1b[2J.csv").write_text("question,answer\n" + "".join(f"q {n},a\n" for n in range(20)))
     run(capsys, "init", "mine", "--data", "a\x1b[2J.csv")
     assert "\x1b" not in (here / "mine" / "README.md").read_text()
-    assert tasks_of(load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"]).environment, "train")
+    assert read_tasks(
+        load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"]).environment, "train"
+    )
 
 
 class Typed(io.StringIO):
@@ -296,10 +298,10 @@ def test_a_yes_asks_nothing(capsys: pytest.CaptureFixture[str], here: Path, monk
 
 
 def test_columns_are_known_by_their_names_in_any_order() -> None:
-    assert guess(["Answer", "Question"]) == ("Question", "Answer")
-    assert guess(["a", "b", "c"]) == ("a", "c")
+    assert guess_columns(["Answer", "Question"]) == ("Question", "Answer")
+    assert guess_columns(["a", "b", "c"]) == ("a", "c")
 
 
 def test_the_invented_rows_are_always_the_same() -> None:
-    assert invented() == invented()
-    assert len(set(invented().splitlines())) == 61
+    assert generate_sums() == generate_sums()
+    assert len(set(generate_sums().splitlines())) == 61

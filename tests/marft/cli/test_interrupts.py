@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from marft.cli.interrupts import heeded, terminated
+from marft.cli.signals import handle_sigterm, resend_dropped
 
 
 class Thing:
@@ -29,14 +29,14 @@ def struck_in_a_callback(number: signal.Signals) -> None:
 
 
 def test_ctrl_c_in_a_callback_ends_what_runs() -> None:
-    with pytest.raises(KeyboardInterrupt), heeded():
+    with pytest.raises(KeyboardInterrupt), resend_dropped():
         struck_in_a_callback(signal.SIGINT)
 
 
 def test_a_request_to_end_in_a_callback_ends_what_runs() -> None:
-    before = signal.signal(signal.SIGTERM, terminated)
+    before = signal.signal(signal.SIGTERM, handle_sigterm)
     try:
-        with pytest.raises(SystemExit) as ended, heeded():
+        with pytest.raises(SystemExit) as ended, resend_dropped():
             struck_in_a_callback(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -46,7 +46,7 @@ def test_a_request_to_end_in_a_callback_ends_what_runs() -> None:
 def test_other_dropped_exceptions_are_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_value))
-    with heeded():
+    with resend_dropped():
         thing = Thing()
         reference = weakref.ref(thing, lambda _: 1 / 0)
         del thing

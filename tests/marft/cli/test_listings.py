@@ -10,11 +10,11 @@ import pytest
 
 from marft.cli import listings
 from marft.cli.console import evaluation_table, wide_console
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config import load_recipe
-from marft.config.algorithms import ABOUT
+from marft.config.algorithms import DESCRIPTIONS
 from marft.config.bundled import bundled_names
-from marft.evaluation.compare import Gain, Measured, _table
+from marft.evaluation.checkpoint_results import CheckpointResult, MetricResult, _build_table
 from tests.marft.cli.test_cli import run
 
 NARROW = 80
@@ -41,7 +41,7 @@ class TestRecipes:
     def test_a_printed_one_is_the_file_and_can_be_read(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        listings.recipes("demo")
+        listings.list_recipes("demo")
         mine = tmp_path / "mine.toml"
         mine.write_text(capsys.readouterr().out)
         assert mine.read_text().startswith("# A reasoner and an actor")
@@ -57,7 +57,7 @@ class TestRecipes:
 class TestEnvironments:
     def test_each_stands_beside_what_it_is_and_its_keys(self, capsys: pytest.CaptureFixture[str]) -> None:
         listed = run(capsys, "environments")
-        assert all(name in listed for name in bundled_parts("environments"))
+        assert all(name in listed for name in bundled_plugins("environments"))
         said = [line.rstrip() for line in listed.splitlines() if not line.lstrip().startswith("keys:")]
         assert "Mathematics problems from files or a Hugging Face data set" in listed
         assert not [line for line in said if line.endswith((" a", " the", " Its", ":"))]
@@ -65,7 +65,7 @@ class TestEnvironments:
         assert "keys: dataset, " in listed
 
     def test_one_is_printed_as_a_recipe_has_it(self, capsys: pytest.CaptureFixture[str]) -> None:
-        listings.environments("math")
+        listings.list_environments("math")
         printed = capsys.readouterr().out
         assert "# path = …  (needed)" in printed
         table = tomllib.loads(printed)["environment"]
@@ -98,31 +98,33 @@ class TestNarrowTerminals:
 
     @pytest.mark.parametrize("name", ["", "math", "reasoning_gym"])
     def test_environments_fit(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
-        listings.environments(name)
+        listings.list_environments(name)
         assert max(map(len, self.lines(capsys))) <= NARROW
 
     def test_recipes_fit(self, capsys: pytest.CaptureFixture[str]) -> None:
-        listings.recipes("")
+        listings.list_recipes("")
         assert max(map(len, self.lines(capsys))) <= NARROW
 
     def test_algorithms_fit_and_no_word_is_broken(self, capsys: pytest.CaptureFixture[str]) -> None:
-        listings.algorithms("")
+        listings.list_algorithms("")
         lines = list(self.lines(capsys))
         assert max(map(len, lines)) <= NARROW
         words = {word for line in lines for word in line.split()}
-        assert words >= {*ABOUT, "centralised", "simultaneous,", "counterfactual,"}
+        assert words >= {*DESCRIPTIONS, "centralised", "simultaneous,", "counterfactual,"}
 
     def test_evaluations_and_comparisons_lose_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         row = {
             "checkpoint": "step_000050", "mode": "sampled", "shuffled_messages": True, "tasks": 500, "accuracy": 0.478,
             "interval": [0.43, 0.52], "reward": 0.478, "reward_interval": [0.43, 0.52], "failed": 3, "unknown": 2,
         }  # fmt: skip
-        measured = Measured(0.4, 0.478, (0.43, 0.52), 0.078, (0.02, 0.12), 0.3)
+        measured = MetricResult(0.4, 0.478, (0.43, 0.52), 0.078, (0.02, 0.12), 0.3)
         console = listings.wide_console()
         console.print(evaluation_table([row]))
         console.print(evaluation_table([{**row, "failed": 0, "unknown": 0}]))
         console.print(
-            _table([Gain("demo_only_reasoner", "step_000050", "sampled", 500, 1, measured, None)], "accuracy")
+            _build_table(
+                [CheckpointResult("demo_only_reasoner", "step_000050", "sampled", 500, 1, measured, None)], "accuracy"
+            )
         )
         shown = "\n".join(self.lines(capsys))
         assert max(map(len, shown.splitlines())) <= NARROW

@@ -12,22 +12,22 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from marft.agents.rendering import Message
-from marft.cli.console import evaluation_table, guarded, wide_console
-from marft.cli.live import Screen
+from marft.agents.renderer import Message
+from marft.cli.console import add_sanitizer, evaluation_table, wide_console
+from marft.cli.live import EpisodeScreen
 from marft.cli.main import app
 from marft.cli.outcomes import terms_table
-from marft.cli.terminal import Terminal
-from marft.common.texts import LONGEST, cut, raised, visible
+from marft.cli.terminal import TerminalCallback
+from marft.common.texts import MAX_ERROR_LENGTH, format_error, sanitize, truncate
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
-from marft.evaluation.compare import comparison_tables
-from marft.evaluation.graph import draw, timeline
-from marft.evaluation.pages import page
+from marft.evaluation.checkpoint_results import build_comparison_tables
+from marft.evaluation.episode_graph import build_timeline, draw_episode
+from marft.evaluation.html_pages import render_page
 from marft.evaluation.report import write_report
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
-from marft.trainer.replay import Audit, Opinion
-from marft.trainer.replay_page import action_table, agreement_table, audit_table, pictures_of, write_replay
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.credit_audit import CreditAudit, CreditEstimate
+from marft.trainer.credit_report import action_table, agreement_table, audit_table, select_heatmaps, write_credit_report
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.marft.evaluation.test_unknown_success import saved
@@ -49,7 +49,7 @@ def hostile_episode(**changes: Any) -> Episode:
 
 
 def terminal() -> Console:
-    return guarded(
+    return add_sanitizer(
         Console(file=io.StringIO(), force_terminal=True, width=400, markup=False, emoji=False, highlight=False)
     )
 
@@ -61,10 +61,10 @@ def check(console: Console) -> None:
         assert one not in written
 
 
-def audit() -> Audit:
+def audit() -> CreditAudit:
     episode = hostile_episode()
-    opinion = Opinion(HOSTILE, [None], {}, {HOSTILE: 1.0}, critic=HOSTILE, notes=[HOSTILE])
-    return Audit(
+    opinion = CreditEstimate(HOSTILE, [None], {}, {HOSTILE: 1.0}, critic=HOSTILE, notes=[HOSTILE])
+    return CreditAudit(
         1, [episode], [[HOSTILE, HOSTILE]], [opinion, opinion], {(HOSTILE, HOSTILE): 1.0}, {(HOSTILE, HOSTILE): 1.0}
     )
 
@@ -74,10 +74,10 @@ SHOWN: dict[str, Any] = {
     "text": lambda: HOSTILE,
     "a styled text": lambda: Text(HOSTILE, style="bold"),
     "evaluations": lambda: evaluation_table([EVALUATION]),
-    "a timeline": lambda: timeline(hostile_episode()),
+    "a timeline": lambda: build_timeline(hostile_episode()),
     "an audit": lambda: audit_table(audit()),
     "agreement": lambda: agreement_table(audit()),
-    "actions": lambda: action_table(audit(), pictures_of(audit(), 1)),
+    "actions": lambda: action_table(audit(), select_heatmaps(audit(), 1)),
     "reward terms": lambda: terms_table({HOSTILE: {"": 1.0, HOSTILE: 0.5}}),
 }
 
@@ -97,21 +97,21 @@ def test_the_console_of_every_command_is_guarded(capsys: pytest.CaptureFixture[s
 
 
 def test_a_run_that_trains_shows_notes_and_names_and_obeys_nothing() -> None:
-    watching = Terminal([HOSTILE])
+    watching = TerminalCallback([HOSTILE])
     watching.console = terminal()
-    watching.note(HOSTILE)
-    watching.step(1, {"reward": 1.0, f"agents/{HOSTILE}/kl": 0.5})
+    watching.on_note(HOSTILE)
+    watching.on_step_end(1, {"reward": 1.0, f"agents/{HOSTILE}/kl": 0.5})
     assert "KL 0.5" in watching.console.file.getvalue()  # type: ignore[attr-defined]
     check(watching.console)
 
 
 def test_an_episode_that_is_played_live_is_shown_and_not_obeyed() -> None:
-    screen = Screen(terminal())
-    screen.observed(Observation(HOSTILE))
-    screen.asked(HOSTILE, [Message(HOSTILE, HOSTILE)])
-    screen.acted(hostile_episode().actions[0])
-    screen.ended(hostile_episode())
-    screen.ended(hostile_episode(status="failed"))
+    screen = EpisodeScreen(terminal())
+    screen.on_observation(Observation(HOSTILE))
+    screen.on_request(HOSTILE, [Message(HOSTILE, HOSTILE)])
+    screen.on_action(hostile_episode().actions[0])
+    screen.show_outcome(hostile_episode())
+    screen.show_outcome(hostile_episode(status="failed"))
     check(screen.console)
 
 
@@ -119,7 +119,7 @@ def test_a_comparison_shows_names_and_obeys_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     folder.write_evaluation(EVALUATION, "x")
     console = terminal()
-    for table in comparison_tables([folder]):
+    for table in build_comparison_tables([folder]):
         console.print(table)
     check(console)
 
@@ -135,7 +135,7 @@ def test_the_graph_of_a_hostile_episode_is_a_picture_in_a_file_of_its_own_folder
     pictures = list(folder.graphs.iterdir())
     assert len(pictures) == 2
     assert not any("<script>" in picture.read_text() for picture in pictures)
-    assert len(draw(odd[1]).axes[0].get_title(loc="left")) < 150
+    assert len(draw_episode(odd[1]).axes[0].get_title(loc="left")) < 150
 
 
 def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
     folder.metrics.write_text('{"step": 1, "reward": 1.0, "agents/$\\\\bad{$<script>/kl": 0.5}\n')
     write_report(folder)
     write_episodes(folder.episodes / "step_000001.parquet", [episode])
-    write_replay(tmp_path / "replay", HOSTILE, audit(), pictures_of(audit(), 1))
+    write_credit_report(tmp_path / "replay", HOSTILE, audit(), select_heatmaps(audit(), 1))
     for file in (folder.report, tmp_path / "replay.html"):
         written = file.read_text()
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in written
@@ -158,19 +158,19 @@ def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_endless_is_cut_on_a_page() -> None:
-    written = page("marft.trainer", "replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
+    written = render_page("marft.trainer", "replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
                    names=[], notes=[], pictures=[], outcome=str)  # fmt: skip
     assert len(written) < 1_000_000
     assert "19,800,000 more characters" in written
 
 
 def test_an_error_of_20_mb_is_cut_and_says_how_much_was() -> None:
-    said = raised(ValueError("x" * 20_000_000))
-    assert len(said) < LONGEST + 50
+    said = format_error(ValueError("x" * 20_000_000))
+    assert len(said) < MAX_ERROR_LENGTH + 50
     assert said.endswith("… (19,998,012 more characters)")
-    assert cut("short") == "short"
+    assert truncate("short") == "short"
 
 
 def test_what_turns_the_direction_of_text_is_shown_as_what_it_is() -> None:
-    assert visible("a\u202eb\u2066c\u200fd\u061ce\u2028") == "a�b�c�d�e�"
-    assert visible("naïve 日本語 👩\u200d🔬\n\tשלום") == "naïve 日本語 👩\u200d🔬\n\tשלום"
+    assert sanitize("a\u202eb\u2066c\u200fd\u061ce\u2028") == "a�b�c�d�e�"
+    assert sanitize("naïve 日本語 👩\u200d🔬\n\tשלום") == "naïve 日本語 👩\u200d🔬\n\tשלום"

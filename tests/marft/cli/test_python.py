@@ -16,7 +16,7 @@ import pytest
 import marft
 from marft.config import parse_recipe, to_toml
 from marft.rewards.terms import Function, Outcome
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.helpers import recipe
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT
@@ -62,11 +62,11 @@ def board() -> Any:
     return as_in_a_notebook(BOARD, "Board")
 
 
-class Watching(marft.Observer):
+class Watching(marft.Callback):
     def __init__(self, until: int = 99) -> None:
         self.until, self.heard = until, []  # type: ignore[var-annotated]
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
         self.heard.append(step)
 
     def wants_stop(self) -> bool:
@@ -142,14 +142,14 @@ class TestCallables:
         assert 'name = "tests.plugins:Flaky"' in to_toml(read)
         assert 'name = "marft.rewards.terms:Function"' in to_toml(marft.load_recipe(
             recipe(), rewards=[{"name": Function, "call": "tests.marft.rewards.test_rewards:broken"}]))  # fmt: skip
-        assert not read.given
+        assert not read.python_objects
 
     def test_what_cannot_is_written_down_by_its_name(self, brevity: Any, board: Any) -> None:
         read = marft.load_recipe(recipe(), environment=board, rewards=brevity, tools={})
         written = to_toml(read)
         assert 'name = "given in Python: Board"' in written
         assert 'call = "given in Python: brevity"' in written
-        assert list(read.given.values()) == [board, brevity]
+        assert list(read.python_objects.values()) == [board, brevity]
 
     def test_every_place_of_an_import_path_takes_one(self, brevity: Any) -> None:
         code = "class Mine({base}): ...\n".format
@@ -237,7 +237,7 @@ class TestARun:
 
     def test_its_recipe_is_complete(self, small: marft.Run) -> None:
         again = marft.load_recipe(small.recipe, given=small.given)
-        assert again == small.folder.settings(given=small.given)
+        assert again == small.folder.settings(objects=small.given)
 
     @pytest.mark.parametrize(
         ("asked", "said"),
@@ -314,7 +314,7 @@ class TestTraining:
     @pytest.mark.slow
     def test_an_observer_hears_each_step_and_stops_the_run(self, tmp_path: Path) -> None:
         watching = Watching(until=1)
-        run = marft.train(recipe(output=tmp_path), observer=watching)
+        run = marft.train(recipe(output=tmp_path), callback=watching)
         assert watching.heard == [1]
         assert (run.step, run.checkpoint().name) == (1, "step_000001")
 

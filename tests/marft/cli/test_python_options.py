@@ -11,8 +11,8 @@ import pytest
 
 import marft
 from marft.config import RunSettings
-from marft.evaluation.session import Keeping
-from marft.runs.folder import RunFolder
+from marft.evaluation.session import StorageOptions
+from marft.runs.run_folder import RunFolder
 from tests.helpers import recipe
 from tests.marft.cli.test_python import BOARD, Watching, as_in_a_notebook
 
@@ -22,7 +22,7 @@ def folder_of(output: Path, **changes: Any) -> RunFolder:
     return RunFolder.create(marft.load_recipe(recipe(output=output), **changes))
 
 
-kept: list[Keeping | None] = []  # where each evaluation was to be kept
+kept: list[StorageOptions | None] = []  # where each evaluation was to be kept
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         run: RunSettings, folder: RunFolder | None, names: Sequence[str], *rest: Any, **more: Any
     ) -> list[Any]:  # fmt: skip
         asked.append((run, names, *rest[:3]))
-        kept.append(more["keeping"])
+        kept.append(more["storage"])
         return [SimpleNamespace(name=name, as_json=lambda name=name: {"checkpoint": name}) for name in names]
 
     monkeypatch.setattr("marft.evaluation.session.evaluate_checkpoints", evaluate)
@@ -68,7 +68,11 @@ def test_what_is_found_of_a_run_is_saved_in_its_folder(tmp_path: Path, evaluated
     assert [names for _, names, *_ in evaluated] == [["base", "last"], ["best"]]
     assert all(keeping is not None for keeping in kept)
     marft.evaluate(folder.path, again=True)
-    assert kept == [Keeping(folder.evaluations), Keeping(folder.evaluations), Keeping(folder.evaluations, again=True)]
+    assert kept == [
+        StorageOptions(folder.evaluations),
+        StorageOptions(folder.evaluations),
+        StorageOptions(folder.evaluations, overwrite=True),
+    ]
 
 
 def test_what_is_given_again_takes_the_place_of_what_was_given(
@@ -103,17 +107,17 @@ class TestTraining:
         board, watching = as_in_a_notebook(BOARD, "Board"), Watching()
         folder_of(tmp_path)
         run = marft.train(
-            recipe(output=tmp_path), environment=board, overwrite=True, observer=watching, start_from="a/checkpoint"
+            recipe(output=tmp_path), environment=board, overwrite=True, callback=watching, start_from="a/checkpoint"
         )
-        assert {key: trained[0][key] for key in ("resume", "start_from", "overwrite", "observer")} == {
-            "resume": False, "start_from": Path("a/checkpoint"), "overwrite": True, "observer": watching,
+        assert {key: trained[0][key] for key in ("resume", "start_from", "overwrite", "callback")} == {
+            "resume": False, "start_from": Path("a/checkpoint"), "overwrite": True, "callback": watching,
         }  # fmt: skip
         assert run.given == (board,)
         assert run.folder.report.read_text() == "a report"
         marft.train(tmp_path / "test", resume=True)
         assert (trained[1]["resume"], trained[1]["start_from"]) == (True, None)
         with pytest.warns(UserWarning, match="mind this"):
-            trained[1]["observer"].note("mind this")
+            trained[1]["callback"].on_note("mind this")
 
     def test_what_cannot_be_trained_is_refused_before_anything_is_loaded(
         self, tmp_path: Path, trained: list[dict[str, Any]]

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Episode, Fork, Observation, Task, ToolCall, Transition
-from marft.evaluation.prompts import Recorded
-from marft.evaluation.transcripts import answer_of, difference, dropped, ordered
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
+from marft.evaluation.prompt_decoder import PromptDecoder
+from marft.evaluation.transcripts import count_failure_reasons, diff_texts, extract_answer, sort_episodes
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.marft.cli.test_cli import run
@@ -180,30 +180,30 @@ class TestTheCommand:
 class TestTheParts:
     def test_the_answer_is_the_last_of_those_who_answer(self) -> None:
         one = episode(said="b")
-        assert answer_of(one, {"reasoner"}) == "the plan"
-        assert answer_of(one, set()) == "b"
-        assert answer_of(replace(one, actions=()), {"actor"}) == ""
+        assert extract_answer(one, {"reasoner"}) == "the plan"
+        assert extract_answer(one, set()) == "b"
+        assert extract_answer(replace(one, actions=()), {"actor"}) == ""
 
     def test_episodes_that_were_not_scored_have_no_place_among_the_worst(self) -> None:
         episodes = [lost(0, "x"), episode(1, reward=2.0), episode(2, reward=-1.0)]
-        assert [e.sample for e in ordered(episodes, "worst")] == [2, 1]
-        assert [e.sample for e in ordered(episodes, "failed")] == [0]
-        assert dropped(episodes) == [("failed: x", 1)]
+        assert [e.sample for e in sort_episodes(episodes, "worst")] == [2, 1]
+        assert [e.sample for e in sort_episodes(episodes, "failed")] == [0]
+        assert count_failure_reasons(episodes) == [("failed: x", 1)]
 
     def test_answers_that_are_alike_differ_in_nothing(self) -> None:
-        assert difference("a\nb", "a\nb", ("x", "y")) == []
+        assert diff_texts("a\nb", "a\nb", ("x", "y")) == []
 
     def test_a_recipe_that_cannot_be_read_names_nobody(self, tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text("name = ")
-        recorded = Recorded(tmp_path / "config.toml")
-        assert recorded.answering == set()
-        assert recorded.prompt(make_action()) is None
+        recorded = PromptDecoder(tmp_path / "config.toml")
+        assert recorded.answer_roles == set()
+        assert recorded.decode_prompt(make_action()) is None
 
     def test_a_remote_agents_prompt_is_in_the_tokens_of_its_reader(self, folder: RunFolder) -> None:
         table = tomllib.loads(folder.config.read_text())
         table["models"]["far"] = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1", "reader": ""}}
         table["policies"]["reasoner"]["model"] = "far"
         folder.config.write_text(tomli_w.dumps(table))
-        recorded = Recorded(folder.config)
+        recorded = PromptDecoder(folder.config)
         for role in ("reasoner", "actor"):
-            assert recorded.prompt(make_action(role)) is not None
+            assert recorded.decode_prompt(make_action(role)) is not None

@@ -22,9 +22,9 @@ TRAIN = (
 
 @pytest.fixture(autouse=True)
 def nothing_is_lost() -> Iterator[None]:
-    streams.LOST.clear()
+    streams.STREAM_ERRORS.clear()
     yield
-    streams.LOST.clear()
+    streams.STREAM_ERRORS.clear()
 
 
 def marft(words: str, folder: Path, redirected: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def marft(words: str, folder: Path, redirected: str) -> subprocess.CompletedProc
 def test_what_nobody_reads_is_dropped_and_said_once() -> None:
     reading, writing = os.pipe()
     said = []
-    out = streams.unbroken(writing, 1, when_lost=lambda: said.append("lost"))
+    out = streams.open_safe_stream(writing, 1, on_failure=lambda: said.append("lost"))
     out.write("one\n")
     out.flush()
     assert os.read(reading, 100) == b"one\n"
@@ -48,14 +48,14 @@ def test_what_nobody_reads_is_dropped_and_said_once() -> None:
         out.write("two\n")
         out.flush()
     assert said == ["lost"]
-    assert isinstance(streams.LOST[1], BrokenPipeError)
+    assert isinstance(streams.STREAM_ERRORS[1], BrokenPipeError)
     os.close(writing)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 def test_what_does_not_fit_is_dropped_and_later_writers_meet_no_error() -> None:
     descriptor = os.open(FULL, os.O_WRONLY)
-    out = streams.unbroken(descriptor, 1)
+    out = streams.open_safe_stream(descriptor, 1)
     out.write("one\n")
     out.flush()
     assert os.write(descriptor, b"by another library") > 0

@@ -21,13 +21,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
 
-from marft.cli.console import guarded
-from marft.cli.machine import Lines, Machine, lines_on_stdout
+from marft.cli.console import add_sanitizer
+from marft.cli.json_output import JsonCallback, JsonLinesWriter, json_lines_stdout
 from marft.cli.main import main
-from marft.cli.output import how
-from marft.cli.sparks import BLOCKS, Eta, sparkline
-from marft.cli.steplines import AgentLines, team_line
-from marft.cli.terminal import Progress, Quiet, Terminal
+from marft.cli.output import output_mode
+from marft.cli.progress import BLOCKS, TimeEstimate, sparkline
+from marft.cli.step_lines import AgentLineFormatter, format_team_line
+from marft.cli.terminal import ProgressDisplay, QuietCallback, TerminalCallback
 from marft.common.types import Episode, Task
 from marft.config import to_toml
 from tests.helpers import settings
@@ -53,9 +53,11 @@ def lost(reason: str = "boom") -> Episode:
     return Episode(Task("t/1", "?"), "train/0", 2, (), "failed", (), error=reason)
 
 
-def shown(watching: Terminal | Quiet, width: int, terminal: bool) -> Callable[[], str]:
+def shown(watching: TerminalCallback | QuietCallback, width: int, terminal: bool) -> Callable[[], str]:
     file = io.StringIO()
-    watching.console = guarded(Console(file=file, width=width, force_terminal=terminal, no_color=True, highlight=False))
+    watching.console = add_sanitizer(
+        Console(file=file, width=width, force_terminal=terminal, no_color=True, highlight=False)
+    )
     return file.getvalue
 
 
@@ -68,23 +70,25 @@ def shown(watching: Terminal | Quiet, width: int, terminal: bool) -> Callable[[]
 def test_a_line_of_an_agent_fits_a_hundred_columns_and_the_terminal(
     roles: list[str], values: dict[str, float], width: int
 ) -> None:
-    lines = AgentLines(roles)
+    lines = AgentLineFormatter(roles)
     for role in roles:
-        assert len(lines.of(role, of_agent(role, **values), width)) <= min(width, 100)
+        assert len(lines.format_line(role, of_agent(role, **values), width)) <= min(width, 100)
 
 
 def test_numbers_of_agents_stand_below_each_other() -> None:
-    lines = AgentLines(["reasoner", "actor"])
-    shown = [lines.of(role, of_agent(role), 100) for role in ("reasoner", "actor")]
-    shown.append(lines.of("actor", of_agent("actor", action_length=1.0, clip_fraction=0.0, truncation_rate=0.0), 100))
+    lines = AgentLineFormatter(["reasoner", "actor"])
+    shown = [lines.format_line(role, of_agent(role), 100) for role in ("reasoner", "actor")]
+    shown.append(
+        lines.format_line("actor", of_agent("actor", action_length=1.0, clip_fraction=0.0, truncation_rate=0.0), 100)
+    )
     for label in ("length", "entropy", "KL", "clipped", "gradient share"):
         assert len({line.index(label) for line in shown}) == 1
     assert "truncated" not in shown[2]  # which is all right, and says so by its absence
 
 
 def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() -> None:
-    whole = team_line({**METRICS, "guards/kl": 1.0, "guards/returned_to": 3.0}, 1000)
-    narrow = team_line({**METRICS, "guards/kl": 1.0}, 60)
+    whole = format_team_line({**METRICS, "guards/kl": 1.0, "guards/returned_to": 3.0}, 1000)
+    narrow = format_team_line({**METRICS, "guards/kl": 1.0}, 60)
     assert whole.endswith("guard kl")
     for word in ("policy loss", "value loss", "explained", "±"):
         assert word in whole
@@ -95,24 +99,24 @@ def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() 
 
 def test_the_line_of_the_team_says_what_was_lost_and_what_the_learner_waited_for() -> None:
     metrics = {**METRICS, "ranks_lost": 0.0, "engine_restarts": 1.0, "ahead/learner_idle": 1.25}
-    whole = team_line(metrics, 1000)
+    whole = format_team_line(metrics, 1000)
     assert "engine restarts 1" in whole
     assert "ranks lost" not in whole
     assert whole.endswith("learner idle 1.25 s  2.5 s")
-    assert "engine restarts 1" in team_line(metrics, 60)
-    assert "idle" not in team_line(METRICS, 1000)  # without a lag there is none
+    assert "engine restarts 1" in format_team_line(metrics, 60)
+    assert "idle" not in format_team_line(METRICS, 1000)  # without a lag there is none
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_every_line_that_moves_fits_the_terminal(width: int) -> None:
     times = iter(range(1000))
-    progress = Progress("training", now=lambda: float(next(times)))
+    progress = ProgressDisplay("training", read_clock=lambda: float(next(times)))
     assert progress.lines(width)[0].plain == "training  getting ready"
-    progress.began(0, 1000)
+    progress.start(0, 1000)
     assert "first step" in progress.lines(width)[0].plain
     for step in range(1, 130):
-        progress.step(step, {"reward": math.sin(step), "accuracy": math.nan if step % 2 else 0.5})
-    progress.played = 123_456
+        progress.end_step(step, {"reward": math.sin(step), "accuracy": math.nan if step % 2 else 0.5})
+    progress.num_episodes = 123_456
     lines = [line.plain for line in progress.lines(width)]
     assert [line.split()[0] for line in lines] == ["training", "reward", "accuracy"]
     assert "129/1000" in lines[0]
@@ -121,14 +125,14 @@ def test_every_line_that_moves_fits_the_terminal(width: int) -> None:
 
 
 def test_what_a_run_will_take_is_told_by_its_last_steps_and_not_for_sure_by_few() -> None:
-    eta = Eta()
-    eta.tick(0.0)
+    eta = TimeEstimate()
+    eta.update(0.0)
     assert math.isnan(eta.seconds(10, 5.0))
-    eta.tick(100.0)  # the first one is slow
-    assert eta.words(10, 100.0) == "perhaps 16:40 left"
+    eta.update(100.0)  # the first one is slow
+    assert eta.format(10, 100.0) == "perhaps 16:40 left"
     for step in range(1, 30):
-        eta.tick(100.0 + 2.0 * step)
-    assert eta.words(10, 158.0) == "0:20 left"
+        eta.update(100.0 + 2.0 * step)
+    assert eta.format(10, 158.0) == "0:20 left"
     assert eta.seconds(10, 159.0) == 19.0
     assert eta.seconds(10, 1000.0) == 18.0  # a step that hangs is not the run's last
     assert eta.seconds(0, 1000.0) == 0.0
@@ -146,40 +150,40 @@ def test_a_sparkline_is_as_wide_as_it_may_and_has_its_extremes(values: list[floa
 
 
 def test_what_a_guard_sees_stands_in_the_step_that_it_saw_it_in() -> None:
-    watching = Terminal(["actor"])
+    watching = TerminalCallback(["actor"])
     text = shown(watching, 100, terminal=False)
-    watching.guard(7, "kl", "actor: each of the last 5 steps moved it by 0.3 nats")
-    watching.step(7, {**METRICS, **of_agent("actor"), "guards/kl": 1.0})
+    watching.on_guard(7, "kl", "actor: each of the last 5 steps moved it by 0.3 nats")
+    watching.on_step_end(7, {**METRICS, **of_agent("actor"), "guards/kl": 1.0})
     first, second, third = text().splitlines()
     assert first.startswith("step    7  reward 0.50")
     assert first.endswith("guard kl")
     assert second.strip() == "guard kl  actor: each of the last 5 steps moved it by 0.3 nats"
     assert third.split()[0] == "actor"
-    watching.step(8, {**METRICS, "guards/kl": 1.0})
+    watching.on_step_end(8, {**METRICS, "guards/kl": 1.0})
     assert text().count("each of the last") == 1
     assert "\x1b" not in text()
 
 
 def test_quiet_prints_warnings_alone_each_reason_once() -> None:
-    watching = Quiet()
+    watching = QuietCallback()
     text = shown(watching, 100, terminal=False)
     for step in (1, 2):
-        watching.episode(lost())
-        watching.step(step, METRICS)
-    watching.guard(2, "kl", "too far")
-    watching.note("odd")
+        watching.on_episode(lost())
+        watching.on_step_end(step, METRICS)
+    watching.on_guard(2, "kl", "too far")
+    watching.on_note("odd")
     assert text().splitlines() == ["step 1: dropped  1 × failed: boom", "step 2: guard kl: too far", "odd"]
 
 
 def test_programs_get_one_object_a_line_whatever_is_in_it() -> None:
     out = io.StringIO()
-    machine = Machine(Lines(out), Path("runs/a"), [HOSTILE])
-    machine.began(3, 9)
-    machine.episode(lost(HOSTILE + "\ud83d"))
-    machine.episode(replace(lost(), status="terminated", error=""))
-    machine.guard(4, "kl", HOSTILE)
-    machine.step(4, {"reward": math.nan, "kl": math.inf, "accuracy": 0.5})
-    machine.note("a\nb")
+    machine = JsonCallback(JsonLinesWriter(out), Path("runs/a"), [HOSTILE])
+    machine.on_train_start(3, 9)
+    machine.on_episode(lost(HOSTILE + "\ud83d"))
+    machine.on_episode(replace(lost(), status="terminated", error=""))
+    machine.on_guard(4, "kl", HOSTILE)
+    machine.on_step_end(4, {"reward": math.nan, "kl": math.inf, "accuracy": 0.5})
+    machine.on_note("a\nb")
     lines = out.getvalue().splitlines()
     assert out.getvalue().isascii()
     assert "\x1b" not in out.getvalue()
@@ -194,7 +198,7 @@ def test_programs_get_one_object_a_line_whatever_is_in_it() -> None:
 
 
 def test_what_others_print_meanwhile_goes_elsewhere(capfd: pytest.CaptureFixture[str]) -> None:
-    with lines_on_stdout() as lines:
+    with json_lines_stdout() as lines:
         print("noise")  # noqa: T201
         lines.write("note", text="heard")
     print("after")  # noqa: T201
@@ -204,14 +208,14 @@ def test_what_others_print_meanwhile_goes_elsewhere(capfd: pytest.CaptureFixture
 
 
 def test_one_voice_at_a_time() -> None:
-    assert [how(False, False), how(True, False), how(False, True)] == ["", "quiet", "json"]
+    assert [output_mode(False, False), output_mode(True, False), output_mode(False, True)] == ["", "quiet", "json"]
     with pytest.raises(ValueError, match="give one of them"):
-        how(True, True)
+        output_mode(True, True)
 
 
 def test_the_second_ctrl_c_of_a_program_that_watches_ends_it_at_once() -> None:
     out = io.StringIO()
-    with Machine(Lines(out), Path("a"), []) as machine:
+    with JsonCallback(JsonLinesWriter(out), Path("a"), []) as machine:
         signal.raise_signal(signal.SIGINT)
         assert machine.wants_stop()
         assert "stopping after this step" in json.loads(out.getvalue())["text"]
@@ -255,11 +259,11 @@ def test_commands_tell_programs_what_they_did(
 
 
 WATCHED = """
-from marft.cli.terminal import Terminal
-with Terminal(["actor"]) as watching:
-    watching.began(0, 2)
+from marft.cli.terminal import TerminalCallback
+with TerminalCallback(["actor"]) as watching:
+    watching.on_train_start(0, 2)
     for step in (1, 2):
-        watching.step(step, {"reward": step / 2, "agents/actor/kl": 0.1})
+        watching.on_step_end(step, {"reward": step / 2, "agents/actor/kl": 0.1})
 """
 
 

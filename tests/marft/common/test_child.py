@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from marft.common.processes.child import Child, Command
-from marft.common.processes.starting import LocalStarter, start_all
+from marft.common.processes.child_process import ChildProcess, Command
+from marft.common.processes.launcher import LocalLauncher, start_all
 from tests.helpers import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes end with us on Linux alone")
@@ -23,10 +23,10 @@ def shell(script: str) -> Command:
     return lambda descriptor: ["sh", "-c", script]
 
 
-def begun() -> Child:
+def begun() -> ChildProcess:
     """A process that would be there for long."""
-    child = Child("worker 7", shell("echo begun; exec sleep 300"), quiet=True)
-    until(lambda: child.said)
+    child = ChildProcess("worker 7", shell("echo begun; exec sleep 300"), quiet=True)
+    until(lambda: child.output_tail)
     return child
 
 
@@ -40,7 +40,7 @@ def begun() -> Child:
     ],
 )
 def test_how_it_ended_is_said(script: str, how: str) -> None:
-    child = Child("worker 7", shell(script), quiet=True)
+    child = ChildProcess("worker 7", shell(script), quiet=True)
     assert child.outcome() == child.outcome() == how
     child.close()
 
@@ -67,7 +67,7 @@ def test_one_that_was_stopped_hears_of_its_end() -> None:
 def test_what_it_prints_is_shown_with_its_name_as_something_that_no_terminal_obeys(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    child = Child("worker 7", shell(r"printf '\033[31mred\n'; echo bad >&2"))
+    child = ChildProcess("worker 7", shell(r"printf '\033[31mred\n'; echo bad >&2"))
     child.outcome()
     first, second = capfd.readouterr().err.splitlines()
     assert (first.startswith("worker 7: "), "\033" in first, "red" in first, second) == (
@@ -81,18 +81,18 @@ def test_what_it_prints_is_shown_with_its_name_as_something_that_no_terminal_obe
 
 def test_it_has_a_session_of_its_own_so_that_ctrl_c_in_the_terminal_is_ours_alone() -> None:
     program = "import os; print(os.getsid(0))"
-    child = Child("worker 7", lambda _: [sys.executable, "-I", "-S", "-c", program], quiet=True)
+    child = ChildProcess("worker 7", lambda _: [sys.executable, "-I", "-S", "-c", program], quiet=True)
     child.outcome()
-    assert list(child.said) != [str(os.getsid(0))]
+    assert list(child.output_tail) != [str(os.getsid(0))]
     child.close()
 
 
 def test_where_one_cannot_be_started_the_others_are_ended() -> None:
     ended: list[str] = []
 
-    class Starter(LocalStarter):
-        def start(self, name: str, command: Command, *, quiet: bool = False, place: int = 0) -> Any:
-            if place == 1:
+    class Starter(LocalLauncher):
+        def start(self, name: str, command: Command, *, quiet: bool = False, slot: int = 0) -> Any:
+            if slot == 1:
                 raise ValueError("no such Python")
             return SimpleNamespace(close=lambda: ended.append(name))
 

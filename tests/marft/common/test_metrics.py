@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.cli.steplines import AGENT, TEAM, line
-from marft.common.consulted import Consultation
-from marft.common.declared import Declared
-from marft.common.marks import Mark
-from marft.common.metrics import CATALOGUE, everything, find, known, named
-from marft.common.metrics.page import page
-from marft.common.segments import Restart
-from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition, Versions
+from marft.cli.step_lines import AGENT_METRICS, TEAM_METRICS, format_line
+from marft.common.helper_calls import HelperCallRecord
+from marft.common.metrics import CATALOG, all_metrics, catalog_metric, find_metric, require_metric
+from marft.common.metrics.docs_page import render_page
+from marft.common.segments import PromptReset
+from marft.common.step_info import StepInfo
+from marft.common.token_data import TokenSource
+from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition, VersionRange
 from marft.common.usage import Usage
-from marft.evaluation.curves import FIRST
+from marft.evaluation.curves import MAIN_METRICS
 from marft.evaluation.information import information_metrics
 from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.evaluation.text_metrics.aggregate import compute_text_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
-from marft.evaluation.trajectories.measures import trajectory_metrics
-from marft.evaluation.writing.metrics import writing_metrics
-from marft.runs.folder import RunFolder
+from marft.evaluation.trajectories.registry import trajectory_metrics
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
@@ -33,12 +33,14 @@ from tests.sources import ROOT
 
 
 def test_no_metric_is_defined_twice() -> None:
-    assert {name: n for name, n in Counter(metric.name for metric in everything()).items() if n > 1} == {}
+    assert {name: n for name, n in Counter(metric.name for metric in all_metrics()).items() if n > 1} == {}
 
 
 def test_the_page_is_what_the_catalogue_says() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == page(), "run python -m marft.common.metrics"
-    assert all(f"`{metric.name}`" in page() for metric in everything())
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == render_page(), (
+        "run python -m marft.common.metrics"
+    )
+    assert all(f"`{metric.name}`" in render_page() for metric in all_metrics())
 
 
 @pytest.mark.parametrize(
@@ -52,28 +54,28 @@ def test_the_page_is_what_the_catalogue_says() -> None:
     ],
 )  # fmt: skip
 def test_a_name_is_found_by_its_scope_and_pattern(name: str, found: str | None) -> None:
-    metric = find(name)
+    metric = find_metric(name)
     assert (metric and metric.name) == found
 
 
 def test_what_is_shown_is_in_the_catalogue() -> None:
-    assert [known(name).name for name in TEAM] == list(TEAM)
-    assert [known(f"agents/x/{name}").name for name in AGENT] == list(AGENT)
-    assert [named(name).name for name in FIRST] == list(FIRST)
+    assert [require_metric(name).name for name in TEAM_METRICS] == list(TEAM_METRICS)
+    assert [require_metric(f"agents/x/{name}").name for name in AGENT_METRICS] == list(AGENT_METRICS)
+    assert [catalog_metric(name).name for name in MAIN_METRICS] == list(MAIN_METRICS)
 
 
 def test_a_line_leaves_out_what_is_not_there_and_what_says_nothing() -> None:
     metrics = {"reward": 0.5, "reward_std": 0.25, "kl_stops": 0.0, "policy_loss": float("nan"), "seconds": 1.0}
-    assert line(metrics, TEAM) == "reward 0.50  ±0.25  1.0 s"
-    assert line({"agents/a/kl": 0.01, "agents/b/kl": 0.5, "agents/a/policy_lag": 2.0}, AGENT, "agents/a/") == (
-        "KL 0.0100  lag 2"
-    )
+    assert format_line(metrics, TEAM_METRICS) == "reward 0.50  ±0.25  1.0 s"
+    assert format_line(
+        {"agents/a/kl": 0.01, "agents/b/kl": 0.5, "agents/a/policy_lag": 2.0}, AGENT_METRICS, "agents/a/"
+    ) == ("KL 0.0100  lag 2")
 
 
 def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets that write more are looked at where each of them trains (tests/marft/trainer/test_algorithms.py)."""
-    monkeypatch.setattr("marft.trainer.gauging.reported_name", lambda _: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr("marft.trainer.gauging.peak_memory", lambda _: 5)
+    monkeypatch.setattr("marft.trainer.gpu_monitor.device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("marft.trainer.gpu_monitor.peak_memory", lambda _: 5)
     table = recipe("tiny", tmp_path, rewards=[{"name": "outcome"}, {"name": "format", "pattern": ".*"}])
     run = settings(
         "tiny", tmp_path, "--algorithm.nll", "0.1", "--evaluation.every", "1", "--evaluation.validation_tasks", "2",
@@ -81,7 +83,7 @@ def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path, monkeypatch: 
     )  # fmt: skip
     train(run, folder := RunFolder.create(run))
     written = {name for row in folder.read_metrics() for name in row} - {"step"}
-    assert {name for name in written if find(name) is None} == set()
+    assert {name for name in written if find_metric(name) is None} == set()
     assert {"rewards/format", "validation_accuracy", "likelihood/successes", "learner/mfu"} <= written
     assert [row["device/peak_memory"] for row in folder.read_metrics()] == [5.0]
 
@@ -94,12 +96,17 @@ def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> No
         return Transition(Observation("o"), team, own, {"right": team, "short/a": own.get("a", 0.0)})
 
     calls = (ToolCall("x", seconds=1.0, error=True), ToolCall("x", seconds=3.0))
-    used = make_action("a", tokens=(1, 2, 3, 4), marks=(Mark.SAMPLED, Mark.TOOL, Mark.TOOL, Mark.SAMPLED), policy="p")
-    used = replace(used, calls=calls, truncated_tokens=5, versions=Versions(3, 4), restarted="edited: message 2")
+    used = make_action(
+        "a",
+        tokens=(1, 2, 3, 4),
+        marks=(TokenSource.SAMPLED, TokenSource.TOOL, TokenSource.TOOL, TokenSource.SAMPLED),
+        policy="p",
+    )
+    used = replace(used, calls=calls, truncated_tokens=5, versions=VersionRange(3, 4), restarted="edited: message 2")
     told = replace(
-        make_action("b", tokens=(1,), marks=(Mark.TEAMMATE,), policy="p"),
+        make_action("b", tokens=(1,), marks=(TokenSource.TEAMMATE,), policy="p"),
         finish="length",
-        restarts=(Restart(1, np.array([7], np.int32), 1, "rewritten"),),
+        restarts=(PromptReset(1, np.array([7], np.int32), 1, "rewritten"),),
     )
     last = replace(make_action("b", call=1, policy="p"), finish="other", continues=(told.id,))
     metrics = episode_metrics(
@@ -126,7 +133,7 @@ def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> No
 
 def test_a_batchs_metrics_hold_those_of_trajectories_attempts_writing_and_what_was_told() -> None:
     """Two attempts at each of two tasks, by two agents; and one that could not be scored, which none of them counts."""
-    declared = [Declared(0.5, hidden={"a": word}, measures={"depth": n}) for n, word in enumerate(("red", "blue"))]
+    declared = [StepInfo(0.5, hidden={"a": word}, measures={"depth": n}) for n, word in enumerate(("red", "blue"))]
     played = [
         Episode(
             Task(f"t{n % 2}", "?"), "s", n, (make_action("a", text=f"it is {n % 2}"), make_action("b", index=1)), status,
@@ -139,7 +146,7 @@ def test_a_batchs_metrics_hold_those_of_trajectories_attempts_writing_and_what_w
     parts = (
         trajectory_metrics(scored, roles),
         attempt_metrics(scored),
-        writing_metrics(scored, roles),
+        compute_text_metrics(scored, roles),
         information_metrics(scored, roles),
     )
     assert all(parts)
@@ -150,7 +157,7 @@ def test_a_batchs_metrics_hold_those_of_trajectories_attempts_writing_and_what_w
 
 def test_what_the_environment_measures_is_what_it_said_last_on_average_over_the_episodes_that_have_it() -> None:
     def measuring(*steps: dict[str, float]) -> Episode:
-        declared = (Transition(Observation("o"), 0.0, declared=Declared(measures=step)) for step in steps)
+        declared = (Transition(Observation("o"), 0.0, declared=StepInfo(measures=step)) for step in steps)
         return Episode(Task("t", "?"), "s", 0, (), "terminated", tuple(declared))
 
     played = [measuring({"depth": 1.0, "width": 2.0}, {"depth": 3.0}, {}), measuring({"depth": 8.0}), measuring({})]
@@ -161,7 +168,7 @@ def test_what_the_environment_measures_is_what_it_said_last_on_average_over_the_
 
 
 def test_an_agent_that_remembers_is_counted_anew_wherever_any_of_its_actions_does() -> None:
-    cut = Restart(1, np.array([7], np.int32), 1, "rewritten")
+    cut = PromptReset(1, np.array([7], np.int32), 1, "rewritten")
     plain, kept = make_action(), replace(make_action(call=1), continues=("0/a/0",))
     anew, thrice = (
         replace(make_action(call=2), restarted="template: x"),
@@ -179,9 +186,11 @@ def test_an_agent_that_remembers_is_counted_anew_wherever_any_of_its_actions_doe
 
 
 def test_what_was_asked_of_helpers_is_counted_where_anything_was() -> None:
-    asked = Consultation("verify", "?", "<reply>no</reply>", 0)
+    asked = HelperCallRecord("verify", "?", "<reply>no</reply>", 0)
     helped = make_action(
-        tokens=(1, 2, 3), marks=(Mark.TEAMMATE, Mark.TEAMMATE, Mark.SAMPLED), text="<reply>no</reply> so"
+        tokens=(1, 2, 3),
+        marks=(TokenSource.TEAMMATE, TokenSource.TEAMMATE, TokenSource.SAMPLED),
+        text="<reply>no</reply> so",
     )
     actions = (
         replace(helped, consultations=(asked, asked)),
@@ -211,9 +220,9 @@ def test_what_remote_actions_took_counts_once_however_many_episodes_they_are_rep
 
 
 def test_every_metric_says_what_it_is_in_words() -> None:
-    for title, metrics in CATALOGUE.items():
+    for title, metrics in CATALOG.items():
         assert metrics, title
         for metric in metrics:
-            assert metric.meaning
-            assert metric.shown(0.5)
-            assert not metric.meaning.endswith(".")
+            assert metric.description
+            assert metric.format_value(0.5)
+            assert not metric.description.endswith(".")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marft.common.pools import THEIRS, wait_briefly
+from marft.common.thread_settings import WAIT_POLICY_VARIABLES, limit_spinning
 
 LOOK = "import os, sys, marft; marft.train; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
 UNCHANGED = "import os; before = dict(os.environ); import marft; assert os.environ == before"
@@ -16,17 +16,17 @@ UNCHANGED = "import os; before = dict(os.environ); import marft; assert os.envir
 
 @pytest.mark.parametrize(("said", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_it_is_settled_where_something_is_trained(said: dict[str, str], spins: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in THEIRS} | said
+    environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY_VARIABLES} | said
     run = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == spins
 
 
 def test_importing_marft_changes_no_environment_variable() -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY_VARIABLES}
     subprocess.run([sys.executable, "-c", UNCHANGED], env=environment, check=True)
 
 
 def test_whoever_has_chosen_a_policy_keeps_it() -> None:
     environment = {"OMP_WAIT_POLICY": "active"}
-    wait_briefly(environment)
+    limit_spinning(environment)
     assert environment == {"OMP_WAIT_POLICY": "active"}

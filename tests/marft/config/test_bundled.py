@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft.config import load_recipe
-from marft.config.bundled import bundled, bundled_names
+from marft.config.bundled import bundled_names, bundled_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +27,12 @@ def test_a_name_means_the_bundled_recipe() -> None:
 
 
 def test_a_file_of_that_name_wins() -> None:
-    Path("demo").write_text('name = "mine"\n' + bundled("demo_single").read_text().split("\n", 3)[3])
+    Path("demo").write_text('name = "mine"\n' + bundled_recipe("demo_single").read_text().split("\n", 3)[3])
     assert load_recipe("demo").name == "mine"
 
 
 def test_a_file_with_an_ending_is_another_name() -> None:
-    Path("demo.toml").write_text(bundled("demo_single").read_text())
+    Path("demo.toml").write_text(bundled_recipe("demo_single").read_text())
     assert load_recipe("demo").name == "demo"
 
 
@@ -51,7 +51,7 @@ def test_what_may_have_been_meant_is_a_bundled_recipe_or_a_file() -> None:
 
 @pytest.mark.parametrize("name", bundled_names())
 def test_a_recipe_has_the_name_of_its_file_and_begins_with_what_it_is(name: str) -> None:
-    text = bundled(name).read_text(encoding="utf-8")
+    text = bundled_recipe(name).read_text(encoding="utf-8")
     assert tomllib.loads(text)["name"] == name
     first = text.splitlines()[0]
     assert first.startswith("# ")

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import pytest
 
 from marft.agents.organizations.chain import Chain
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.algorithms import PRESETS
 from marft.config.bundled import bundled_names
+from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.plugins import Plugin, find_plugin
-from marft.config.seams import SEAMS
 from tests.helpers import recipe
 
 
@@ -346,7 +346,9 @@ class TestFiles:
 
 
 class TestPlugins:
-    @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_parts(kind)])
+    @pytest.mark.parametrize(
+        ("kind", "name"), [(kind, name) for kind in PLUGIN_SPECS for name in bundled_plugins(kind)]
+    )
     def test_every_built_in_can_be_found(self, kind: str, name: str) -> None:
         assert find_plugin(kind, name)
 

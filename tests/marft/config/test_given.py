@@ -12,9 +12,9 @@ import pytest
 import marft
 from marft.agents.channels.last import Last
 from marft.config import parse_recipe, to_toml
-from marft.config.given import Given, in_words
-from marft.config.parts import SchedulePart
+from marft.config.plugin_types import SchedulePart
 from marft.config.plugins import Plugin
+from marft.config.python_objects import ObjectPlaceholder, replace_objects
 from marft.examples.plugins import SPO, Median
 from tests.helpers import recipe
 from tests.marft.cli.test_python import BREVITY, as_in_a_notebook
@@ -23,7 +23,7 @@ from tests.plugins import Flaky
 
 def words_for(value: Any) -> str:
     """The words that a reward's function is written down by."""
-    table, _ = in_words({"rewards": [value]})
+    table, _ = replace_objects({"rewards": [value]})
     return str(table["rewards"][0]["call"])
 
 
@@ -63,7 +63,7 @@ class TestWords:
 
     def test_nor_is_what_only_says_that_it_stands_in_a_module(self) -> None:
         shadow = type("Flaky", (Flaky,), {"__module__": Flaky.__module__})
-        table, given = in_words({"environment": shadow})
+        table, given = replace_objects({"environment": shadow})
         assert table == {"environment": {"name": "given in Python: Flaky"}}
         assert given == {"given in Python: Flaky": shadow}
 
@@ -78,23 +78,23 @@ class TestWords:
 
     def test_what_is_alike_is_not_the_same(self) -> None:
         with pytest.raises(ValueError, match="two different things called 'Optional'"):
-            in_words({"tools": {"one": Optional(), "other": Optional()}})
+            replace_objects({"tools": {"one": Optional(), "other": Optional()}})
 
     def test_what_is_given_for_words_stands_where_they_were_read(self) -> None:
-        table, given = in_words({"environment": {"name": "given in Python: Flaky"}}, [Flaky])
+        table, given = replace_objects({"environment": {"name": "given in Python: Flaky"}}, [Flaky])
         (words,) = table["environment"].values()
-        assert isinstance(words, Given)
+        assert isinstance(words, ObjectPlaceholder)
         assert words.value is Flaky
         assert given == {"given in Python: Flaky": Flaky}
 
 
 class TestPlaces:
     def test_a_table_without_what_is_not_set_stands_for_an_object(self) -> None:
-        table, _ = in_words({"environment": Optional()})
+        table, _ = replace_objects({"environment": Optional()})
         assert table == {"environment": {"name": "given in Python: Optional"}}
 
     def test_a_plain_class_is_a_function_of_a_tool_and_a_part_is_a_source_of_tools(self) -> None:
-        table, _ = in_words({"tools": {"notes": Notes, "part": Optional}})
+        table, _ = replace_objects({"tools": {"notes": Notes, "part": Optional}})
         assert table["tools"] == {
             "notes": {"name": "function", "call": f"{__name__}:Notes"},
             "part": {"name": f"{__name__}:Optional"},
@@ -106,7 +106,7 @@ class TestPlaces:
     )
     def test_a_class_is_a_part_with_its_own_keys_left_as_they_are(self, place: str, part: type) -> None:
         room, _, key = place.rpartition(".")
-        table, given = in_words({room: {key: part}} if room else {key: part})
+        table, given = replace_objects({room: {key: part}} if room else {key: part})
         assert (table[room][key] if room else table[key]) == {"name": f"{part.__module__}:{part.__name__}"}
         assert not given
 

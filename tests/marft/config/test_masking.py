@@ -10,13 +10,13 @@ from urllib.parse import quote
 import pytest
 import tomli_w
 
-from marft.agents.tools.connection import secrets_of, text_of
+from marft.agents.tools.connection import find_secrets, result_text
 from marft.agents.tools.mcp import MCP
 from marft.config import load_recipe
-from marft.config.keys import masked, masked_recipe, read_key, secrets_in
+from marft.config.api_keys import mask_recipe, mask_values, read_api_key, secret_values
 from marft.evaluation.report import write_report
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.marft.rewards.test_judge import compose, episode, judging
@@ -101,46 +101,46 @@ def test_no_judges_cache_holds_what_was_echoed(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_begins_like_another_one_is_masked_whole() -> None:
-    assert masked(["abcdefgh", "abcdefgh-more"], "abcdefgh-more, abcdefgh") == "***, ***"
+    assert mask_values(["abcdefgh", "abcdefgh-more"], "abcdefgh-more, abcdefgh") == "***, ***"
 
 
 def test_a_secret_is_masked_as_json_and_a_url_would_write_it() -> None:
     secret = 'quoted "secret" \\ 1'
-    assert masked([secret], json.dumps({"a": secret})) == '{"a": "***"}'
-    assert masked([secret], f"http://a/?k={quote(secret, safe='')}&b=1") == "http://a/?k=***&b=1"
+    assert mask_values([secret], json.dumps({"a": secret})) == '{"a": "***"}'
+    assert mask_values([secret], f"http://a/?k={quote(secret, safe='')}&b=1") == "http://a/?k=***&b=1"
 
 
 def test_all_below_a_name_that_sounds_like_a_secret_is_one() -> None:
     fields = {"auth": {"value": "abcdefgh1", "more": [{"text": "abcdefgh2"}]}, "user": {"value": "abcdefgh3"}}
-    assert list(secrets_in(fields)) == ["abcdefgh1", "abcdefgh2"]
+    assert list(secret_values(fields)) == ["abcdefgh1", "abcdefgh2"]
 
 
 def test_secrets_of_every_entry_of_a_list_are_masked_in_a_recipe() -> None:
     table = {"rewards": [{"endpoint": {"options": {"api_key": f"abcdefgh{n}"}}} for n in range(2)]}
-    assert masked_recipe(tomli_w.dumps(table)).count("***") == 2
+    assert mask_recipe(tomli_w.dumps(table)).count("***") == 2
 
 
 def test_a_key_is_read_without_what_surrounds_it_and_refused_where_no_header_takes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("THE_KEY", " sk-abcdefgh\n")
-    assert read_key("THE_KEY") == "sk-abcdefgh"
+    assert read_api_key("THE_KEY") == "sk-abcdefgh"
     for wrong in ("sk-äöü", "sk-a\nX-Other: 1", "  "):
         monkeypatch.setenv("THE_KEY", wrong)
         with pytest.raises(ValueError, match="environment variable THE_KEY") as caught:
-            read_key("THE_KEY")
+            read_api_key("THE_KEY")
         assert wrong.strip() not in str(caught.value) or not wrong.strip()
 
 
 def test_words_are_no_secrets() -> None:
     """``api_key = "EMPTY"`` is what local servers are given: answers keep their words."""
-    assert masked(["EMPTY", "none"], "an EMPTY box, none") == "an EMPTY box, none"
-    assert list(secrets_in({"max_tokens": 5, "stop_token": "</s>", "user": "somebody-long", "key": "short"})) == []
+    assert mask_values(["EMPTY", "none"], "an EMPTY box, none") == "an EMPTY box, none"
+    assert list(secret_values({"max_tokens": 5, "stop_token": "</s>", "user": "somebody-long", "key": "short"})) == []
 
 
 def test_a_recipe_is_shown_without_secrets() -> None:
     table: dict[str, Any] = {"models": {"m": {"path": "p", "endpoint": {"url": "http://a/v1", "options": OPTIONS}}}}
-    shown = masked_recipe(tomli_w.dumps(table))
+    shown = mask_recipe(tomli_w.dumps(table))
     assert holds_a_secret(shown) == []
     assert "ordinary words" in shown
     assert 'url = "http://a/v1"' in shown
@@ -154,9 +154,9 @@ def test_no_answer_of_a_tool_server_holds_what_was_echoed(failed: bool, monkeypa
     settings = MCP(command=("x",), environment=("SERVER_TOKEN", "HOME_TOWN"))
     text = mcp_types.TextContent(type="text", text=f"server-token-4 {KEY} ordinary-town")
     result = mcp_types.CallToolResult(content=[text], is_error=failed)
-    secrets = [*secrets_of(settings), KEY]
+    secrets = [*find_secrets(settings), KEY]
     if failed:
         with pytest.raises(RuntimeError, match=r"^\*\*\* \*\*\* ordinary-town$"):
-            text_of(result, secrets)
+            result_text(result, secrets)
     else:
-        assert text_of(result, secrets) == "*** *** ordinary-town"
+        assert result_text(result, secrets) == "*** *** ordinary-town"

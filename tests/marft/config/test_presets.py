@@ -21,8 +21,8 @@ from marft.config.algorithm import (
     SamplerCorrectionSettings,
     TeammateTextSettings,
 )
-from marft.config.algorithms import ABOUT, PRESETS
-from marft.config.sources import OURS, SOURCES, flat, source_of
+from marft.config.algorithms import DESCRIPTIONS, PRESETS
+from marft.config.preset_sources import OWN_CHOICE, SOURCES, find_source, flatten
 from tests.sources import TESTS
 
 SNAPSHOT = TESTS / "presets.json"
@@ -37,25 +37,25 @@ Entries = dict[str, list[Any]]
 def resolved(name: str) -> dict[str, Any]:
     """Every setting of a preset, as a recipe that names it alone gets it, but for its own name."""
     values = AlgorithmSettings.model_validate({"name": name}).model_dump(mode="json", exclude={"name", "complete_from"})
-    return flat(values)
+    return flatten(values)
 
 
 def snapshot() -> dict[str, Any]:
     """What the code says now."""
     fields = AlgorithmSettings.model_fields
     defaults = {key: field.default for key, field in fields.items() if not field.is_required() and key not in TABLES}
-    defaults |= flat({key: table().model_dump(mode="json") for key, table in TABLES.items()})
+    defaults |= flatten({key: table().model_dump(mode="json") for key, table in TABLES.items()})
     del defaults["name"]
     presets: dict[str, Entries] = {}
     for name in PRESETS:
         values = resolved(name)
         assert set(defaults) <= set(values)
         presets[name] = {
-            key: [value, source_of(name, key)]
+            key: [value, find_source(name, key)]
             for key, value in values.items()
-            if key.startswith(PLUGINS) or value != defaults.get(key) or source_of(name, key) != OURS
+            if key.startswith(PLUGINS) or value != defaults.get(key) or find_source(name, key) != OWN_CHOICE
         }
-    return {"defaults": {key: [value, OURS] for key, value in defaults.items()}, "presets": presets}
+    return {"defaults": {key: [value, OWN_CHOICE] for key, value in defaults.items()}, "presets": presets}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -70,12 +70,12 @@ def test_a_preset_is_what_was_written_down(name: str) -> None:
         if key not in values or key not in written or values[key] != written[key][0]
     ]
     assert not changed, "\n".join(changed)
-    assert {key: source_of(name, key) for key in values} == {key: source for key, (_, source) in written.items()}
+    assert {key: find_source(name, key) for key in values} == {key: source for key, (_, source) in written.items()}
 
 
 def test_nothing_is_written_down_that_is_gone() -> None:
     kept = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
-    assert list(kept["presets"]) == list(PRESETS) == list(ABOUT) == list(SOURCES)
+    assert list(kept["presets"]) == list(PRESETS) == list(DESCRIPTIONS) == list(SOURCES)
 
 
 def test_sources_are_of_settings_that_exist() -> None:

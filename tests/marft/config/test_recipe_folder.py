@@ -11,10 +11,10 @@ import pytest
 import tomli_w
 
 from marft.config import load_recipe, parse_recipe, to_toml
-from marft.config.folders import from_recipe
+from marft.config.paths import resolve_recipe_path
 from marft.envs.table import Table
-from marft.runs.changes import changes
-from marft.runs.folder import RunFolder
+from marft.runs.changes import find_changes
+from marft.runs.run_folder import RunFolder
 from tests.helpers import recipe
 from tests.nights import NIGHT
 
@@ -104,10 +104,10 @@ def test_a_recipe_that_is_written_down_reads_back_the_same(file: Path, tmp_path:
 
 def test_a_run_may_go_on_with_its_recipe_from_another_folder(file: Path) -> None:
     run = load_recipe(file)
-    assert not changes(run, run.model_copy(update={"recipe_folder": "/elsewhere"}))
+    assert not find_changes(run, run.model_copy(update={"recipe_folder": "/elsewhere"}))
 
 
 def test_a_recipe_without_a_folder_is_in_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert from_recipe("rows.csv", None) == str(tmp_path / "rows.csv")
-    assert from_recipe("~nobody-by-this-name/x", None) == str(tmp_path / "~nobody-by-this-name" / "x")
+    assert resolve_recipe_path("rows.csv", None) == str(tmp_path / "rows.csv")
+    assert resolve_recipe_path("~nobody-by-this-name/x", None) == str(tmp_path / "~nobody-by-this-name" / "x")

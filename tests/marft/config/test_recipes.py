@@ -12,8 +12,8 @@ import pytest
 from marft.agents.sandbox.runner import isolation_problem
 from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT

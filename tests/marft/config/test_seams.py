@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from marft.common.registry import bundled_parts
+from marft.common.registry import bundled_plugins
 from marft.config import parse_recipe
+from marft.config.plugin_specs import PLUGIN_SPECS, class_problems
 from marft.config.plugins import find_plugin
-from marft.config.seams import SEAMS, class_problems
 from tests.helpers import recipe
 from tests.sources import ROOT
 
@@ -37,11 +37,11 @@ def complaint(kind: str, name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_parts(kind)])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in PLUGIN_SPECS for name in bundled_plugins(kind)])
 def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> None:
     cls = find_plugin(kind, name)
     assert not class_problems(kind, cls)
-    assert [other for other in SEAMS if other != kind and not class_problems(other, cls)] == []
+    assert [other for other in PLUGIN_SPECS if other != kind and not class_problems(other, cls)] == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("environments", "marft.agents.organizations.chain:Chain", "no method def tasks(self, split)"),
         ("credits", "marft.agents.channels.raw:Raw", "no method def assign(self, inputs)"),
         ("objectives", "marft.trainer.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
-        ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.parts.SchedulePart"),
+        ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.plugin_types.SchedulePart"),
         ("channels", "marft.trainer.schedules:A2PO", "no method def carry(self, messages)"),
         ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
         ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
@@ -65,8 +65,8 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("credits", "tests.wrong:Stranger", "its grouped_by is 'tasks', not '' or 'task'"),
         ("credits", "tests.wrong:Silent", "no method def assign(self, inputs)"),
         ("credits", "tests.wrong:Misspelt", "it says needs_crtic, which nobody reads; is needs_critic meant?"),
-        ("credits", "tests.wrong:Overlooked", "it says forkng, which nobody reads; is forking meant?"),
-        ("organizations", "tests.wrong:Baseless", "derive it from marft.config.parts.OrganizationPart"),
+        ("credits", "tests.wrong:Overlooked", "it says fork_pln, which nobody reads; is fork_plan meant?"),
+        ("organizations", "tests.wrong:Baseless", "derive it from marft.config.plugin_types.OrganizationPart"),
         ("organizations", "tests.wrong:Raises", "tests.wrong.Raises raised KeyError: 'nowhere' (wrong.py:"),
     ],
 )  # fmt: skip
@@ -142,5 +142,5 @@ def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str, monkeyp
 
 
 def test_what_is_no_plugin_at_all_is_refused_with_the_class_to_derive_from() -> None:
-    said = "is not an environment: its class must derive from marft.config.parts.EnvironmentPart"
+    said = "is not an environment: its class must derive from marft.config.plugin_types.EnvironmentPart"
     assert said in complaint("environments", "collections:Counter")

@@ -10,7 +10,7 @@ import pytest
 
 from marft.common.types import Episode
 from marft.config import parse_recipe
-from marft.envs.gradings import ByFunction
+from marft.envs.graders import FunctionGrader
 from marft.rewards.terms import Function
 from tests.helpers import recipe
 from tests.marft.rewards.test_rewards import compose, composed, episode
@@ -83,7 +83,7 @@ def test_one_that_takes_too_long_or_gives_no_number_costs_its_episode() -> None:
 
 @pytest.mark.parametrize("name", ["graded", "grades"])
 def test_an_async_grading_is_awaited_also_from_a_running_loop(name: str) -> None:
-    grading = ByFunction(call=f"tests.marft.envs.test_async_rewards:{name}")
+    grading = FunctionGrader(call=f"tests.marft.envs.test_async_rewards:{name}")
 
     async def in_a_session() -> Any:
         return grading.grade("", {"a": "5"}, "5")

@@ -18,7 +18,7 @@ from marft.agents.environment import Environment
 from marft.common.types import JointAction, Step, Task
 from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal
 from tests.conftest import SHARED_DATA
@@ -104,10 +104,10 @@ class TestReasoningGym:
 
 class TestSplits:
     def test_spacing_and_case_do_not_move_a_question(self) -> None:
-        assert split_of("Add  1 and 2.") == split_of("add 1 and\n2. ")
+        assert assign_split("Add  1 and 2.") == assign_split("add 1 and\n2. ")
 
     def test_shares_are_about_80_10_10(self) -> None:
-        found = [split_of(f"question {n}") for n in range(4000)]
+        found = [assign_split(f"question {n}") for n in range(4000)]
         assert abs(found.count("train") / 4000 - 0.8) < 0.03
         assert abs(found.count("test") / 4000 - 0.1) < 0.02
 

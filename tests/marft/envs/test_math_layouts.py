@@ -15,11 +15,11 @@ import pytest
 
 from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
-from marft.config.folders import FOLDER
+from marft.config.paths import RECIPE_FOLDER
 from marft.envs.math import Math
-from marft.envs.revising import Revising
+from marft.envs.revision import RevisionSession
 from marft.envs.single_turn import Grade
-from marft.evaluation.cohorts import cohorts_of, fields_of
+from marft.evaluation.cohorts import collect_fields, group_by_field
 from marft.rewards.math_answers import equal
 from tests.episodes import make_action
 
@@ -91,12 +91,12 @@ def test_any_table_is_read_as_json_lines_are(kind: str, tmp_path: Path) -> None:
         assert [(t.prompt, t.data) for t in environment.tasks(split)] == [
             (t.prompt, t.data) for t in expected.tasks(split)
         ]
-    assert set(cohorts_of(fields_of(all_tasks(environment)), "level")) == {"Level 0", "Level 1", "Level 2"}
+    assert set(group_by_field(collect_fields(all_tasks(environment)), "level")) == {"Level 0", "Level 1", "Level 2"}
 
 
 def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
     jsonl(tmp_path / "problems.jsonl", [{"problem": "1?", "answer": "1"}])
-    environment = Math.model_validate({"path": "problems.jsonl"}, context={FOLDER: str(tmp_path)})
+    environment = Math.model_validate({"path": "problems.jsonl"}, context={RECIPE_FOLDER: str(tmp_path)})
     assert only(environment).prompt == "1?"
 
 
@@ -202,7 +202,7 @@ class TestRevising:
             return Grade(float(right), right)
 
         async def attempt() -> list[Step]:
-            session = Revising(Task("a", "2 + 3?"), grade, steps, "DONE")
+            session = RevisionSession(Task("a", "2 + 3?"), grade, steps, "DONE")
             assert (await session.reset()).text == "2 + 3?"
             return [await session.step(JointAction(answer=make_action(text=text))) for text in texts]
 
@@ -255,5 +255,5 @@ def test_an_environment_says_how_many_steps_it_has(tmp_path: Path) -> None:
     assert Math(path=path).episode_limit == 1
     environment = Math(path=path, steps=3)
     assert environment.episode_limit == 3
-    assert isinstance(environment.start(only(environment), 0), Revising)
+    assert isinstance(environment.start(only(environment), 0), RevisionSession)
     assert load_recipe("math_revised").environment.episode_limit == 2

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.declared import Declared
+from marft.common.step_info import StepInfo
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.load import load_recipe
-from marft.envs.splits import split_of
-from marft.envs.tasks import tasks_of
+from marft.envs.splits import assign_split
+from marft.envs.tasks import read_tasks
 from marft.examples.orders import LINE, Orders, OrderSession
 from marft.rewards.terms import Progress, TrajectoryScore
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
@@ -27,7 +27,7 @@ SHARES = st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6)
 
 def episode(shares: list[float | None], paid: list[float] | None = None) -> Episode:
     steps = tuple(
-        Transition(Observation("o"), reward, declared=Declared(progress=share))
+        Transition(Observation("o"), reward, declared=StepInfo(progress=share))
         for share, reward in zip(shares, paid or [0.25] * len(shares), strict=True)
     )
     return Episode(Task("t", "o"), "train/0", 0, (), "terminated", steps)
@@ -69,7 +69,7 @@ def test_orders_of_splits_share_no_line_and_declare_what_metrics_need() -> None:
     orders = Orders(train_tasks=50, held_out_tasks=50)
     for split in ("train", "validation", "test"):
         tasks = orders.tasks(split)  # type: ignore[arg-type]
-        assert {split_of(LINE.format(*line)) for task in tasks for line in task.data["lines"]} == {split}
+        assert {assign_split(LINE.format(*line)) for task in tasks for line in task.data["lines"]} == {split}
         assert all(task.data["fewest_steps"] == 2 for task in tasks)
     assert [task.prompt for task in orders.tasks("test")] == [task.prompt for task in Orders().tasks("test")[:50]]
 
@@ -97,7 +97,7 @@ def test_the_recipe_has_the_weights_of_the_playbook() -> None:
     assert {term.name: term.weight for term in run.rewards} == {  # type: ignore[attr-defined]
         "trajectory": 1.0, "trajectory_score": 0.5, "step_cost": 0.1, "tool_errors": 0.2, "progress": 0.3,
     }  # fmt: skip
-    assert len(tasks_of(run.environment, "test")) == 500
+    assert len(read_tasks(run.environment, "test")) == 500
 
 
 @BY_NIGHT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marft.config import load_recipe
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import read_tasks
 from tests.sources import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -33,7 +33,7 @@ def test_a_study_is_a_team_and_one_agent_with_the_tokens_of_both(study: str, tmp
     assert agent.sampling.max_new_tokens == sum(agent.sampling.max_new_tokens for agent in team.agents)
     assert agent.sampling.temperature == team.agents[1].sampling.temperature
     assert load_recipe(BENCHMARKS / "real" / f"{study}.toml", ["--models.base.path", "tiny"]).agents == team.agents
-    splits = [{task.id for task in tasks_of(team.environment, split)} for split in ("train", "validation", "test")]
+    splits = [{task.id for task in read_tasks(team.environment, split)} for split in ("train", "validation", "test")]
     assert min(map(len, splits)) >= real_model.TASKS
     assert sum(map(len, splits)) == len(set.union(*splits))
 

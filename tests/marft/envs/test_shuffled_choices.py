@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from marft.common.types import Task
-from marft.envs.choices import choices_in, shuffled
+from marft.envs.choices import parse_choices, permute_choices
 from marft.envs.table import Table
-from marft.envs.tasks import digest_of
+from marft.envs.tasks import digest_tasks
 from tests.marft.envs.test_environments import answer
 from tests.marft.envs.test_table import FORMATS, complaint
 
@@ -59,7 +59,7 @@ def test_orders_follow_from_the_seed_and_the_question_alone_and_splits_from_neit
         assert {t.prompt.split("?")[0] for t in one.tasks(split)} == {
             t.prompt.split("?")[0] for t in other.tasks(split)
         }
-    assert digest_of(one.tasks("train")) != digest_of(other.tasks("train"))
+    assert digest_tasks(one.tasks("train")) != digest_tasks(other.tasks("train"))
 
 
 def test_choices_in_columns_of_their_own_are_shuffled_too(tmp_path: Path) -> None:
@@ -89,19 +89,19 @@ def test_choices_of_several_columns_are_shown_like_a_list(tmp_path: Path, shuffl
 
 def test_what_speaks_of_other_choices_keeps_its_place() -> None:
     for last in ("All of the above", "None of these", "none of the above.", "Neither of the above"):
-        orders = [shuffled(choices_in([*WORDS, last]), str(key)) for key in range(20)]
+        orders = [permute_choices(parse_choices([*WORDS, last]), str(key)) for key in range(20)]
         assert {order[4] for order in orders} == {4}
         assert len({tuple(order) for order in orders}) > 5
     for last in ("Both A and B", "A, B", "(A) or (C)"):
-        assert shuffled(choices_in([*WORDS, last]), "key") == [0, 1, 2, 3, 4]
-    assert {tuple(shuffled(choices_in(["a man and a dog", "a cat"]), str(key))) for key in range(20)} == {
+        assert permute_choices(parse_choices([*WORDS, last]), "key") == [0, 1, 2, 3, 4]
+    assert {tuple(permute_choices(parse_choices(["a man and a dog", "a cat"]), str(key))) for key in range(20)} == {
         (0, 1),
         (1, 0),
     }
 
 
 def test_every_order_is_as_likely(tmp_path: Path) -> None:
-    first = [shuffled(choices_in(WORDS), str(key))[0] for key in range(800)]
+    first = [permute_choices(parse_choices(WORDS), str(key))[0] for key in range(800)]
     assert all(abs(first.count(place) / 800 - 0.25) < 0.05 for place in range(4))
 
 

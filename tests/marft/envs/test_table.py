@@ -14,11 +14,11 @@ import pytest
 
 from marft.common.types import Task
 from marft.config import parse_recipe
-from marft.envs.splits import bare, share_of
+from marft.envs.splits import assign_split_by_share, normalize_question
 from marft.envs.table import Table
-from marft.envs.tasks import tasks_of
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
+from marft.envs.tasks import read_tasks
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import recipe, shown_in_docs
 from tests.marft.envs.test_environments import SPLITS, answer
@@ -95,7 +95,7 @@ def all_to_train(path: Path, **changes: Any) -> Table:
 
 def complaint(**changes: Any) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  each test looks at the words
-        tasks_of(Table.model_validate(changes), "train")
+        read_tasks(Table.model_validate(changes), "train")
     return str(caught.value)
 
 
@@ -103,7 +103,7 @@ class TestFormats:
     @pytest.mark.parametrize("kind", FORMATS)
     def test_every_format_gives_the_same_tasks(self, kind: str, tmp_path: Path) -> None:
         environment = all_to_train(FORMATS[kind](tmp_path / "rows", ROWS))
-        tasks = tasks_of(environment, "train")
+        tasks = read_tasks(environment, "train")
         assert [task.prompt for task in tasks] == [row["question"] for row in ROWS]
         assert [dict(task.data) for task in tasks] == ROWS
         assert [task.id for task in tasks] == ["rows/0", "rows/1", "rows/2"]
@@ -111,7 +111,7 @@ class TestFormats:
     @pytest.mark.parametrize("kind", ["JSON lines", "a JSON array", "Parquet", "a saved data set"])
     def test_cells_keep_their_kind(self, kind: str, tmp_path: Path) -> None:
         rows = [{"question": 7, "answer": ["a", "b"], "more": {"x": [1.5, None]}}]
-        (task,) = tasks_of(all_to_train(FORMATS[kind](tmp_path / "rows", rows)), "train")
+        (task,) = read_tasks(all_to_train(FORMATS[kind](tmp_path / "rows", rows)), "train")
         assert (task.prompt, dict(task.data)) == ("7", rows[0])
 
     def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ class TestSplits:
         assert {task.prompt for task in turned.tasks("test")} == {task.prompt for task in environment.tasks("test")}
 
     def test_shares_are_as_large_as_they_say(self) -> None:
-        found = [share_of(f"question {n}", validation=0.25, test=0.005) for n in range(20_000)]
+        found = [assign_split_by_share(f"question {n}", validation=0.25, test=0.005) for n in range(20_000)]
         assert abs(found.count("validation") / 20_000 - 0.25) < 0.02
         assert abs(found.count("test") / 20_000 - 0.005) < 0.002
 
@@ -305,7 +305,7 @@ class TestSplits:
         assert f"rows.csv, line 9 makes the same prompt as {tmp_path / 'test.csv'}, line 2" in complaint(**both)
         environment = Table.model_validate({**both, "leave_out": ["duplicates"]})
         assert [task.prompt for task in environment.tasks("test")] == ["what is  7 + 1?"]
-        assert len({bare(prompt) for prompt in prompts(environment)}) == len(prompts(environment)) == 400
+        assert len({normalize_question(prompt) for prompt in prompts(environment)}) == len(prompts(environment)) == 400
 
     def test_a_limit_holds_for_every_split(self, file: Path) -> None:
         environment = Table(path=str(file), limit=5)
@@ -315,16 +315,16 @@ class TestSplits:
         (tmp_path / "rows.csv").write_text("question,answer,uid\na,1,x\nb,2,x\n")
         environment = all_to_train(tmp_path / "rows.csv", id="uid")
         with pytest.raises(ValueError, match="another one has the id 'x' too"):
-            tasks_of(environment, "train")
+            read_tasks(environment, "train")
 
 
 class TestPrompts:
-    def one(self, tmp_path: Path, row: dict[str, Any], **changes: Any) -> Task:
-        return tasks_of(all_to_train(FORMATS["JSON lines"](tmp_path / "rows", [row]), **changes), "train")[0]
+    def draw_record(self, tmp_path: Path, row: dict[str, Any], **changes: Any) -> Task:
+        return read_tasks(all_to_train(FORMATS["JSON lines"](tmp_path / "rows", [row]), **changes), "train")[0]
 
     def test_a_template_names_columns(self, tmp_path: Path) -> None:
         row = {"problem": "Why?", "label": "a", "hints": ["x", 1], "a b": None}
-        task = self.one(
+        task = self.draw_record(
             tmp_path, row, question="problem", answer="label", prompt="{{{question}}}|{problem}|{hints}|{a b}|"
         )
         assert task.prompt == '{Why?}|Why?|["x", 1]||'
@@ -333,13 +333,13 @@ class TestPrompts:
         row = {"question": "Sky?", "choices": ["red", "blue"], "answer": 1}
         grading = {"name": "choice", "choices": "choices"}
         assert (
-            self.one(tmp_path, row, grading=grading, prompt="{question}\n\n{choices}").prompt
+            self.draw_record(tmp_path, row, grading=grading, prompt="{question}\n\n{choices}").prompt
             == "Sky?\n\nA. red\nB. blue"
         )
 
     def test_what_stands_in_a_cell_is_no_template(self, tmp_path: Path) -> None:
         row = {"question": "{answer} {0.__class__} {", "answer": "secret"}
-        assert self.one(tmp_path, row, prompt="Q: {question}").prompt == "Q: {answer} {0.__class__} {"
+        assert self.draw_record(tmp_path, row, prompt="Q: {question}").prompt == "Q: {answer} {0.__class__} {"
 
     def test_a_template_that_names_no_column_of_a_row_is_refused(self, tmp_path: Path) -> None:
         path = FORMATS["JSON lines"](tmp_path / "rows", [{"question": "a", "choices": "b", "answer": "1"}])
@@ -383,7 +383,7 @@ def test_the_recipe_that_the_docs_show_trains_on_a_table_beside_it(tmp_path: Pat
     folder = RunFolder.create(run)
     train(run, folder)
     assert [row["episodes_failed"] for row in folder.read_metrics()] == [0, 0]
-    assert read_rows(folder.recorded(0))[0]["prompt_text"].startswith("What is the capital of Country ")
+    assert read_rows(folder.find_recorded(0))[0]["prompt_text"].startswith("What is the capital of Country ")
 
 
 def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +393,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pyte
         asked.append(wanted)  # type: ignore[arg-type]
         return [{"question": f"{wanted}", "answer": "1"}]
 
-    monkeypatch.setattr("marft.envs.rows.read_dataset", read)
+    monkeypatch.setattr("marft.envs.table_rows.read_dataset", read)
     made = Table(train="a/b", validation="a/b", test="c/d", subset="main", parts={"validation": "dev"})  # type: ignore[arg-type]
     assert len(made.tasks("train")) == 1
     assert sorted(asked) == [("a/b", "main", "dev"), ("a/b", "main", "train"), ("c/d", "main", "test")]

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from marft.envs.math import Math
-from marft.envs.rows import read_table, written
 from marft.envs.table import Table
+from marft.envs.table_rows import format_cell, read_table
 
 
 def read(path: Path | str, part: str = "train") -> list[Any]:
@@ -23,7 +23,7 @@ def read(path: Path | str, part: str = "train") -> list[Any]:
 
 
 def places(path: Path | str) -> list[str]:
-    return [row.place.removeprefix(f"{path}, ") for row in read_table(str(path), "", "train")]
+    return [row.location.removeprefix(f"{path}, ") for row in read_table(str(path), "", "train")]
 
 
 def test_a_format_is_known_by_its_name_in_capitals_too(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_line_end_in_a_cell_stays_as_it_is(tmp_path: Path) -> None:
 def test_rows_without_lines_are_counted_from_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"question": text} for text in "abc"]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
-    monkeypatch.setattr("marft.envs.rows.read_dataset", lambda *_: rows)
+    monkeypatch.setattr("marft.envs.table_rows.read_dataset", lambda *_: rows)
     for path in (tmp_path / "data.parquet", "an/id"):
         assert places(path) == ["row 1", "row 2", "row 3"]
 
@@ -70,8 +70,12 @@ def test_of_several_parts_the_one_that_is_asked_for_is_read(tmp_path: Path) -> N
 
 
 def test_a_cell_is_written_as_it_reads() -> None:
-    assert written(["naïve", "日本"]) == '["naïve", "日本"]'
-    assert [written(cell) for cell in (Decimal("1.50"), date(2020, 2, 29), float("nan"))] == ["1.50", "2020-02-29", ""]
+    assert format_cell(["naïve", "日本"]) == '["naïve", "日本"]'
+    assert [format_cell(cell) for cell in (Decimal("1.50"), date(2020, 2, 29), float("nan"))] == [
+        "1.50",
+        "2020-02-29",
+        "",
+    ]
 
 
 def test_what_a_column_type_says_is_the_answer_and_bytes_are_none(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from marft.common.types import Task
 from marft.config import load_recipe, parse_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.envs.math import Math
-from marft.envs.tasks import digest_of, refuse_too_few_steps, tasks_of
-from marft.rollout.collection import training_tasks
+from marft.envs.tasks import check_step_limit, digest_tasks, read_tasks
+from marft.rollout.rollout_batch import load_training_tasks
 from tests.helpers import recipe
 from tests.satellites import NEEDS_ENVS
 
@@ -56,18 +56,18 @@ def lazily(split: str) -> Iterator[Task]:
 )
 def test_tasks_that_cannot_be_used_are_refused_by_name(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match="environment 'Listed', training split") as caught:
-        tasks_of(Listed.model_construct(given=given), "train")
+        read_tasks(Listed.model_construct(given=given), "train")
     assert told.replace("\\\\", "\\") in str(caught.value)
 
 
 def test_tasks_that_are_fine_come_back_as_they_are() -> None:
     tasks = [Task("a", "1"), Task("b", "1")]
-    assert tasks_of(Listed.model_construct(given=tasks), "test") == tasks
+    assert read_tasks(Listed.model_construct(given=tasks), "test") == tasks
 
 
 def test_the_digest_of_tasks_is_of_all_that_is_plain_at_any_depth() -> None:
     def of(**data: Any) -> str:
-        return digest_of([Task("t", "p", data)])
+        return digest_tasks([Task("t", "p", data)])
 
     asked = {"questions": [{"text": "Where?", "answer": "Rome"}], "day": 1}
     other = {"questions": [{"text": "Where?", "answer": "Oslo"}], "day": 1}
@@ -82,10 +82,10 @@ def test_training_looks_at_the_validation_split_before_it_starts_where_it_will_b
 
     run = parse_recipe(recipe())
     part = Unvalidated.model_construct()
-    assert len(training_tasks(run.model_copy(update={"environment": part}))) == 1
+    assert len(load_training_tasks(run.model_copy(update={"environment": part}))) == 1
     often = run.model_copy(update={"environment": part, "evaluation": run.evaluation.model_copy(update={"every": 5})})
     with pytest.raises(ValueError, match=r"validation split has no tasks; .* give it more, or name held-out ones"):
-        training_tasks(often)
+        load_training_tasks(often)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_bad_rows_are_named(line: bytes, told: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(json.dumps({"problem": "What is 1 + 1?", "answer": 2}).encode() + b"\n" + line)
     with pytest.raises(ValueError, match=r"^environment: ") as caught:
-        tasks_of(Math(path=str(path)), "train")
+        read_tasks(Math(path=str(path)), "train")
     assert told in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -118,7 +118,7 @@ def test_a_file_that_goes_away_is_a_message(tmp_path: Path) -> None:
     environment = Math(path=str(path))
     path.unlink()
     with pytest.raises(ValueError, match=r"cannot read .*rows\.jsonl: No such file"):
-        tasks_of(environment, "train")
+        read_tasks(environment, "train")
 
 
 class TestStepsOfAnEpisode:
@@ -127,13 +127,13 @@ class TestStepsOfAnEpisode:
 
     def test_where_no_task_can_be_solved_in_them_nothing_begins(self) -> None:
         with pytest.raises(ValueError, match=r"ends after 2 steps, and no task .* less than 3 .*; allow 5 or more"):
-            refuse_too_few_steps(self.needing(5, 3, 4), 2)
+            check_step_limit(self.needing(5, 3, 4), 2)
 
     @pytest.mark.parametrize("fewest", [(3, 2), (3, None), (None,), ("3",)])
     def test_where_one_can_be_or_does_not_say_it_does(self, fewest: tuple[object, ...]) -> None:
-        refuse_too_few_steps(self.needing(*fewest), 2)
+        check_step_limit(self.needing(*fewest), 2)
 
     @NEEDS_ENVS
     def test_training_asks(self) -> None:
         with pytest.raises(ValueError, match=r"rollout\.max_steps: an episode ends after 1 steps"):
-            training_tasks(load_recipe("relay", changes={"rollout.max_steps": 1}))
+            load_training_tasks(load_recipe("relay", changes={"rollout.max_steps": 1}))

@@ -12,14 +12,14 @@ import pytest
 import xmlschema
 
 import marft
-from marft.cli.errors import friendly
+from marft.cli.errors import report_errors
 from marft.cli.main import app
-from marft.evaluation.changes import changes
-from marft.evaluation.comparison import Comparison, compared
-from marft.evaluation.gates import judged
+from marft.evaluation.comparison import Comparison, compare_evaluations
+from marft.evaluation.gates import check_gates
+from marft.evaluation.metric_changes import compare_metrics
+from marft.evaluation.outcome_changes import OutcomeChanges, find_outcome_changes
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.evaluation.turned import Turned, turned
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.marft.evaluation.test_gates import AFTER, BEFORE, MISSED, SOLVED, evaluation
 from tests.sources import TESTS
@@ -36,7 +36,7 @@ def saved(
 
 
 def over(before: list[dict[str, Any]], after: list[dict[str, Any]], *gates: str, by: str = "") -> Comparison:
-    return compared(before, after, ("runs/a", "runs/b"), gates, by)
+    return compare_evaluations(before, after, ("runs/a", "runs/b"), gates, by)
 
 
 @pytest.mark.parametrize(
@@ -50,27 +50,27 @@ def over(before: list[dict[str, Any]], after: list[dict[str, Any]], *gates: str,
     ],
 )  # fmt: skip
 def test_gates_are_of_changes_of_what_is_after_and_of_cohorts(gate: str, failed: bool, reason: str) -> None:
-    (verdict,) = judged([gate], BEFORE, {**AFTER, "fields": LEVELS})
+    (verdict,) = check_gates([gate], BEFORE, {**AFTER, "fields": LEVELS})
     assert verdict.failed is failed
     assert reason in verdict.reason
 
 
 def test_a_gate_of_every_cohort_is_a_verdict_for_each() -> None:
-    verdicts = judged(["accuracy[level=*] < -2%"], BEFORE, {**AFTER, "fields": LEVELS})
+    verdicts = check_gates(["accuracy[level=*] < -2%"], BEFORE, {**AFTER, "fields": LEVELS})
     assert [verdict.failed for verdict in verdicts] == [True, False]  # easy, hard
     with pytest.raises(ValueError, match=r"no task has level = 'odd'; values: easy, hard, or \* for each"):
-        judged(["accuracy[level=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
+        check_gates(["accuracy[level=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
     with pytest.raises(ValueError, match="no field 'kind'"):
-        judged(["accuracy[kind=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
+        check_gates(["accuracy[kind=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
     with pytest.raises(ValueError, match="cost_tokens is in tokens, and no share; leave out the %"):
-        judged(["cost_tokens after > 5%"], BEFORE, AFTER)
+        check_gates(["cost_tokens after > 5%"], BEFORE, AFTER)
 
 
 @pytest.mark.parametrize("gate", ["reward < -1", "reward > 1", "reward after < 0", "reward after > 0"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_number_that_is_none_fails_every_gate(gate: str, number: float) -> None:
     one, two = evaluation(reward=[(1.0, 1.0)] * 3), evaluation(reward=[(1.0, 1.0), (number, 1.0), (1.0, 1.0)])
-    assert [verdict.failed for verdict in judged([gate], one, two)] == [True]
+    assert [verdict.failed for verdict in check_gates([gate], one, two)] == [True]
 
 
 def test_one_task_none_and_the_same_run_are_compared_too() -> None:
@@ -105,7 +105,7 @@ def test_tasks_that_newly_fail_and_those_newly_solved_are_counted_and_a_few_name
     after = saved(evaluation(accuracy=[MISSED] * 7 + [SOLVED] * 83 + [SOLVED] * 1 + [MISSED] * 9))
     found = over([saved(BEFORE)], [after], "accuracy < -1%", "accuracy < -50%")
     said = "newly failed: 7 (0, 1, 2, 3, 4 and 2 more); newly solved: 1 (90)"
-    assert found.turned["greedy"].sentence == said
+    assert found.outcome_changes["greedy"].summary == said
     assert f"Of all tasks {said}." in found.as_markdown()
     (tmp_path / "gates.xml").write_text(found.as_junit(), encoding="utf-8")
     xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "gates.xml")
@@ -113,7 +113,7 @@ def test_tasks_that_newly_fail_and_those_newly_solved_are_counted_and_a_few_name
     assert (failure.text or "").endswith(f"; of all tasks {said}")
     assert said not in failure.get("message", "")
     same = over([saved(BEFORE)], [saved(BEFORE)])
-    assert same.turned["greedy"].sentence == ""
+    assert same.outcome_changes["greedy"].summary == ""
     assert "newly" not in same.as_markdown()
 
 
@@ -155,36 +155,39 @@ def test_tasks_turn_of_which_both_sides_know_and_half_of_the_attempts_solve_one(
         "half": ((2, 4), (1, 4)), "less": ((2, 5), (3, 5)), "same": ((1, 1), (1, 1)), "fell": ((1, 1), (2, 5)),
     }  # fmt: skip
     before, after = ({task: Ratio(*pair[n]) for task, pair in of.items() if pair[n]} for n in (0, 1))  # type: ignore[misc]
-    found = turned(before, after)
+    found = find_outcome_changes(before, after)
     assert found == (["half", "fell"], ["less"])
-    assert Turned([], ["x"]).sentence == "newly failed: 0; newly solved: 1 (x)"
-    assert Turned([*"abcde"], [*"uvwxyz"]).sentence == (
+    assert OutcomeChanges([], ["x"]).summary == "newly failed: 0; newly solved: 1 (x)"
+    assert OutcomeChanges([*"abcde"], [*"uvwxyz"]).summary == (
         "newly failed: 5 (a, b, c, d, e); newly solved: 6 (u, v, w, x, y and 1 more)"
     )
-    assert Turned(["a\nb"], []).sentence == "newly failed: 1 (a b); newly solved: 0"
+    assert OutcomeChanges(["a\nb"], []).summary == "newly failed: 1 (a b); newly solved: 0"
 
 
 def test_a_percentage_of_what_is_negative_is_of_its_size() -> None:
     one, two = evaluation(cost_tokens=[(-100.0, 1.0)] * 3), evaluation(cost_tokens=[(-102.0, 1.0)] * 3)
-    assert [verdict.failed for verdict in judged(["cost_tokens < -5%", "cost_tokens < -1%"], one, two)] == [False, True]
+    assert [verdict.failed for verdict in check_gates(["cost_tokens < -5%", "cost_tokens < -1%"], one, two)] == [
+        False,
+        True,
+    ]
 
 
 def test_rewards_are_numbers_and_shares_are_percent() -> None:
     one, two = evaluation(reward=[(1.0, 1.0)] * 3), evaluation(reward=[(0.25, 1.0)] * 3)
-    (verdict,) = judged(["reward < -1"], one, two)
+    (verdict,) = check_gates(["reward < -1"], one, two)
     assert verdict.reason == "reward went from 1 to 0.25 on 3 tasks (-0.75)"
 
 
 def test_a_role_with_a_dot_that_only_the_new_run_has_is_known_and_not_measured_before() -> None:
     after = evaluation(**{"agents__a.b__tool_error_rate": [(0.0, 1.0)] * 3})
-    (verdict,) = judged(["agents.a.b.tool_error_rate > 1%"], BEFORE, after)
+    (verdict,) = check_gates(["agents.a.b.tool_error_rate > 1%"], BEFORE, after)
     assert verdict.failed
     assert verdict.reason == "agents/a.b/tool_error_rate was not measured on the same tasks before and after"
 
 
 def test_of_a_metric_of_other_tasks_no_change_is_told() -> None:
     one, two = ({"measured": {task: {"accuracy": [1.0, 1.0]}}} for task in "ab")
-    assert changes(one, two) == []
+    assert compare_metrics(one, two) == []
 
 
 def test_the_last_checkpoint_counts_and_the_base_where_there_is_no_other() -> None:
@@ -195,7 +198,7 @@ def test_the_last_checkpoint_counts_and_the_base_where_there_is_no_other() -> No
 
 
 def test_what_changed_of_a_cohort_is_of_its_tasks_alone() -> None:
-    found = changes(BEFORE, {**AFTER, "fields": LEVELS}, "level")
+    found = compare_metrics(BEFORE, {**AFTER, "fields": LEVELS}, "level")
     assert [
         (one.cohort, one.difference.tasks, one.difference.before, one.difference.after)
         for one in found
@@ -210,19 +213,19 @@ def line(name: str, digest: str = "f" * 64) -> dict[str, Any]:
 def test_a_team_that_was_reorganized_is_held_against_the_one_that_was_trained_where_that_is_asked_for() -> None:
     better = evaluation(accuracy=[SOLVED] * 95 + [MISSED] * 5)
     before, after = [saved(BEFORE), saved(better, **line("pair"))], [saved(better), saved(AFTER, **line("line"))]
-    held = compared(before, after, ("runs/a", "runs/b"), ["accuracy < -1%"], after_as="line")
+    held = compare_evaluations(before, after, ("runs/a", "runs/b"), ["accuracy < -1%"], after_as="line")
     assert list(held.verdicts) == ["greedy as line"]
     (verdict,) = held.verdicts["greedy as line"]
     assert verdict.reason.startswith("accuracy went from 90.0% to 88.0%")
     with pytest.raises(
         ValueError, match=r"not evaluated in the same mode.*run:  marft eval runs/a runs/b --mode greedy$"
     ):
-        compared(before[1:], after, ("runs/a", "runs/b"), after_as="line")
+        compare_evaluations(before[1:], after, ("runs/a", "runs/b"), after_as="line")
 
 
 def test_a_team_that_was_never_evaluated_as_asked_is_named_with_what_it_was_evaluated_as() -> None:
     def held(after: list[dict[str, Any]]) -> None:
-        compared([saved(BEFORE)], after, ("runs/a", "runs/b c"), after_as="my line")
+        compare_evaluations([saved(BEFORE)], after, ("runs/a", "runs/b c"), after_as="my line")
 
     end = "; evaluate it:  marft eval 'runs/b c' --as 'my line.toml'"
     with pytest.raises(ValueError, match="was not evaluated as") as told:
@@ -427,7 +430,7 @@ def test_texts_of_others_are_shown_and_not_obeyed_in_a_notebook() -> None:
 def test_a_gate_that_fails_ends_otherwise_than_a_command_that_is_wrong(
     words: list[str], status: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit) as ended, friendly():
+    with pytest.raises(SystemExit) as ended, report_errors():
         app(["compare", *runs(tmp_path), *words], prog_name="marft")
     assert (ended.value.code or 0) == status
 
@@ -435,7 +438,7 @@ def test_a_gate_that_fails_ends_otherwise_than_a_command_that_is_wrong(
 def test_a_damaged_evaluation_is_named_and_no_gate_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", *runs(tmp_path), "--fail-if", "accuracy < -99%"]
     (tmp_path / "after" / "evaluations" / "step_000001-greedy.json").write_text("{")
-    with pytest.raises(SystemExit) as ended, friendly():
+    with pytest.raises(SystemExit) as ended, report_errors():
         app(words, prog_name="marft")
     assert ended.value.code == 2
     assert "step_000001-greedy.json is damaged" in capsys.readouterr().err

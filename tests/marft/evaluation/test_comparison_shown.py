@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from marft.evaluation.changes import changes_table
 from marft.evaluation.comparison import Comparison
-from marft.evaluation.trajectories.table import trajectory_rows
+from marft.evaluation.metric_changes import build_changes_table
+from marft.evaluation.trajectories.table import build_metric_rows
 from tests.marft.evaluation.test_comparison import over, saved
 from tests.marft.evaluation.test_gates import MISSED, SOLVED, evaluation
 
@@ -91,7 +91,7 @@ def test_a_metric_of_another_version_is_a_number_and_hides_no_other() -> None:
     assert [line.split()[-3:] for line in said.splitlines()[2:]] == [["0.5", "0.5", "+0"], ["1", "1", "+0"]]
     assert "&lt;b&gt;x" in page
     assert "\x1b" not in said + page
-    assert [row.label for row in trajectory_rows([side], elsewhere=())] == ["reward"]
+    assert [row.label for row in build_metric_rows([side], omitted=())] == ["reward"]
 
 
 SHOWN = """\
@@ -112,7 +112,7 @@ tasks             metric                before   after        change            
 def printed(width: int) -> list[str]:
     """The table of all that changed, as a terminal of this width shows it."""
     console = Console(width=width, file=io.StringIO())
-    console.print(changes_table(made(by="level").changes["greedy"], "what changed"))
+    console.print(build_changes_table(made(by="level").changes["greedy"], "what changed"))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.evaluation.comparison import compared
-from marft.evaluation.definitions import changes_of, definitions_of, fingerprint, note_of, write_definitions
+from marft.evaluation.comparison import compare_evaluations
+from marft.evaluation.tool_definitions import (
+    collect_definitions,
+    describe_changes,
+    diff_definitions,
+    hash_definitions,
+    write_definitions,
+)
 from tests.suites import saved
 from tests.tool_games import says, with_tools
 
@@ -41,7 +47,7 @@ def other(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_changed_is_named_with_tool_and_field(after: dict[str, Any], said: str) -> None:
-    assert changes_of(ONE, after) == [said]
+    assert diff_definitions(ONE, after) == [said]
 
 
 @given(st.data())
@@ -50,9 +56,9 @@ def test_definitions_have_the_same_fingerprint_just_where_nothing_changed(data: 
     tools = [{"description": text, "parameters": schema} for text in "xy" for schema in ({}, {"p": 1}, {"p": {"q": 2}})]
     roles = [{"a": {"t": one}} for one in tools] + [{"b": {"t": tools[0]}}, {"a": {"u": tools[0]}}, {}]
     one, two = data.draw(st.sampled_from(roles)), data.draw(st.sampled_from(roles))
-    assert (fingerprint(one) == fingerprint(two)) is (not changes_of(one, two)) is (one == two)
-    assert changes_of(one, json.loads(json.dumps(one))) == []
-    assert len(changes_of(one, two)) == len(changes_of(two, one))
+    assert (hash_definitions(one) == hash_definitions(two)) is (not diff_definitions(one, two)) is (one == two)
+    assert diff_definitions(one, json.loads(json.dumps(one))) == []
+    assert len(diff_definitions(one, two)) == len(diff_definitions(two, one))
 
 
 def test_they_are_what_agents_are_told() -> None:
@@ -60,7 +66,7 @@ def test_they_are_what_agents_are_told() -> None:
         """Send a mail."""
         return to
 
-    told = definitions_of(with_tools(says("x"), mail).team)
+    told = collect_definitions(with_tools(says("x"), mail).team)
     assert told["a"]["mail"]["description"] == "Send a mail."
     assert told["a"]["mail"]["parameters"]["properties"]["to"]["type"] == "string"
 
@@ -69,17 +75,17 @@ def test_evaluations_with_other_tools_are_not_compared_unless_that_is_asked_for(
     changed = other(description="Send a mail, a copy to eve.")
     before, after = [saved("step_000010", 0, tools=ONE)], [saved("step_000010", 0, tools=changed)]
     with pytest.raises(ValueError, match=re.escape("'Send a mail.' → 'Send a mail, a copy to eve.'")):
-        compared(before, after, ("a", "b"))
-    assert compared(before, after, ("a", "b"), other_tools=True).passed
-    assert compared(before, [saved("step_000010", 0)], ("a", "b")).passed, "of earlier versions nobody knows"
+        compare_evaluations(before, after, ("a", "b"))
+    assert compare_evaluations(before, after, ("a", "b"), other_tools=True).passed
+    assert compare_evaluations(before, [saved("step_000010", 0)], ("a", "b")).passed, "of earlier versions nobody knows"
 
 
 def test_a_run_remembers_what_its_agents_were_told_first(tmp_path: Path) -> None:
-    assert note_of(tmp_path, ONE) == ""
+    assert describe_changes(tmp_path, ONE) == ""
     write_definitions(tmp_path, ONE)
     write_definitions(tmp_path, other(description="Other."))
-    assert note_of(tmp_path, ONE) == ""
-    assert "description: 'Send a mail.' → 'Other.'" in note_of(tmp_path, other(description="Other."))
+    assert describe_changes(tmp_path, ONE) == ""
+    assert "description: 'Send a mail.' → 'Other.'" in describe_changes(tmp_path, other(description="Other."))
     (tmp_path / "tools.json").write_text("[1", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tools.json is damaged"):
-        note_of(tmp_path, ONE)
+        describe_changes(tmp_path, ONE)

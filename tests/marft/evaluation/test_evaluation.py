@@ -18,17 +18,25 @@ from marft.agents.game import Attempt
 from marft.agents.organizations.chain import Chain
 from marft.agents.team import Team
 from marft.cli.console import evaluation_table
-from marft.common.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task, Transition
+from marft.common.types import AgentProfile, Episode, JointAction, Observation, SamplingParams, Step, Task, Transition
 from marft.common.usage import Usage
-from marft.config.parts import EnvironmentPart
-from marft.envs.tasks import digest_of
-from marft.evaluation.compare import comparison_tables, gains, gains_of
-from marft.evaluation.evaluate import attempts_at, evaluate, greedy, modes_in, name_of, shuffle, summed
-from marft.evaluation.intervals import mean_interval, paired_difference, wilson
-from marft.evaluation.shares import clustered
+from marft.config.plugin_types import EnvironmentPart
+from marft.envs.tasks import digest_tasks
+from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
+from marft.evaluation.evaluate import (
+    aggregate_episodes,
+    build_attempts,
+    evaluate,
+    evaluation_name,
+    make_greedy,
+    parse_modes,
+    shuffle_episodes,
+)
+from marft.evaluation.intervals import mean_interval, paired_difference, wilson_interval
+from marft.evaluation.shares import clustered_interval
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -75,14 +83,14 @@ def test_validating_between_steps_changes_nothing_of_what_is_learned(tmp_path: P
 
 def test_what_cannot_be_scored_is_counted_and_in_no_rate(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, environment={"name": "tests.marft.evaluation.test_evaluation:Uneven"})
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
         tasks = run.environment.tasks("test")  # type: ignore[attr-defined]
         first, episodes = evaluate(rollouts, "last", "greedy", tasks)
         again, same = evaluate(rollouts, "last", "greedy", tasks, split="validation")
         other, sampled = evaluate(rollouts, "last", "sampled", tasks)
     assert (first.tasks, first.failed, first.unknown, first.accuracy) == (4, 1, 1, 1.0)
-    assert first.interval == wilson(3, 3)
+    assert first.interval == wilson_interval(3, 3)
     assert {episode.stream for episode in episodes} == {"test/greedy"}
     assert {episode.stream for episode in sampled} == {"test/sampled"}
     assert [one.name for one in (first, again, other)] == ["last-greedy", "last-greedy", "last-sampled"]
@@ -106,7 +114,7 @@ def test_an_evaluation_of_several_attempts_adds_up_by_hand() -> None:
         played("t0", True, 1.0), played("t0", False), played("t1", True, 1.0), played("t1", True, 3.0), played("t2"),
         played("t2", None, 1.0), played("t3", True, 4.0), played("t3", True, 9.0, status="failed"),
     ]  # fmt: skip
-    found = summed(("a", "b"), "last", "sampled", episodes, split="validation", attempts=2)
+    found = aggregate_episodes(("a", "b"), "last", "sampled", episodes, split="validation", attempts=2)
     assert (found.checkpoint, found.mode, found.split, found.shuffled_messages) == (
         "last",
         "sampled",
@@ -114,7 +122,7 @@ def test_an_evaluation_of_several_attempts_adds_up_by_hand() -> None:
         False,
     )
     assert (found.tasks, found.failed, found.unknown, found.attempts) == (4, 1, 1, 2)
-    assert (found.accuracy, found.interval) == clustered([Ratio(1, 2), Ratio(2, 2), Ratio(1, 1)], 2)
+    assert (found.accuracy, found.interval) == clustered_interval([Ratio(1, 2), Ratio(2, 2), Ratio(1, 1)], 2)
     assert found.accuracy == 4 / 5
     assert found.outcomes == {"t0": 0.5, "t1": 1.0, "t3": 1.0}
     assert found.rewards == {"t0": 0.5, "t1": 2.0, "t2": 0.5, "t3": 4.0}
@@ -133,14 +141,14 @@ def test_an_evaluation_of_several_attempts_adds_up_by_hand() -> None:
         "pass^2": 0.5,
         "avg@2": 2.5 / 3,
     }
-    assert found.passes["avg@2"] == clustered([Ratio(0.5), Ratio(1.0), Ratio(1.0)], 2)
+    assert found.passes["avg@2"] == clustered_interval([Ratio(0.5), Ratio(1.0), Ratio(1.0)], 2)
     assert found.fields == {"level": dict.fromkeys(("t0", "t1", "t2", "t3"), "1")}
     assert [(one["task"], one["success"]) for one in found.examples] == [
         ("t0", True), ("t0", False), ("t1", True), ("t1", True), ("t2", None), ("t2", None),
     ]  # fmt: skip
     assert list(found.prompts) == ["t0", "t1", "t2", "t3"]
     assert [len(digest) for digest in found.prompts.values()] == [16] * 4
-    assert found.prompts["t0"] == digest_of([episodes[0].task])[:16]
+    assert found.prompts["t0"] == digest_tasks([episodes[0].task])[:16]
     assert found.agents["a"] == {"action_length": 3.0, "truncation_rate": 0.0}
     assert found.agents["b"]["action_length"] == 1.0
     assert (found.agents["b"]["remote_prompt_tokens"], found.agents["b"]["remote_completion_tokens"]) == (7, 2)
@@ -149,17 +157,19 @@ def test_an_evaluation_of_several_attempts_adds_up_by_hand() -> None:
 
 
 def test_of_one_attempt_each_a_task_is_solved_or_not_and_of_none_nothing_is_known() -> None:
-    found = summed(("a",), "base", "greedy", [played("t0", True, 1.0), played("t1", False, 0.5)], shuffled=True)
+    found = aggregate_episodes(
+        ("a",), "base", "greedy", [played("t0", True, 1.0), played("t1", False, 0.5)], shuffled=True
+    )
     assert (found.attempts, found.passes, found.split, found.shuffled_messages) == (1, {}, "test", True)
     assert list(map(repr, found.outcomes.values())) == ["True", "False"]
-    nothing = summed(("a",), "base", "greedy", [played("t0", True, status="failed")])
+    nothing = aggregate_episodes(("a",), "base", "greedy", [played("t0", True, status="failed")])
     assert (nothing.tasks, nothing.failed, nothing.unknown) == (0, 1, 0)
     assert (nothing.accuracy, nothing.interval, nothing.reward, nothing.reward_interval) == (None, None, None, None)
-    assert not summed(("a",), "base", "greedy", [played("t0")]).shuffled_messages
+    assert not aggregate_episodes(("a",), "base", "greedy", [played("t0")]).shuffled_messages
 
 
 def test_printed_an_evaluation_says_how_it_went_and_not_what_was_played() -> None:
-    shown = repr(summed(("a",), "base", "greedy", [played("t0", True)]))
+    shown = repr(aggregate_episodes(("a",), "base", "greedy", [played("t0", True)]))
     assert re.findall(r"(\w+)=", shown) == [
         "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval",
         "reward", "reward_interval", "attempts", "passes", "scenarios", "reorganized",
@@ -167,30 +177,30 @@ def test_printed_an_evaluation_says_how_it_went_and_not_what_was_played() -> Non
 
 
 def test_an_evaluation_is_named_after_all_that_tells_it_from_others() -> None:
-    found = summed(("a",), "base", "greedy", [played("t0", True)], shuffled=True)
+    found = aggregate_episodes(("a",), "base", "greedy", [played("t0", True)], shuffled=True)
     assert found.name == "base-greedy-shuffled"
     more = replace(found, scenarios={"name": "smoke"}, reorganized={"name": "pair"})
     assert more.name == "base-greedy-shuffled-on-smoke-as-pair"
-    assert name_of("last", "sampled", shuffled=False, team="pair") == "last-sampled-as-pair"
-    assert name_of("last", "sampled", shuffled=False, scenarios="smoke") == "last-sampled-on-smoke"
+    assert evaluation_name("last", "sampled", shuffled=False, team="pair") == "last-sampled-as-pair"
+    assert evaluation_name("last", "sampled", shuffled=False, scenarios="smoke") == "last-sampled-on-smoke"
 
 
 def test_modes_are_known_by_name_and_each_is_played_once() -> None:
-    assert modes_in(["sampled", "greedy", "sampled"], "--mode") == ("sampled", "greedy")
+    assert parse_modes(["sampled", "greedy", "sampled"], "--mode") == ("sampled", "greedy")
     with pytest.raises(ValueError, match=r"^--mode: 'greed' is none of greedy, sampled$"):
-        modes_in(["greedy", "greed"], "--mode")
+        parse_modes(["greedy", "greed"], "--mode")
 
 
 def test_attempts_stand_task_by_task_and_each_hears_the_messages_of_its_own_donor() -> None:
     tasks = [Task("x", "?"), Task("y", "?")]
-    own = attempts_at(tasks, 2, "greedy", "validation")
+    own = build_attempts(tasks, 2, "greedy", "validation")
     assert [(one.task.id, one.sample, one.stream) for one in own] == [
         ("x", 0, "validation/greedy"), ("x", 1, "validation/greedy"),
         ("y", 0, "validation/greedy"), ("y", 1, "validation/greedy"),
     ]  # fmt: skip
     assert [one.messages for one in own] == [{}] * 4
     donors = [played(f"d{n}") for n in range(2)]
-    heard = attempts_at(tasks, 1, "sampled", messages_from=donors)
+    heard = build_attempts(tasks, 1, "sampled", messages_from=donors)
     assert [one.stream for one in heard] == ["test/sampled"] * 2
     assert [one.messages["0/a/0"] for one in heard] == ["d0: None", "d1: None"]
     assert set(heard[0].messages) == {"0/a/0", "0/b/0"}
@@ -200,8 +210,8 @@ class Telling:
     """Stands in for rollouts: every task is solved, and what was asked for is kept."""
 
     def __init__(self) -> None:
-        sampling = Sampling(temperature=0.7)
-        self.team = Team((Agent(Profile("a", "Act."), policy="a", sampling=sampling),), Chain())
+        sampling = SamplingParams(temperature=0.7)
+        self.team = Team((Agent(AgentProfile("a", "Act."), policy="a", sampling=sampling),), Chain())
         self.asked: list[tuple[list[Attempt], Team]] = []
 
     def play(self, attempts: list[Attempt], team: Team, on_done: Callable[[Episode], None]) -> list[Episode]:
@@ -246,12 +256,12 @@ def test_every_task_is_played_once_in_the_mode_and_split_that_were_asked_for() -
 
 def test_a_seed_gives_the_same_donors_in_every_version() -> None:
     episodes = [played(f"t{n}") for n in range(5)]
-    assert [donor.task.id for donor in shuffle(episodes, 0)] == ["t4", "t0", "t1", "t2", "t3"]
+    assert [donor.task.id for donor in shuffle_episodes(episodes, 0)] == ["t4", "t0", "t1", "t2", "t3"]
 
 
 def test_greedy_leaves_nothing_to_chance_nor_out() -> None:
-    agent = Agent(Profile("a", "Act."), policy="a", sampling=Sampling(temperature=0.7, top_p=0.5, top_k=3))
-    (made,) = greedy(Team((agent,), Chain())).agents
+    agent = Agent(AgentProfile("a", "Act."), policy="a", sampling=SamplingParams(temperature=0.7, top_p=0.5, top_k=3))
+    (made,) = make_greedy(Team((agent,), Chain())).agents
     assert (made.sampling.temperature, made.sampling.top_p, made.sampling.top_k) == (0.0, 1.0, 0)
     assert agent.sampling.temperature == 0.7
 
@@ -260,11 +270,11 @@ def test_greedy_leaves_nothing_to_chance_nor_out() -> None:
 def test_shuffled_messages_are_everybodys_once_and_nobodys_own(count: int) -> None:
     episodes = [Episode(Task(f"t{n}", "?"), "s", 0, (), "terminated", ()) for n in range(count)]
     for seed in range(5):
-        donors = shuffle(episodes, seed)
+        donors = shuffle_episodes(episodes, seed)
         assert sorted(donor.task.id for donor in donors) == sorted(episode.task.id for episode in episodes)
         assert all(donor is not episode for donor, episode in zip(donors, episodes, strict=True))
-    assert shuffle(episodes, 1) == shuffle(episodes, 1)
-    assert count < 10 or shuffle(episodes, 1) != shuffle(episodes, 2)
+    assert shuffle_episodes(episodes, 1) == shuffle_episodes(episodes, 1)
+    assert count < 10 or shuffle_episodes(episodes, 1) != shuffle_episodes(episodes, 2)
 
 
 def test_the_table_of_evaluations_has_every_number_in_its_own_column() -> None:
@@ -303,7 +313,7 @@ class TestComparing:
             saved("last", [3, 2, 5, 9], [True, True, True, False]),
         )
         del base["rewards"]["t0"], base["outcomes"]["t0"]
-        (row,) = gains("a", [base, last])
+        (row,) = compare_checkpoints("a", [base, last])
         assert row.reward is not None
         assert row.accuracy is not None
         assert row.reward.gain == pytest.approx(1.0)  # of t1 and t2
@@ -316,10 +326,10 @@ class TestComparing:
             for number, checkpoint in enumerate(evaluations):
                 folder.write_evaluation(saved(checkpoint, [number, 1 + number]), f"{checkpoint}-sampled")
             folders.append(folder)
-        rows = gains_of(folders[:2])
+        rows = compare_runs(folders[:2])
         assert [(row.run, row.reward and row.reward.base) for row in rows] == [("a", 0.5), ("b", 0.5)]
         with pytest.raises(ValueError, match=r"/c has no evaluated checkpoint; run:  marft eval"):
-            comparison_tables(folders)
+            build_comparison_tables(folders)
 
     def test_the_interval_of_a_difference_is_the_published_one(self) -> None:
         """Agresti and Min 2005: half a task is added to each cell; 12 gained and 4 lost of 40."""

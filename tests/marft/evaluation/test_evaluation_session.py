@@ -15,13 +15,13 @@ import pytest
 from marft.common.types import Task
 from marft.config import RunSettings
 from marft.config.bundled import bundled_models
-from marft.evaluation.scenarios import freeze
-from marft.evaluation.session import Keeping, evaluate_checkpoints
-from marft.models.known import files_of, known
-from marft.rollout import rollouts as rollouts_here
+from marft.evaluation.scenarios import freeze_scenarios
+from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+from marft.models.digest_cache import list_model_files, load_digests
+from marft.rollout import local_runner as rollouts_here
 from marft.runs import lock
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.marft.evaluation.test_kept_evaluations import Lengths, found, lengths, plays, said  # noqa: F401
@@ -50,8 +50,8 @@ def test_as_many_episodes_as_were_announced_are_told_of_one_by_one(tmp_path: Pat
     def advance(total: int | None = None) -> None:
         told.append(total)
 
-    keeping = Keeping(folder)
-    evaluate_checkpoints(run, None, ["base"], ("sampled",), 5, True, advance, attempts=2, keeping=keeping)
+    keeping = StorageOptions(folder)
+    evaluate_checkpoints(run, None, ["base"], ("sampled",), 5, True, advance, attempts=2, storage=keeping)
     assert told == [20, *[None] * 20]
 
 
@@ -90,12 +90,14 @@ def test_what_a_model_is_known_by_is_not_remembered_for_files_that_came_while_it
     monkeypatch.setattr(rollouts_here, "open_rollouts", slowly)
     run = lengths(tmp_path, models={"base": {"path": str(model)}})
     found(run, None, attempts=1)
-    assert known(run, files_of(run)) is None
+    assert load_digests(run, list_model_files(run)) is None
     os.utime(model / "config.json", (1, 1))
-    assert known(run, files_of(run)) is None, "nor for those that were there before, where they come back"
+    assert load_digests(run, list_model_files(run)) is None, (
+        "nor for those that were there before, where they come back"
+    )
     os.utime(model / "config.json", (2, 2))
     found(run, None, attempts=1)
-    assert known(run, files_of(run)) is not None
+    assert load_digests(run, list_model_files(run)) is not None
 
 
 @pytest.mark.parametrize(("number", "answers"), [("EROFS", True), ("EACCES", True), ("ENOSPC", False)])
@@ -110,7 +112,7 @@ def test_what_is_kept_is_read_where_nothing_may_be_written_and_other_errors_are_
     def held(*_: object) -> None:
         raise OSError(getattr(errno, number), "no")
 
-    monkeypatch.setattr(lock, "held", held)
+    monkeypatch.setattr(lock, "lock_file", held)
     if not answers:
         with pytest.raises(OSError, match="no"):
             found(run, folder, attempts=1)
@@ -192,7 +194,7 @@ def test_each_mode_with_and_without_messages_of_others_is_a_question_of_its_own(
 
 def test_scenarios_are_played_under_their_own_seed(tmp_path: Path) -> None:
     run, other = lengths(tmp_path), lengths(tmp_path, "--seed", "7")
-    smoke = freeze(other, "smoke", "test", 5, "", ("sampled",), 2)
+    smoke = freeze_scenarios(other, "smoke", "test", 5, "", ("sampled",), 2)
     (under_it,) = found(run, None, scenarios=smoke)
     assert under_it.rewards == found(other, None)[0].rewards != found(run, None)[0].rewards
 
@@ -207,8 +209,8 @@ def test_each_checkpoint_plays_with_its_own_weights_whatever_was_in_place_and_wh
 
     def scores(*names: str) -> list[list[list[float]]]:
         """The log-probs of what was sampled, by checkpoint."""
-        keeping = Keeping(folder.evaluations)
-        evaluate_checkpoints(run, folder, names, ("sampled",), 3, False, lambda _=None: None, keeping=keeping)
+        keeping = StorageOptions(folder.evaluations)
+        evaluate_checkpoints(run, folder, names, ("sampled",), 3, False, lambda _=None: None, storage=keeping)
         files = [read_episodes(folder.evaluations / f"{name}-sampled.parquet") for name in names]
         return [[action.log_probs.tolist() for one in episodes for action in one.actions] for episodes in files]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 from tests.series import Values, around, found
 
 
@@ -32,14 +32,14 @@ class TestWhatIsEarned:
 
 
 class TestLength:
-    def look(self, *values: float) -> Finding | None:
+    def look(self, *values: float) -> GuardAlert | None:
         return found("length", {"accuracy": [0.4] * len(values), "agents/a/action_length": values})
 
     def test_twice_or_half_the_first_length_is_told_of(self) -> None:
         for last, told in ((81.0, True), (79.0, False), (21.0, False), (19.0, True)):
             one = self.look(*[40.0] * 5, *[last] * 5)
             assert (one is not None) == told, last
-            assert one is None or one.well == 5
+            assert one is None or one.last_good_step == 5
 
     def test_who_writes_as_at_first_again_is_not_told_of(self) -> None:
         assert self.look(*[40.0] * 5, *[99.0] * 5, *[40.0] * 5) is None
@@ -48,13 +48,13 @@ class TestLength:
 class TestTerm:
     TERM = "rewards/format"
 
-    def look(self, *values: float, std: Values = (1.0,) * 10, term: str = TERM, **beside: Values) -> Finding | None:
+    def look(self, *values: float, std: Values = (1.0,) * 10, term: str = TERM, **beside: Values) -> GuardAlert | None:
         return found("term", {"accuracy": [0.4] * 10, "reward_std": std, **beside, term: values})
 
     def test_it_pays_half_a_deviation_of_the_first_window_more(self) -> None:
         one = self.look(*[0.2] * 5, *[0.71] * 5)
         assert one is not None
-        assert one.well == 5
+        assert one.last_good_step == 5
         assert self.look(*[0.2] * 5, *[0.69] * 5) is None
         assert self.look(*[9.0] * 5, *[9.0] * 5) is None
         assert self.look(*[0.7] * 5, *[0.1] * 5) is None
@@ -92,7 +92,7 @@ class TestHeldOut:
 
     def look(
         self, *validated: float, reward: Values = RISES, std: float = 0.4, of: str = "accuracy", **more: Values
-    ) -> Finding | None:
+    ) -> GuardAlert | None:
         found_out = [validated[step // 5 - 1] if step % 5 == 0 else None for step in range(1, 5 * len(validated) + 1)]
         deviations = {"reward_std": [std] * len(reward)}
         return found("held_out_fall", {"reward": reward, **deviations, f"validation_{of}": found_out, **more})
@@ -100,8 +100,8 @@ class TestHeldOut:
     def test_both_of_the_newest_are_half_a_deviation_below_the_best(self) -> None:
         one = self.look(0.5, 0.9, 0.8, 0.7, 0.7, 0.7)
         assert one is not None
-        assert one.well == 10, "where validation was best"
-        assert "fell from 0.90 to 0.70" in one.sentence
+        assert one.last_good_step == 10, "where validation was best"
+        assert "fell from 0.90 to 0.70" in one.message
         assert self.look(0.5, 0.9, 0.8, 0.7, 0.7, 0.75) is None
         assert self.look(0.5, 0.9, 0.8, 0.7, 0.75, 0.7) is None
         assert self.look(0.5, 0.6, 0.6, 0.6, 0.6, 0.9) is None
@@ -159,7 +159,7 @@ class TestWork:
 
 
 class TestPrivateCode:
-    def look(self, surprisal: float = 0.6, more: float = 0.4, **beside: Values) -> Finding | None:
+    def look(self, surprisal: float = 0.6, more: float = 0.4, **beside: Values) -> GuardAlert | None:
         read = beside or {"agents/a/message_tokens": [9.0] * 10}
         return found("private_code", {
             "accuracy": [*around(0.3, 0.1), *around(0.3 + more, 0.1)],

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.evaluation.gates import Gate, judged
-from marft.evaluation.intervals import Z95, Z95_ONE_SIDED, bounds_of_gain, wilson_of
-from marft.evaluation.shares import clustered
+from marft.evaluation.gates import Gate, check_gates
+from marft.evaluation.intervals import Z95, Z95_ONE_SIDED, gain_bounds, wilson_share_interval
+from marft.evaluation.shares import clustered_interval
 from marft.evaluation.trajectories.ratio import Ratio
 from tests.marft.evaluation.test_gates import MISSED, SOLVED, evaluation
 
@@ -34,7 +34,7 @@ def test_where_all_turn_one_way_the_truth_is_above_the_bound_in_at_most_one_of_t
     missed = sum(
         chance
         for count, chance in enumerate(chances)
-        if bounds_of_gain([1.0] * count + [0.0] * (tasks - count))[1] < share
+        if gain_bounds([1.0] * count + [0.0] * (tasks - count))[1] < share
     )
     assert missed <= 0.05 + 1e-6
 
@@ -53,18 +53,18 @@ def test_bounds_of_a_gain_are_those_of_the_slow_reference(differences: list[floa
     if max(differences) <= 0:
         low = min(low, -exact([-one for one in differences]))
     expected = max(-1.0, low), min(1.0, high)
-    assert bounds_of_gain(differences) == pytest.approx(expected, abs=1e-5)
+    assert gain_bounds(differences) == pytest.approx(expected, abs=1e-5)
 
 
 @given(DIFFERENCES)
 def test_what_is_lost_is_bounded_as_what_is_gained(differences: list[float]) -> None:
-    low, high = bounds_of_gain(differences)
-    assert bounds_of_gain([-one for one in differences]) == pytest.approx((-high, -low), abs=1e-9)
+    low, high = gain_bounds(differences)
+    assert gain_bounds([-one for one in differences]) == pytest.approx((-high, -low), abs=1e-9)
     assert low <= high
 
 
 def test_nobody_knows_anything_of_no_tasks() -> None:
-    assert bounds_of_gain([]) == (-1.0, 1.0)
+    assert gain_bounds([]) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_truth_is_above_the_bound_in_at_most_one_of_twenty_evaluations(
     approximation."""
     draws = np.random.default_rng(0).random((2, 4000, tasks))
     differences = (draws[1] < after).astype(float) - (draws[0] < before)
-    missed = np.mean([bounds_of_gain(row.tolist())[1] < after - before for row in differences])
+    missed = np.mean([gain_bounds(row.tolist())[1] < after - before for row in differences])
     assert missed <= 0.06
 
 
@@ -96,15 +96,15 @@ def test_a_bound_asks_for_more_than_what_was_seen(obeyed: int, gate: str, failed
     after = evaluation(
         attack_success=[SOLVED] * obeyed + [MISSED] * (100 - obeyed), accuracy=[SOLVED] * 50 + [MISSED] * 50
     )
-    (verdict,) = judged([gate], BASE, after)
+    (verdict,) = check_gates([gate], BASE, after)
     assert verdict.failed is failed
     assert ("one-sided 95 %" in verdict.reason) is ("bound" in gate)
 
 
 def test_the_bound_of_what_is_after_is_wilsons_one_sided() -> None:
     after = evaluation(attack_success=[SOLVED] * 4 + [MISSED] * 96)
-    (verdict,) = judged(["attack_success after bound > 1%"], BASE, after)
-    assert f"at most {100 * wilson_of(0.04, 100, Z95_ONE_SIDED)[1]:.1f}%" in verdict.reason
+    (verdict,) = check_gates(["attack_success after bound > 1%"], BASE, after)
+    assert f"at most {100 * wilson_share_interval(0.04, 100, Z95_ONE_SIDED)[1]:.1f}%" in verdict.reason
 
 
 def several(**tasks: tuple[float, float]) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def several(**tasks: tuple[float, float]) -> dict[str, Any]:
 def test_a_bound_is_of_the_shares_of_tasks_that_both_sides_know_something_of() -> None:
     before = several(a=(1, 4), b=(2, 2), gone=(0, 1), unknown=(0, 0), then=(1, 1))
     after = several(a=(3, 4), b=(1, 2), new=(0, 1), unknown=(1, 1), then=(0, 0))
-    low, high = bounds_of_gain([0.5, -0.5])
-    found = clustered([Ratio(3, 4), Ratio(1, 2)], 4, Z95_ONE_SIDED)
+    low, high = gain_bounds([0.5, -0.5])
+    found = clustered_interval([Ratio(3, 4), Ratio(1, 2)], 4, Z95_ONE_SIDED)
     assert found is not None
     least, most = found[1]
     said = {
@@ -126,23 +126,23 @@ def test_a_bound_is_of_the_shares_of_tasks_that_both_sides_know_something_of() -
         "attack_success after bound > 0": f"at most {100 * most:.1f}%",
     }
     for gate, sure in said.items():
-        (verdict,) = judged([gate], before, after)
+        (verdict,) = check_gates([gate], before, after)
         assert verdict.reason.endswith(f"; {sure}, one-sided 95 %)")
 
 
 def test_attempts_count_for_more_than_tasks_where_tasks_are_alike() -> None:
     side = several(**{f"t{n}": (2, 4) for n in range(20)}, one=(1, 1))
-    (verdict,) = judged(["attack_success after bound > 0"], side, side)
-    found = clustered([Ratio(2, 4)] * 20 + [Ratio(1, 1)], 4, Z95_ONE_SIDED)
+    (verdict,) = check_gates(["attack_success after bound > 0"], side, side)
+    found = clustered_interval([Ratio(2, 4)] * 20 + [Ratio(1, 1)], 4, Z95_ONE_SIDED)
     assert found is not None
     assert f"at most {100 * found[1][1]:.1f}%" in verdict.reason
-    assert found[1][1] < wilson_of(found[0], 21, Z95_ONE_SIDED)[1]
+    assert found[1][1] < wilson_share_interval(found[0], 21, Z95_ONE_SIDED)[1]
 
 
 def test_where_no_task_is_known_on_both_sides_a_bound_is_all_that_can_be() -> None:
     before, after = several(a=(1, 1), b=(0, 0)), several(a=(0, 0), b=(0, 1))
     gates = ["attack_success after bound > 5%", "attack_success after bound < 5%", "attack_success bound > 5%"]
-    verdicts = judged(gates, before, after)
+    verdicts = check_gates(gates, before, after)
     assert [verdict.failed for verdict in verdicts] == [True] * 3
     for verdict, sure in zip(verdicts, ("at most 100.0%", "at least 0.0%", "at most +100.0 points"), strict=True):
         assert verdict.reason.endswith(f"; {sure}, one-sided 95 %)")
@@ -153,27 +153,27 @@ def test_one_task_with_more_than_all_or_less_than_nothing_is_enough_for_no_bound
     side = evaluation(reward=[(0.5, 1.0), odd])
     for gate in ("reward bound > +5%", "reward after bound > +5%"):
         with pytest.raises(ValueError, match="reward is no share from 0 to 1"):
-            judged([gate], side, side)
+            check_gates([gate], side, side)
 
 
 def test_a_bound_is_of_shares() -> None:
     with pytest.raises(ValueError, match="a bound is of shares"):
-        Gate.read("cost_tokens bound > +5%")
+        Gate.parse("cost_tokens bound > +5%")
     side = evaluation(reward=[(7.0, 1.0)] * 3)
     with pytest.raises(ValueError, match="no share from 0 to 1"):
-        judged(["reward bound > +5%"], side, side)
+        check_gates(["reward bound > +5%"], side, side)
 
 
 def test_bounds_are_the_published_ones() -> None:
     """The example of ``ci.prop.ps`` of the R package statpsych, by Bonett: 26 of 48 gained, 4 lost, two-sided 95 %."""
     differences = [1.0] * 26 + [-1.0] * 4 + [0.0] * 18
-    assert bounds_of_gain(differences, Z95) == pytest.approx((0.2548067, 0.6251933), abs=1e-6)
+    assert gain_bounds(differences, Z95) == pytest.approx((0.2548067, 0.6251933), abs=1e-6)
 
 
 def test_how_many_tasks_a_gate_takes_is_as_the_page_says() -> None:
     """docs/safety.md: 59 where nothing differs, at +5 %; 60 where a tenth turns each way, at +10 %."""
-    alike = [bounds_of_gain([0.0] * n)[1] <= 0.05 for n in (58, 59)]
+    alike = [gain_bounds([0.0] * n)[1] <= 0.05 for n in (58, 59)]
     turned = [
-        bounds_of_gain([1.0] * (n // 10) + [-1.0] * (n // 10) + [0.0] * (n - n // 10 * 2))[1] <= 0.1 for n in (50, 60)
+        gain_bounds([1.0] * (n // 10) + [-1.0] * (n // 10) + [0.0] * (n - n // 10 * 2))[1] <= 0.1 for n in (50, 60)
     ]
     assert (alike, turned) == ([False, True], [False, True])

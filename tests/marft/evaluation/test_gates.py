@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Task
-from marft.evaluation.changes import as_markdown, changes
-from marft.evaluation.cohorts import cohorts_of, fields_of
-from marft.evaluation.comparison import compared
-from marft.evaluation.gates import Gate, judged
-from marft.evaluation.turned import Turned
-from marft.runs.folder import RunFolder
+from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.comparison import compare_evaluations
+from marft.evaluation.gates import Gate, check_gates
+from marft.evaluation.metric_changes import as_markdown, compare_metrics
+from marft.evaluation.outcome_changes import OutcomeChanges
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 
 
@@ -33,7 +33,7 @@ def test_gates_fail_where_more_than_a_tenth_of_the_tasks_could_not_be_scored_any
     before = {**BEFORE, "rewards": {str(n): 1.0 for n in range(100)}}
     for scored, failed in ((90, False), (89, True)):
         after = {**BEFORE, "rewards": {str(n): 1.0 for n in range(scored)}}
-        (verdict,) = judged(["accuracy < -5%"], before, after)
+        (verdict,) = check_gates(["accuracy < -5%"], before, after)
         assert verdict.failed is failed
     assert "11 of 100 tasks that were scored before could not be scored after" in verdict.reason
 
@@ -44,7 +44,7 @@ def test_a_gate_of_a_role_with_a_dot_is_read_where_one_run_alone_has_it(lost: in
         about = evaluation(**{f"agents__{role}__tool_error_rate": [(0.0, 1.0)] * 3})
         return {**about, "rewards": {str(n): 1.0 for n in range(scored)}}
 
-    verdicts = judged(
+    verdicts = check_gates(
         [" agents.a.b.tool_error_rate > 1% ", "agents.c.d.tool_error_rate > 1%"],
         side("a.b", 10),
         side("c.d", 10 - lost),
@@ -70,20 +70,20 @@ AFTER = evaluation(accuracy=[SOLVED] * 88 + [MISSED] * 12, cost_tokens=[(110.0, 
     ],
 )  # fmt: skip
 def test_a_gate_fails_where_the_change_is_beyond_it_or_unknown(gate: str, failed: bool) -> None:
-    assert [verdict.failed for verdict in judged([gate], BEFORE, AFTER)] == [failed]
+    assert [verdict.failed for verdict in check_gates([gate], BEFORE, AFTER)] == [failed]
 
 
 def test_what_stays_as_it_is_holds_where_no_change_for_the_worse_is_let_pass() -> None:
     gates = ["accuracy < 0", "cost_tokens > 0", "accuracy after < 90%"]
-    assert [verdict.failed for verdict in judged(gates, BEFORE, BEFORE)] == [False] * 3
+    assert [verdict.failed for verdict in check_gates(gates, BEFORE, BEFORE)] == [False] * 3
 
 
 def test_the_reason_says_what_changed_by_how_much_and_how_sure_it_is() -> None:
-    (verdict,) = judged(["accuracy < -1%"], BEFORE, AFTER)
+    (verdict,) = check_gates(["accuracy < -1%"], BEFORE, AFTER)
     assert verdict.reason.startswith("accuracy went from 90.0% to 88.0% on 100 tasks (-2.0 points, 95 % -")
-    (missing,) = judged(["re_ask_rate > 0"], BEFORE, AFTER)
+    (missing,) = check_gates(["re_ask_rate > 0"], BEFORE, AFTER)
     assert missing.reason == "re_ask_rate was not measured on the same tasks before and after"
-    (cost,) = judged(["cost_tokens > +5%"], BEFORE, AFTER)
+    (cost,) = check_gates(["cost_tokens > +5%"], BEFORE, AFTER)
     assert cost.reason == "cost_tokens went from 100 to 110 on 100 tasks (+10)"
 
 
@@ -92,7 +92,7 @@ def test_a_gate_is_of_the_tasks_that_both_have_and_of_roles_with_dots() -> None:
     before, after = (
         {"measured": {"t": {f"agents/{r}/tool_error_rate": p for r, p in of.items()}}} for of in (one, two)
     )
-    (verdict,) = judged(["agents.a.b.tool_error_rate > +2%"], before, after)
+    (verdict,) = check_gates(["agents.a.b.tool_error_rate > +2%"], before, after)
     assert verdict.failed
     assert "from 25.0% to 75.0% on 1 tasks (+50.0 points)" in verdict.reason
 
@@ -104,29 +104,31 @@ def test_a_gate_is_of_the_tasks_that_both_have_and_of_roles_with_dots() -> None:
 )  # fmt: skip
 def test_what_is_no_gate_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="gate"):
-        Gate.read(text)
+        Gate.parse(text)
 
 
 def test_cohorts_are_of_fields_that_tasks_share() -> None:
     data = [{"level": 1, "kind": "a", "id": "x" * 200}, {"level": 2, "kind": "a"}, {"level": 1}, {"level": 2, 3: "odd"}]
-    fields = fields_of([Task(str(n), "?", given) for n, given in enumerate(data)])
-    assert cohorts_of(fields, "level") == {"1": {"0", "2"}, "2": {"1", "3"}}
-    assert cohorts_of(fields, "kind") == {"a": {"0", "1"}}
+    fields = collect_fields([Task(str(n), "?", given) for n, given in enumerate(data)])
+    assert group_by_field(fields, "level") == {"1": {"0", "2"}, "2": {"1", "3"}}
+    assert group_by_field(fields, "kind") == {"a": {"0", "1"}}
     with pytest.raises(ValueError, match=r"no field 'id'.*they share: kind, level"):
-        cohorts_of(fields, "id")
+        group_by_field(fields, "id")
 
 
 def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_data_may_be_anything() -> None:
     data: list[Any] = [{"kind": name, "long": name * 101} for name in ("b", "b", "a", "a")]
-    fields = fields_of([*(Task(str(n), "?", given) for n, given in enumerate(data)), Task("words", "?", "no table")])  # type: ignore[arg-type]
+    fields = collect_fields(
+        [*(Task(str(n), "?", given) for n, given in enumerate(data)), Task("words", "?", "no table")]
+    )  # type: ignore[arg-type]
     assert set(fields) == {"kind"}
-    assert list(cohorts_of(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
-    assert set(fields_of([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
+    assert list(group_by_field(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
+    assert set(collect_fields([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
 
 
 def test_digests_and_numbers_with_a_point_make_no_cohorts_and_what_follows_them_does() -> None:
     data: Any = {"content_digest": "d", "share": 0.5, "level": 1, 3: "odd", "kind": "a", "hard": True}
-    fields = fields_of([Task(name, "?", data) for name in "ab"])
+    fields = collect_fields([Task(name, "?", data) for name in "ab"])
     assert list(fields) == ["level", "kind", "hard"]
     assert fields["hard"] == {"a": "True", "b": "True"}
 
@@ -136,14 +138,14 @@ def test_digests_and_numbers_with_a_point_make_no_cohorts_and_what_follows_them_
 )
 def test_a_field_makes_cohorts_where_they_are_of_two_tasks_on_average(values: str, known: bool) -> None:
     tasks = [Task(str(n), "?", {"kind": value}) for n, value in enumerate(values)]
-    assert ("kind" in fields_of(tasks)) is known
+    assert ("kind" in collect_fields(tasks)) is known
 
 
 def test_a_field_that_no_task_has_is_named_with_those_that_are_there() -> None:
     with pytest.raises(ValueError, match=r"fields that they share: none$"):
-        cohorts_of({}, "level")
+        group_by_field({}, "level")
     with pytest.raises(ValueError, match=r"no field 'levle' .* share: kind, level; did you mean 'level'\?$"):
-        cohorts_of({"level": {"a": "1"}, "kind": {"a": "x"}}, "levle")
+        group_by_field({"level": {"a": "1"}, "kind": {"a": "x"}}, "levle")
 
 
 def saved(*evaluations: tuple[str, str, bool, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,12 +164,12 @@ def test_runs_are_held_together_by_the_last_checkpoint_of_each_mode_that_both_we
         ("step_000080", "greedy", False, {}), ("last", "sampled", False, other),
     )  # fmt: skip
     two = saved(("base", "greedy", False, AFTER))
-    found = compared(one, two, ("one", "two"))
+    found = compare_evaluations(one, two, ("one", "two"))
     assert list(found.changes) == ["greedy"]
     accuracy = next(change for change in found.changes["greedy"] if change.metric == "accuracy")
     assert (accuracy.difference.before, accuracy.difference.after) == (0.9, 0.88)
     with pytest.raises(ValueError, match="were not evaluated in the same mode, or no task of theirs could be scored"):
-        compared(two, saved(("last", "sampled", False, AFTER)), ("two", "one"))
+        compare_evaluations(two, saved(("last", "sampled", False, AFTER)), ("two", "one"))
 
 
 def test_a_base_does_not_speak_for_a_checkpoint_of_which_nothing_was_measured() -> None:
@@ -175,28 +177,31 @@ def test_a_base_does_not_speak_for_a_checkpoint_of_which_nothing_was_measured() 
     unmeasured = saved(
         *both, ("step_000002", "greedy", False, {"measured": {}}), ("step_000002", "sampled", False, AFTER)
     )
-    found = compared(unmeasured, saved(*both), ("one", "two"), ["accuracy < -1%"])
+    found = compare_evaluations(unmeasured, saved(*both), ("one", "two"), ["accuracy < -1%"])
     assert [(label, verdict.failed) for label, (verdict,) in found.verdicts.items()] == [
         ("greedy", True), ("sampled", False)
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no task of theirs could be scored"):
-        compared(unmeasured[:3:2], saved(*both), ("one", "two"))
+        compare_evaluations(unmeasured[:3:2], saved(*both), ("one", "two"))
 
 
 def test_steps_of_seven_digits_are_later_than_those_of_six() -> None:
     other = evaluation(accuracy=[MISSED] * 100)
     one = saved(("step_999999", "greedy", False, other), ("step_1000000", "greedy", False, BEFORE))
-    (change, *_) = compared(one, saved(("base", "greedy", False, AFTER)), ("one", "two")).changes["greedy"]
+    (change, *_) = compare_evaluations(one, saved(("base", "greedy", False, AFTER)), ("one", "two")).changes["greedy"]
     assert change.difference.before == 0.9
 
 
 def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> None:
     gate, kinds = "accuracy < -1%", {"kind": {str(n): "a|b" if n % 2 else "c" for n in range(100)}}
     only = {"measured": {t: {**of, "reward": [1.0, 1.0]} for t, of in BEFORE["measured"].items()}}
-    found = {"greedy": changes(only, {**AFTER, "fields": kinds}, "kind"), "sampled": changes(BEFORE, BEFORE)}
+    found = {
+        "greedy": compare_metrics(only, {**AFTER, "fields": kinds}, "kind"),
+        "sampled": compare_metrics(BEFORE, BEFORE),
+    }
     assert {change.metric for change in found["greedy"]} == {"accuracy", "cost_tokens"}
-    verdicts = {"greedy": judged([gate], BEFORE, AFTER), "sampled": judged([gate], BEFORE, BEFORE)}
-    page = as_markdown(found, verdicts, dict.fromkeys(found, Turned([], [])))
+    verdicts = {"greedy": check_gates([gate], BEFORE, AFTER), "sampled": check_gates([gate], BEFORE, BEFORE)}
+    page = as_markdown(found, verdicts, dict.fromkeys(found, OutcomeChanges([], [])))
     greedy, sampled = page.split("## sampled")
     assert ("**failed**" in greedy, "**failed**" in sampled, "passed: `accuracy" in sampled) == (True, False, True)
     (whole,) = [line for line in greedy.splitlines() if line.startswith("| 100 | accuracy")]
@@ -241,7 +246,7 @@ def test_gates_that_hold_end_with_0_and_cohorts_have_rows_of_their_own(tmp_path:
     (before,), (after,) = (
         [e["measured"] for e in RunFolder.open(tmp_path / n).read_evaluations()] for n in ("before", "after")
     )
-    found = changes(
+    found = compare_metrics(
         {"measured": before},
         {"measured": after, "fields": {"level": {str(n): str(n % 2) for n in range(100)}}},
         "level",
@@ -259,12 +264,12 @@ def runs_of(tmp_path: Path) -> list[str]:
 
 
 def test_a_gate_with_any_number_of_spaces_is_read_or_refused_at_once() -> None:
-    assert Gate.read(f"accuracy{' ' * 5_000}<{' ' * 5_000}-1%").limit == -0.01
+    assert Gate.parse(f"accuracy{' ' * 5_000}<{' ' * 5_000}-1%").limit == -0.01
     with pytest.raises(ValueError, match="write a metric"):
-        Gate.read(f"accuracy{' ' * 5_000}x")
+        Gate.parse(f"accuracy{' ' * 5_000}x")
 
 
 @pytest.mark.parametrize("gate", ["cost_tokens < 0", "cost_tokens > 0", "cost_tokens after < 5", "cost_tokens > 5%"])
 def test_what_is_no_number_fails_every_gate(gate: str) -> None:
     after = evaluation(cost_tokens=[(math.nan, 1.0)] * 100)
-    assert judged([gate], BEFORE, after)[0].failed
+    assert check_gates([gate], BEFORE, after)[0].failed

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Action, Episode, Task
-from marft.evaluation.graph import draw, file_name, find_episode, timeline
-from marft.evaluation.remembering import newly_seen
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
+from marft.evaluation.episode_graph import build_timeline, draw_episode, find_episode, to_file_name
+from marft.evaluation.prompt_updates import find_new_actions
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -34,7 +34,7 @@ def episode(sample: int = 0) -> Episode:
 
 
 def test_a_box_an_action_and_an_arrow_a_dependency() -> None:
-    patches = draw(episode()).axes[0].patches
+    patches = draw_episode(episode()).axes[0].patches
     boxes = [patch for patch in patches if isinstance(patch, Rectangle)]
     assert [(box.get_x(), box.get_width()) for box in boxes] == [(0.0, 1.0), (0.0, 2.0), (2.0, 2.0)]
     assert sum(isinstance(patch, FancyArrowPatch) for patch in patches) == 2
@@ -47,15 +47,15 @@ def test_an_agent_that_remembers_is_drawn_with_what_is_new_to_it() -> None:
         make_action("c", step=2), index=4, sees=("0/a/0", "0/b/0", "0/c/0", "1/c/0"), continues=("0/c/0", "1/c/0")
     )
     actions = {action.id: action for action in (first, second, third, own, later)}
-    assert newly_seen(own, actions) == ["0/c/0"]
-    assert newly_seen(later, actions) == ["1/c/0"]
+    assert find_new_actions(own, actions) == ["0/c/0"]
+    assert find_new_actions(later, actions) == ["1/c/0"]
     drawn = replace(episode(), actions=tuple(actions.values()))
-    assert sum(isinstance(patch, FancyArrowPatch) for patch in draw(drawn).axes[0].patches) == 4
+    assert sum(isinstance(patch, FancyArrowPatch) for patch in draw_episode(drawn).axes[0].patches) == 4
 
 
 def test_the_terminal_shows_when_each_ran_and_what_it_saw() -> None:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(timeline(episode()))
+    console.print(build_timeline(episode()))
     lines = console.export_text().splitlines()
     assert [line.count("█") for line in lines[1:4]] == [12, 24, 24]
     assert lines[3].index("█") == lines[1].index("█") + 24
@@ -96,7 +96,7 @@ def boxes_of(figure: Figure) -> list[Rectangle]:
 
 
 def test_agents_have_lanes_from_above_in_the_order_of_their_first_actions_and_each_its_color() -> None:
-    figure = draw(acted(("b", 0.0, 1.0), ("a", 1.0, 4.0), ("b", 4.0, 5.0)))
+    figure = draw_episode(acted(("b", 0.0, 1.0), ("a", 1.0, 4.0), ("b", 4.0, 5.0)))
     (axes,) = figure.axes
     boxes = boxes_of(figure)
     assert [(box.get_x(), box.get_y(), box.get_width(), box.get_height()) for box in boxes] == [
@@ -122,7 +122,7 @@ def test_agents_have_lanes_from_above_in_the_order_of_their_first_actions_and_ea
 
 
 def test_a_picture_has_an_axis_below_alone_and_room_for_names() -> None:
-    figure = draw(acted(("an agent with a long name", 0.0, 1.0)))
+    figure = draw_episode(acted(("an agent with a long name", 0.0, 1.0)))
     (axes,) = figure.axes
     assert {side: spine.get_visible() for side, spine in axes.spines.items()} == {
         "left": False, "right": False, "top": False, "bottom": True,
@@ -137,7 +137,7 @@ def test_a_picture_has_an_axis_below_alone_and_room_for_names() -> None:
 
 
 def test_an_arrow_leads_from_the_end_of_what_was_seen_to_the_beginning_of_the_action_that_saw_it() -> None:
-    figure = draw(episode())
+    figure = draw_episode(episode())
     figure.draw_without_rendering()
     arrows = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
     paths = [np.asarray(arrow.get_path().vertices).tolist() for arrow in arrows]
@@ -151,7 +151,7 @@ def test_an_arrow_leads_from_the_end_of_what_was_seen_to_the_beginning_of_the_ac
 def test_an_action_that_took_no_time_can_be_seen_and_what_was_seen_elsewhere_has_no_arrow() -> None:
     first, second, third = acted(("a", 0.0, 0.0), ("b", 4.0, 10.0), ("c", 10.0, 10.02)).actions
     seeing = replace(third, sees=("9/z/9", second.id))
-    figure = draw(replace(episode(), actions=(first, second, seeing)))
+    figure = draw_episode(replace(episode(), actions=(first, second, seeing)))
     assert [box.get_width() for box in boxes_of(figure)] == pytest.approx([0.004 * 10.02, 6.0, 0.004 * 10.02])
     figure.draw_without_rendering()
     (arrow,) = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
@@ -159,27 +159,27 @@ def test_an_action_that_took_no_time_can_be_seen_and_what_was_seen_elsewhere_has
 
 
 def test_colors_of_more_than_ten_agents_begin_anew() -> None:
-    boxes = boxes_of(draw(acted(*((f"a{n}", 0.0, 1.0) for n in range(12)))))
+    boxes = boxes_of(draw_episode(acted(*((f"a{n}", 0.0, 1.0) for n in range(12)))))
     colors = [to_hex(box.get_facecolor()) for box in boxes]
     assert len(set(colors)) == 10
     assert colors[10:] == colors[:2]
 
 
 def test_long_and_odd_names_are_cut_and_stay_on_one_line() -> None:
-    (axes,) = draw(acted(("a\n" + "b" * 99, 0.0, 1.0), task="t\n" + "u" * 99)).axes
+    (axes,) = draw_episode(acted(("a\n" + "b" * 99, 0.0, 1.0), task="t\n" + "u" * 99)).axes
     assert axes.get_title(loc="left") == f"t {'u' * 78} … (21 more characters) #2"
     (name,) = axes.get_yticklabels()
     assert name.get_text() == f"a {'b' * 78} … (21 more characters)"
-    assert file_name("t" * 81) == "t" * 80
+    assert to_file_name("t" * 81) == "t" * 80
 
 
 def rows_of(episode: Episode) -> list[list[str]]:
-    table = timeline(episode)
+    table = build_timeline(episode)
     return [[str(cell) for cell in column.cells] for column in table.columns]
 
 
 def test_a_row_of_the_timeline_shows_an_action_its_seconds_and_what_is_new_to_it() -> None:
-    table = timeline(acted(("b", 0.0, 12.0), ("a", 12.0, 12.01), ("b", 47.0, 48.0)))
+    table = build_timeline(acted(("b", 0.0, 12.0), ("a", 12.0, 12.01), ("b", 47.0, 48.0)))
     assert [column.header for column in table.columns] == ["action", "0 s" + " " * 39 + "48.00 s", "sees"]
     assert len(str(table.columns[1].header)) == 49
     assert all(column.no_wrap for column in table.columns)
@@ -194,15 +194,15 @@ def test_a_row_of_the_timeline_shows_an_action_its_seconds_and_what_is_new_to_it
 def test_bars_stay_in_their_column_and_are_a_character_long_at_least() -> None:
     unknown = acted(("a", 0.0, 0.0), ("a", 0.0, 0.0))  # nobody knows how long it took
     assert rows_of(unknown)[1] == ["█", "█"]
-    assert str(timeline(unknown).columns[1].header).endswith(" 1.00 s")
+    assert str(build_timeline(unknown).columns[1].header).endswith(" 1.00 s")
     _, bars, _ = rows_of(acted(("a", 48.0, 48.0), ("a", 0.0, 48.0), ("a", 46.6, 47.6), ("a", 3.9, 5.4)))
     assert bars == [" " * 47 + "█", "█" * 48, " " * 46 + "██", "   ██"]
     assert rows_of(replace(episode(), actions=())) == [[], [], []]
-    draw(replace(episode(), actions=()))
+    draw_episode(replace(episode(), actions=()))
 
 
 def test_colors_of_more_than_six_agents_begin_anew_in_a_terminal() -> None:
-    table = timeline(acted(*((f"a{n}", 0.0, 1.0) for n in range(8))))
+    table = build_timeline(acted(*((f"a{n}", 0.0, 1.0) for n in range(8))))
     styles = [str(cell.style) for cell in table.columns[1].cells]  # type: ignore[union-attr]
     assert styles == [f"color({n})" for n in (1, 2, 3, 4, 5, 6, 1, 2)]
 

@@ -8,22 +8,22 @@ import pytest
 
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards import kl
-from marft.evaluation.guards.interface import Finding
-from marft.evaluation.guards.watch import GUARDS, Raised
+from marft.evaluation.guards.interface import GuardAlert
+from marft.evaluation.guards.monitor import GUARDS, GuardReport
 from tests.series import Values, around, found, history
 
 
 class TestDependence:
     SEEN = "agents/a/dependence/inputs"
 
-    def look(self, *values: float) -> Finding | None:
+    def look(self, *values: float) -> GuardAlert | None:
         return found("dependence", {self.SEEN: values})
 
     def test_a_fifth_of_the_first_window_is_left(self) -> None:
         one = self.look(*[1.0] * 5, *[0.19] * 5)
         assert one is not None
-        assert one.well == 5
-        assert "went from 1.00 to 0.19" in one.sentence
+        assert one.last_good_step == 5
+        assert "went from 1.00 to 0.19" in one.message
         assert self.look(*[1.0] * 5, *[0.21] * 5) is None
         assert self.look(*[3.0] * 5, *[0.5] * 5) is not None
 
@@ -47,13 +47,13 @@ class TestDependence:
 class TestCapability:
     LOSS = "policies/a/held_out_loss"
 
-    def look(self, *values: float | None) -> Finding | None:
+    def look(self, *values: float | None) -> GuardAlert | None:
         return found("capability", {self.LOSS: values})
 
     def test_what_creeps_up_is_held_against_what_it_was_at_first(self) -> None:
         one = self.look(2.0, None, 2.1, None, 2.21)
         assert one is not None
-        assert one.well == 3, "when it was measured last"
+        assert one.last_good_step == 3, "when it was measured last"
         assert self.look(2.0, 2.1, 2.19) is None
 
     def test_a_policy_that_was_measured_once_hides_no_other(self) -> None:
@@ -69,14 +69,14 @@ class TestCapability:
 
     def test_it_is_measured_anew_where_a_run_has_gone_back_to_its_beginning(self) -> None:
         seen = history({self.LOSS: [2.0, 3.0], "policies/b/held_out_loss": [2.0, 3.0]})
-        seen.go_back(0)
+        seen.roll_back(0)
         (guard,) = (it for it in GUARDS if it.name == "capability")
-        assert guard.look(seen, GuardSettings()) is None
+        assert guard.check(seen, GuardSettings()) is None
         seen.add({"step": 3, self.LOSS: 3.0, "policies/b/held_out_loss": 1.0})
         seen.add({"step": 4, self.LOSS: 3.0, "policies/b/held_out_loss": 2.0})
-        one = guard.look(seen, GuardSettings())
+        one = guard.check(seen, GuardSettings())
         assert one is not None
-        assert one.sentence.startswith("policies.b: ")
+        assert one.message.startswith("policies.b: ")
 
 
 class TestDrifts:
@@ -84,13 +84,13 @@ class TestDrifts:
 
     SURPRISAL = "agents/a/base_surprisal"
 
-    def look(self, *values: float) -> Finding | None:
+    def look(self, *values: float) -> GuardAlert | None:
         return found("readability", {self.SURPRISAL: values})
 
     def test_means_of_whole_windows_are_compared(self) -> None:
         one = self.look(*[1.0] * 5, *[2.1] * 5)
         assert one is not None
-        assert one.well == 5
+        assert one.last_good_step == 5
         assert self.look(*[1.0] * 4, *[2.6] * 5) is None
         assert self.look(*[2.1] * 5, *[1.0] * 5) is None
         assert self.look(*[1.0] * 5, *[1.9] * 5) is None
@@ -126,7 +126,7 @@ class TestDrifts:
         ):
             one = found(guard, {**beside, f"agents/a/{metric}": [*around(begin, by), *around(end, by)]})
             assert (one is not None) == told, (begin, end, by)
-            assert one is None or one.well == 5
+            assert one is None or one.last_good_step == 5
 
 
 class TestEntropy:
@@ -136,14 +136,14 @@ class TestEntropy:
     def test_it_surges_where_all_of_a_window_is_three_times_the_first(self) -> None:
         one = found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 5]})
         assert one is not None
-        assert one.well == 1
+        assert one.last_good_step == 1
         assert found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 4, 1.4]}) is None
         assert found("entropy_surge", {self.ENTROPY: [0.5, 1.0, *[1.6] * 5]}) is not None
 
     def test_it_is_lost_where_all_of_a_window_is_a_fiftieth_of_the_first(self) -> None:
         one = found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]})
         assert one is not None
-        assert one.well == 5
+        assert one.last_good_step == 5
         assert found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
         rises = [*[0.2] * 5, *[0.6] * 5]
         assert found("entropy_lost", {"accuracy": rises, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]}) is None
@@ -159,7 +159,7 @@ class TestEntropy:
 
 
 class TestFormat:
-    def look(self, letters: float, beside: dict[str, Values] | None = None) -> Finding | None:
+    def look(self, letters: float, beside: dict[str, Values] | None = None) -> GuardAlert | None:
         shares = {"letters": [*[0.5] * 5, *[letters] * 5], "digits": [*[0.5] * 5, *[1 - letters] * 5]}
         series = {f"agents/a/characters/{kind}": values for kind, values in shares.items()}
         return found("format", {"accuracy": [0.4] * 10, **series, **(beside or {})})
@@ -168,7 +168,7 @@ class TestFormat:
     def test_a_quarter_of_the_characters_are_of_other_kinds(self, letters: float, told: bool) -> None:
         one = self.look(letters)
         assert (one is not None) == told
-        assert one is None or (one.well == 5 and "30% of the characters" in one.sentence)
+        assert one is None or (one.last_good_step == 5 and "30% of the characters" in one.message)
 
     def test_the_whole_first_window_is_what_they_looked_like(self) -> None:
         letters, digits = [0.0, *[0.5] * 9], [1.0, *[0.5] * 9]
@@ -181,13 +181,13 @@ class TestRewardFall:
     def test_a_large_effect_is_from_90_to_54_percent(self, now: float, told: bool) -> None:
         one = found("reward_fall", {"accuracy": [*[0.9] * 5, *[now] * 5]})
         assert (one is not None) == told
-        assert one is None or one.well == 5
+        assert one is None or one.last_good_step == 5
 
     def test_it_is_from_the_best_window_wherever_that_was(self) -> None:
         one = found("reward_fall", {"accuracy": [*[0.5] * 5, *[0.9] * 5, *[0.54] * 5]})
         assert one is not None
-        assert one.well == 10
-        assert "from 0.90 to 0.54" in one.sentence
+        assert one.last_good_step == 10
+        assert "from 0.90 to 0.54" in one.message
 
     def test_where_success_is_not_known_it_is_of_rewards_by_their_scatter(self) -> None:
         falls: dict[str, Values] = {"reward": [*[9.0] * 5, *[8.0] * 5]}
@@ -207,13 +207,13 @@ class TestRewardFall:
 class TestGradient:
     NORM = "policies/a/gradient_norm"
 
-    def look(self, *values: float) -> Finding | None:
+    def look(self, *values: float) -> GuardAlert | None:
         return found("gradient", {self.NORM: values})
 
     def test_the_middle_of_a_window_is_ten_times_the_largest_before_it(self) -> None:
         one = self.look(*[1.0] * 9, 2.0, *[21.0] * 5)
         assert one is not None
-        assert one.well == 10
+        assert one.last_good_step == 10
         assert self.look(2.0, *[1.0] * 9, *[19.0] * 5) is None
         assert self.look(*[1.0] * 9, 2.0, *[19.0] * 5) is None
         assert self.look(*[1.0] * 10, 99.0, 99.0, 1.0, 1.0, 1.0) is None
@@ -230,20 +230,20 @@ class TestGradient:
 
 
 class TestKL:
-    def look(self, *values: float | None) -> Finding | None:
+    def look(self, *values: float | None) -> GuardAlert | None:
         return found("kl", {"agents/a/kl": values})
 
     def test_every_step_of_a_window_moves_an_agent_too_far(self) -> None:
         one = self.look(0.01, *[0.11] * 5)
         assert one is not None
-        assert one.well == 1
+        assert one.last_good_step == 1
         assert self.look(*[0.11] * 4) is None
         assert self.look(*[9.0] * 4, 0.09) is None
 
     def test_rates_are_cooled_for_the_agent_that_moved_most_in_the_newest_window(self) -> None:
         def cooled(threshold: float = 0.1, **moved: Values) -> float:
             series = history({f"agents/{role}/kl": values for role, values in moved.items()})
-            return kl.cooled(series, GuardSettings(kl=threshold))
+            return kl.learning_rate_factor(series, GuardSettings(kl=threshold))
 
         calm, hot = [0.01] * 10, [*[0.01] * 5, *[0.4] * 5]
         assert cooled(a=calm, b=hot) == cooled(a=hot, b=calm) == pytest.approx(0.1 * (0.1 / 0.4) ** 0.5)
@@ -254,16 +254,16 @@ class TestKL:
 class TestHistory:
     def test_what_a_run_went_back_from_does_not_count_and_the_checkpoints_step_does(self) -> None:
         seen = history({"reward": [1.0, 2.0, 3.0]})
-        seen.go_back(2)
+        seen.roll_back(2)
         assert (list(seen.series("reward").steps), list(seen.series("reward").values)) == ([1, 2], [1.0, 2.0])
         seen.add({"step": 4, "reward": 4.0})
         assert list(seen.series("reward").steps) == [1, 2, 4]
 
     def test_a_series_is_of_now_where_the_newest_step_has_it_and_is_finite(self) -> None:
         seen = history({"reward": [1.0, 2.0], "accuracy": [1.0, None]})
-        assert seen.now("accuracy", 1) is None
-        assert seen.now("reward", 2) is not None
-        assert seen.now("reward", 3) is None
+        assert seen.current_series("accuracy", 1) is None
+        assert seen.current_series("reward", 2) is not None
+        assert seen.current_series("reward", 3) is None
         seen.add({"step": 3, "reward": math.nan, "accuracy": math.inf})
         assert len(seen.series("reward")) == 2
         assert len(seen.series("accuracy")) == 1
@@ -274,10 +274,10 @@ COLLAPSES = {"kl", "reward_fall", "entropy_surge", "entropy_lost", "gradient"}
 
 @pytest.mark.parametrize("name", [guard.name for guard in GUARDS])
 def test_a_run_goes_back_for_collapses_alone(name: str) -> None:
-    assert Raised({name: Finding("", 3)}).well() == (3 if name in COLLAPSES else None)
+    assert GuardReport({name: GuardAlert("", 3)}).last_good_step() == (3 if name in COLLAPSES else None)
 
 
 def test_it_goes_back_to_where_all_was_well() -> None:
-    several = {"kl": Finding("", 7), "gradient": Finding("", 4), "length": Finding("", 1)}
-    assert Raised(several).well() == 4
-    assert Raised({}).well() is None
+    several = {"kl": GuardAlert("", 7), "gradient": GuardAlert("", 4), "length": GuardAlert("", 1)}
+    assert GuardReport(several).last_good_step() == 4
+    assert GuardReport({}).last_good_step() is None

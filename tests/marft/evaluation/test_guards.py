@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.common.metrics import known
+from marft.common.metrics import require_metric
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards.history import RETURNED
-from marft.evaluation.guards.watch import GUARDS, Watch, sentences
-from marft.runs.changes import changes
+from marft.evaluation.guards.history import ROLLBACK_KEY
+from marft.evaluation.guards.monitor import GUARDS, GuardMonitor, replay_messages
+from marft.runs.changes import find_changes
 from tests.helpers import settings
 from tests.nights import some
 
@@ -63,9 +63,9 @@ def planted(seed: int, **series: Callable[[int, float], float]) -> Rows:
 
 def raised(rows: Rows, **settings: Any) -> dict[str, int]:
     """The first step in which each guard is raised."""
-    watch, first = Watch(GuardSettings(**settings), (), lambda _: None), dict[str, int]()
+    watch, first = GuardMonitor(GuardSettings(**settings), (), lambda _: None), dict[str, int]()
     for row in rows:
-        for name in watch.look(row).findings:
+        for name in watch.check(row).alerts:
             first.setdefault(name, row["step"])
     return first
 
@@ -136,29 +136,29 @@ def test_a_threshold_of_0_switches_a_guard_off(guard: Any) -> None:
 
 
 def test_it_is_said_once_as_long_as_it_lasts_with_name_step_and_remedy() -> None:
-    said = sentences(GuardSettings(), planted(0, kl=lambda step, kl: kl if step == 50 else 0.3))
+    said = replay_messages(GuardSettings(), planted(0, kl=lambda step, kl: kl if step == 50 else 0.3))
     assert [text.partition(":")[0] for text in said] == ["step 35", "step 55"]
     assert said[0].startswith("step 35: coder: each of the last 5 steps moved it by 0.3 nats a token or more")
     assert said[0].endswith("lower algorithm.optimizer.learning_rate (guards.kl = 0.1)")
 
 
 def test_what_is_raised_is_a_metric_of_that_step_alone() -> None:
-    watch = Watch(GuardSettings(), (), lambda _: None)
-    metrics = [watch.look(row).metrics() for row in planted(0, kl=lambda *_: 0.3)]
+    watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+    metrics = [watch.check(row).metrics() for row in planted(0, kl=lambda *_: 0.3)]
     assert metrics == [{}] * 34 + [{"guards/kl": 1.0}] * 26
-    assert known("guards/kl").label == "guard"
+    assert require_metric("guards/kl").label == "guard"
 
 
 def logged(rows: Iterable[dict[str, Any]], settings: GuardSettings) -> tuple[Rows, list[str]]:
     """What a run that goes back would write, and what it would say."""
     said: list[str] = []
-    watch, log = Watch(settings, (), said.append), Rows()
+    watch, log = GuardMonitor(settings, (), said.append), Rows()
     for row in rows:
-        found = watch.look(row)
+        found = watch.check(row)
         log.append({**row, **found.metrics()})
-        if (well := found.well()) is not None:
-            log[-1][RETURNED] = float(well)
-            watch.go_back(well)
+        if (well := found.last_good_step()) is not None:
+            log[-1][ROLLBACK_KEY] = float(well)
+            watch.roll_back(well)
     return log, said
 
 
@@ -166,18 +166,18 @@ def test_a_log_tells_again_what_was_said_and_goes_on_from_any_row_as_if_it_had_n
     settings = GuardSettings(on_collapse="return")
     rows = planted(0, kl=lambda step, kl: 0.3 if step < 45 else kl)
     log, said = logged(rows, settings)
-    assert [row["step"] for row in log if RETURNED in row] == [35, 40]
-    assert sentences(settings, log) == said
+    assert [row["step"] for row in log if ROLLBACK_KEY in row] == [35, 40]
+    assert replay_messages(settings, log) == said
     assert len(said) == 4
     for cut in some(range(len(log))):
         again = list[str]()
-        watch = Watch(settings, log[:cut], again.append)
+        watch = GuardMonitor(settings, log[:cut], again.append)
         for row in log[cut:]:
-            found = watch.look({name: value for name, value in row.items() if not name.startswith("guards/")})
+            found = watch.check({name: value for name, value in row.items() if not name.startswith("guards/")})
             assert found.metrics().items() <= row.items()
-            assert bool(found.findings) == any(name.startswith("guards/") for name in row)
-            if RETURNED in row:
-                watch.go_back(int(row[RETURNED]))
+            assert bool(found.alerts) == any(name.startswith("guards/") for name in row)
+            if ROLLBACK_KEY in row:
+                watch.roll_back(int(row[ROLLBACK_KEY]))
         assert again == said[len(said) - len(again) :]
 
 
@@ -186,8 +186,8 @@ def test_a_collapse_says_when_all_was_well() -> None:
         (planted(0, kl=lambda *_: 0.3), 30),
         (planted(0, entropy=lambda *_: 2.0), 30),
     ):
-        watch = Watch(GuardSettings(), (), lambda _: None)
-        assert next(found.well() for row in rows if (found := watch.look(row)).findings) == well
+        watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+        assert next(found.last_good_step() for row in rows if (found := watch.check(row)).alerts) == well
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
@@ -324,23 +324,25 @@ def test_a_term_of_an_agent_that_pays_while_nothing_is_solved_is_told_of_by_both
     for row in rows:
         row["agents/planner/rewards/brevity"] = 0.0 if row["step"] <= 30 else 1.0
     assert [*raised(rows)] == ["term"]
-    assert any("reward term 'brevity' of planner went from 0 to 1" in text for text in sentences(GuardSettings(), rows))
+    assert any(
+        "reward term 'brevity' of planner went from 0 to 1" in text for text in replay_messages(GuardSettings(), rows)
+    )
 
 
 @pytest.mark.parametrize(("moved", "factor"), [(0.1, 0.1), (0.4, 0.05), (10.0, 0.01)])
 def test_rates_are_cooled_by_the_root_of_how_far_a_step_moved(moved: float, factor: float) -> None:
-    watch = Watch(GuardSettings(), planted(0, kl=lambda *_: moved), lambda _: None)
-    assert watch.cooled() == pytest.approx(factor)
+    watch = GuardMonitor(GuardSettings(), planted(0, kl=lambda *_: moved), lambda _: None)
+    assert watch.learning_rate_factor() == pytest.approx(factor)
 
 
 def test_where_no_kl_was_measured_rates_are_cooled_as_the_recipe_says() -> None:
-    assert Watch(GuardSettings(), [{"step": 1, "reward": 1.0}], lambda _: None).cooled() == 0.1
+    assert GuardMonitor(GuardSettings(), [{"step": 1, "reward": 1.0}], lambda _: None).learning_rate_factor() == 0.1
 
 
 def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in_one_that_goes_back() -> None:
     def differ(before: str, now: str, threshold: str = "0.2") -> list[str]:
         old = settings("tiny", "runs", "--guards.on_collapse", before)
-        return list(changes(old, settings("tiny", "runs", "--guards.on_collapse", now, "--guards.kl", threshold)))
+        return list(find_changes(old, settings("tiny", "runs", "--guards.on_collapse", now, "--guards.kl", threshold)))
 
     assert differ("note", "note") == []
     assert differ("return", "return") == ["guards.kl"]
@@ -349,10 +351,10 @@ def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in
 
 def test_gaming_is_no_collapse() -> None:
     rows = gamed(0, **{"rewards/format": lambda *_: 9.0})
-    watch = Watch(GuardSettings(), (), lambda _: None)
-    found = [watch.look(row) for row in rows]
-    assert any(it.findings for it in found)
-    assert all(it.well() is None for it in found)
+    watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+    found = [watch.check(row) for row in rows]
+    assert any(it.alerts for it in found)
+    assert all(it.last_good_step() is None for it in found)
 
 
 def test_length_and_terms_that_pay_for_themselves_are_no_gaming() -> None:

@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 from scipy import special
 
 from marft.evaluation import intervals
-from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson, wilson_of
-from marft.evaluation.paired import Difference, average, influences, paired
-from marft.evaluation.shares import clustered
+from marft.evaluation.intervals import (
+    mean_interval,
+    proportion_upper_bound,
+    skew_corrected_interval,
+    student_interval,
+    wilson_interval,
+    wilson_share_interval,
+)
+from marft.evaluation.paired_difference import PairedDifference, average_ratio, compare_ratios, linearize_difference
+from marft.evaluation.shares import clustered_interval
 from marft.evaluation.trajectories.ratio import Ratio
 from tests.nights import by_day, some
 from tests.sources import ROOT
@@ -50,7 +57,7 @@ def coverage(kind: str, n: int) -> tuple[float, float]:
     random = np.random.default_rng(n)
     data = [draw(random, n) for _ in range(TIMES)]
     found = [mean_interval(values) for values in data]
-    plain = [students(values) for values in data]
+    plain = [student_interval(values) for values in data]
     inside = [interval[0] <= truth <= interval[1] for interval in found if interval]
     width = np.mean([b - a for a, b in filter(None, found)]) / np.mean([b - a for a, b in plain])
     assert len(inside) == sum(np.ptp(values) > 0 for values in data)
@@ -80,7 +87,7 @@ def test_the_table_of_coverage_marks_each_cell_beyond_what_is_promised() -> None
 def test_intervals_of_several_attempts_a_task_cover_the_truth(n: int) -> None:
     random = np.random.default_rng(n)
     solved = random.binomial(4, random.beta(0.5, 0.5, (TIMES, n)))
-    found = [clustered([Ratio(count, 4) for count in row], 4) for row in solved.tolist()]
+    found = [clustered_interval([Ratio(count, 4) for count in row], 4) for row in solved.tolist()]
     held = np.mean([low <= 0.5 <= high for _, (low, high) in filter(None, found)])
     assert 0.935 <= held <= 0.985
 
@@ -88,11 +95,11 @@ def test_intervals_of_several_attempts_a_task_cover_the_truth(n: int) -> None:
 @pytest.mark.parametrize("solved", [(1, 3, 9, 10), (2, 8), (0, 5, 6, 10, 10, 3)])
 def test_intervals_of_shares_go_by_the_unbiased_variance_between_tasks(solved: tuple[int, ...]) -> None:
     """Out of 10 attempts each, ``v`` is the sample variance of the tasks' shares over their number."""
-    found = clustered([Ratio(count, 10) for count in solved], 10)
+    found = clustered_interval([Ratio(count, 10) for count in solved], 10)
     shares, p = np.array(solved) / 10, sum(solved) / (10 * len(solved))
     reach = float(special.stdtrit(len(solved) - 1, 0.975))
     trials = max(p * (1 - p) / (shares.var(ddof=1) / len(shares)) * (1.959964 / reach) ** 2, len(shares))
-    assert found == (pytest.approx(p), pytest.approx(wilson_of(p, trials)))
+    assert found == (pytest.approx(p), pytest.approx(wilson_share_interval(p, trials)))
 
 
 @pytest.mark.parametrize(("solved", "trials"), [([3], 4), ([0] * 5, 5), ([4] * 5, 5), ([2] * 5, 20)])
@@ -100,13 +107,13 @@ def test_tasks_that_do_not_differ_count_once_each_where_nothing_or_everything_wa
     solved: list[int], trials: int
 ) -> None:
     shares, p = [Ratio(count, 4) for count in solved], sum(solved) / (4 * len(solved))
-    assert clustered(shares, 4) == (p, pytest.approx(wilson_of(p, trials)))
+    assert clustered_interval(shares, 4) == (p, pytest.approx(wilson_share_interval(p, trials)))
 
 
 def test_a_task_of_which_nothing_is_known_is_none() -> None:
     shares = [Ratio(1, 4), Ratio(4, 4), Ratio(3, 4)]
-    assert clustered([*shares, Ratio(0, 0)], 4) == clustered(shares, 4)
-    assert clustered([Ratio(0, 0)], 4) is None
+    assert clustered_interval([*shares, Ratio(0, 0)], 4) == clustered_interval(shares, 4)
+    assert clustered_interval([Ratio(0, 0)], 4) is None
 
 
 @pytest.mark.parametrize(("spread", "n"), [(0.5, 5), (0.5, 10), (0.8, 20), (1.0, 50)])
@@ -117,7 +124,7 @@ def test_intervals_of_differences_of_skewed_costs_cover_the_truth(spread: float,
         size = np.exp(random.normal(0, spread, n))
         before, after = size * np.exp(random.normal(0, 0.3, (2, n)))
         sides = [{str(k): Ratio(cost) for k, cost in enumerate(side.tolist())} for side in (before, 1.5 * after)]
-        found = paired(*sides)
+        found = compare_ratios(*sides)
         assert found is not None
         assert found.interval is not None
         held.append(found.interval[0] <= truth <= found.interval[1])
@@ -142,8 +149,8 @@ def test_intervals_move_and_stretch_with_the_data(values: list[float], scale: fl
 
 def test_a_skewed_interval_contains_students_and_reaches_further_to_the_long_side() -> None:
     values = np.array([1.0, 1.2, 0.9, 1.1, 1.3, 0.8, 1.0, 1.1, 0.9, 6.0])
-    low, high = skew_corrected(values, 0.95)
-    first, last = students(values)
+    low, high = skew_corrected_interval(values, 0.95)
+    first, last = student_interval(values)
     assert low <= first
     assert high > last + (last - first) / 4
 
@@ -153,7 +160,9 @@ def test_hall_s_interval_inverts_the_published_transformation() -> None:
     n, mean, deviation = len(values), values.mean(), values.std(ddof=1)
     centered = values - mean
     skewness = 7 / 5.5 * (centered**3).mean() / (centered**2).mean() ** 1.5 * math.sqrt(n * (n - 1)) / (n - 2)
-    t = (mean - skew_corrected(values, 0.95)[1]) / deviation  # the upper bound is Hall's, where data are skewed so
+    t = (
+        mean - skew_corrected_interval(values, 0.95)[1]
+    ) / deviation  # the upper bound is Hall's, where data are skewed so
     transformed = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / (6 * n)
     assert math.sqrt(n) * transformed == pytest.approx(-2.2622, rel=1e-4)
 
@@ -174,7 +183,7 @@ def test_skewed_intervals_are_halls_on_the_long_side(values: list[float], mirror
     moments = [sum((value - mean) ** power for value in values) / n for power in (2, 3)]
     deviation = math.sqrt(moments[0] * n / (n - 1))
     skewness = min(1.4, (n - 3) / 5.5) * moments[1] / moments[0] ** 1.5 * math.sqrt(n * (n - 1)) / (n - 2)
-    low, high = students(values)
+    low, high = student_interval(values)
     t = -(high - mean) / deviation
     step, reached = 1.0, 0.0  # the root of g(T) = t, by halving
     while step > 1e-14:
@@ -183,7 +192,7 @@ def test_skewed_intervals_are_halls_on_the_long_side(values: list[float], mirror
         reached, step = (below, step) if g > t else (reached, step / 2)
     assert abs(skewness) > 1e-3
     expected = (low, max(high, mean - deviation * reached)) if skewness > 0 else (low, high)
-    found = skew_corrected(np.array([-value for value in values] if mirrored else values), 0.95)
+    found = skew_corrected_interval(np.array([-value for value in values] if mirrored else values), 0.95)
     first, last = (-found[1], -found[0]) if mirrored else found
     assert last == pytest.approx(expected[1], rel=1e-9)
     assert first <= low
@@ -191,7 +200,7 @@ def test_skewed_intervals_are_halls_on_the_long_side(values: list[float], mirror
 
 @pytest.mark.parametrize("values", [[1.0, 3.0], [1.0, 1.5, 4.0], [-2.0, -1.0, 0.0, 1.0, 2.0]])
 def test_intervals_of_few_or_symmetrical_values_are_students(values: list[float]) -> None:
-    assert mean_interval(values) == skew_corrected(np.array(values), 0.95) == students(values)
+    assert mean_interval(values) == skew_corrected_interval(np.array(values), 0.95) == student_interval(values)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (2.0, 6.0), (-3.0, 0.5)])
@@ -209,7 +218,7 @@ def test_an_interval_within_bounds_is_that_of_the_share_of_the_way_between_them(
 @pytest.mark.parametrize("bounds", [None, (-math.inf, 1.0), (-3.0, math.inf)])
 def test_what_is_bounded_on_one_side_or_on_none_is_no_share(bounds: tuple[float, float] | None) -> None:
     values = [-3.0, -2.0, 0.5, 0.7]
-    assert mean_interval(values, bounds) == skew_corrected(np.array(values), 0.95)
+    assert mean_interval(values, bounds) == skew_corrected_interval(np.array(values), 0.95)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +238,12 @@ def test_the_difference_on_the_same_tasks_is_wald_s_of_two_more(gained: int, los
 
 def test_without_tasks_every_difference_is_possible() -> None:
     assert intervals.paired_difference([], []) == (0.0, (-1.0, 1.0))
-    assert at_most(3, 3) == 1.0
+    assert proportion_upper_bound(3, 3) == 1.0
 
 
 def test_shares_are_whole_at_most_and_unknown_without_trials() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert max(wilson(n, n)[1] for n in range(1, 500)) == 1.0
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert max(wilson_interval(n, n)[1] for n in range(1, 500)) == 1.0
 
 
 @pytest.mark.parametrize("values", [[1e9, 1e9 + 1e-4], [-1e9, -1e9 - 1e-4]])
@@ -250,8 +259,8 @@ def test_what_does_not_differ_has_no_interval_of_a_mean(values: list[float]) -> 
 
 def test_an_interval_is_that_of_differences_on_the_same_tasks() -> None:
     before = {str(n): Ratio(float(n % 2)) for n in range(100)}
-    after = {name: Ratio(ratio.amount + 0.25 * (int(name) < 4)) for name, ratio in before.items()}
-    found = paired(before, after)
+    after = {name: Ratio(ratio.numerator + 0.25 * (int(name) < 4)) for name, ratio in before.items()}
+    found = compare_ratios(before, after)
     assert found is not None
     assert found.gain == pytest.approx(0.01)
     assert found.interval is not None
@@ -259,7 +268,7 @@ def test_an_interval_is_that_of_differences_on_the_same_tasks() -> None:
 
 
 def test_differences_of_shares_stay_within_minus_1_and_1() -> None:
-    found = paired({n: Ratio(0.0) for n in "abc"}, {n: Ratio(float(n != "a")) for n in "abc"})
+    found = compare_ratios({n: Ratio(0.0) for n in "abc"}, {n: Ratio(float(n != "a")) for n in "abc"})
     assert found is not None
     assert found.interval is not None
     assert -1 <= found.interval[0] < found.interval[1] <= 1
@@ -293,8 +302,8 @@ def by_task(pairs: Pairs) -> dict[str, Ratio]:
 def test_differences_are_bounded_where_both_sides_are_shares(
     before: Pairs, after: Pairs, bounds: tuple[float, float], level: float
 ) -> None:
-    found = paired(by_task(before), by_task(after), level=level)
-    values = influences(np.array([[*a, *b] for a, b in zip(before, after, strict=True)]))
+    found = compare_ratios(by_task(before), by_task(after), level=level)
+    values = linearize_difference(np.array([[*a, *b] for a, b in zip(before, after, strict=True)]))
     assert found is not None
     assert found.interval == pytest.approx(mean_interval(values, bounds, level=level))
 
@@ -312,25 +321,25 @@ def test_differences_are_bounded_where_both_sides_are_shares(
     ],
 )
 def test_averages_are_bounded_where_all_are_shares(pairs: Pairs, bounds: tuple[float, float], level: float) -> None:
-    found = average(by_task(pairs), level=level)
-    values = influences(np.array([[0.0, out_of, amount, out_of] for amount, out_of in pairs]))
+    found = average_ratio(by_task(pairs), level=level)
+    values = linearize_difference(np.array([[0.0, out_of, amount, out_of] for amount, out_of in pairs]))
     assert found == (pytest.approx(values.mean()), pytest.approx(mean_interval(values, bounds, level=level)))
 
 
 def test_an_amount_without_bound_has_no_interval_and_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = paired(by_task(SHARES), by_task([(math.inf, 1.0), *SHARES[1:]]))
+        found = compare_ratios(by_task(SHARES), by_task([(math.inf, 1.0), *SHARES[1:]]))
     assert found is not None
     assert (found.after, found.interval) == (math.inf, None)
 
 
 def test_what_does_not_differ_has_no_interval() -> None:
     same = {"a": Ratio(1.0), "b": Ratio(0.0)}
-    assert paired(same, same) == Difference(0.5, 0.5, None, 2)
-    assert paired(same, {"c": Ratio(1.0)}) is None
-    assert paired({"a": Ratio(0, 0)}, {"a": Ratio(1, 1)}) is None
-    assert paired({"a": Ratio(1, 1)}, {"a": Ratio(0, 0)}) is None
+    assert compare_ratios(same, same) == PairedDifference(0.5, 0.5, None, 2)
+    assert compare_ratios(same, {"c": Ratio(1.0)}) is None
+    assert compare_ratios({"a": Ratio(0, 0)}, {"a": Ratio(1, 1)}) is None
+    assert compare_ratios({"a": Ratio(1, 1)}, {"a": Ratio(0, 0)}) is None
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -343,7 +352,7 @@ def test_influences_are_the_derivative_of_the_difference_by_the_weight_of_a_task
 
     ones, step = np.ones(6), 1e-6
     slopes = [(difference(ones + step * each) - difference(ones - step * each)) / (2 * step) for each in np.eye(6)]
-    assert influences(parts) == pytest.approx(difference(ones) + 6 * np.array(slopes), abs=1e-6)
+    assert linearize_difference(parts) == pytest.approx(difference(ones) + 6 * np.array(slopes), abs=1e-6)
 
 
 @settings(max_examples=50)
@@ -351,23 +360,24 @@ def test_influences_are_the_derivative_of_the_difference_by_the_weight_of_a_task
 def test_a_gain_is_of_the_tasks_that_both_have(before: dict[str, Ratio], after: dict[str, Ratio]) -> None:
     both = before.keys() & after.keys()
     sides = [
-        (sum(side[task].amount for task in both), sum(side[task].out_of for task in both)) for side in (before, after)
+        (sum(side[task].numerator for task in both), sum(side[task].denominator for task in both))
+        for side in (before, after)
     ]
-    found = paired(before, after)
+    found = compare_ratios(before, after)
     if not all(out_of for _, out_of in sides):
         assert found is None
         return
     assert found is not None
     assert found.gain == pytest.approx(sides[1][0] / sides[1][1] - sides[0][0] / sides[0][1])
-    assert found == paired(dict(reversed(before.items())), after)
+    assert found == compare_ratios(dict(reversed(before.items())), after)
     assert found.interval is None or found.interval[0] <= found.gain + 1e-9
     assert found.interval is None or found.gain - 1e-9 <= found.interval[1]
 
 
 def test_the_average_of_a_metric_is_that_of_its_sums() -> None:
-    assert average({"a": Ratio(1, 4), "b": Ratio(3, 4)}) == (0.5, pytest.approx(mean_interval([0.25, 0.75])))
-    assert average({"a": Ratio(0, 0)}) is None
-    costs = average({"a": Ratio(100.0), "b": Ratio(900.0), "c": Ratio(250.0)})
+    assert average_ratio({"a": Ratio(1, 4), "b": Ratio(3, 4)}) == (0.5, pytest.approx(mean_interval([0.25, 0.75])))
+    assert average_ratio({"a": Ratio(0, 0)}) is None
+    costs = average_ratio({"a": Ratio(100.0), "b": Ratio(900.0), "c": Ratio(250.0)})
     assert costs is not None
     assert costs[1] == pytest.approx(mean_interval([100.0, 900.0, 250.0]))
 
@@ -375,12 +385,12 @@ def test_the_average_of_a_metric_is_that_of_its_sums() -> None:
 @pytest.mark.parametrize(("freedom", "exact"), [(4, 2.77645), (9, 2.26216), (49, 2.00958), (199, 1.97196)])
 def test_students_quantiles_are_those_of_the_tables(freedom: int, exact: float) -> None:
     values = np.arange(freedom + 1.0)
-    low, high = students(values)
+    low, high = student_interval(values)
     assert (high - low) / 2 / (values.std(ddof=1) / math.sqrt(freedom + 1)) == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 59), (1, 20), (7, 30)])
 def test_at_the_exact_bound_so_few_successes_have_a_chance_of_5_percent(successes: int, trials: int) -> None:
-    p = at_most(successes, trials)
+    p = proportion_upper_bound(successes, trials)
     chance = sum(math.comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(successes + 1))
     assert chance == pytest.approx(0.05, abs=1e-5)

@@ -21,19 +21,19 @@ from marft.agents.game import Attempt
 from marft.common import atomic
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.evaluation.evaluate import Evaluation
-from marft.evaluation.intervals import wilson
-from marft.evaluation.keeping import Place, key_of, played
-from marft.evaluation.session import Keeping, evaluate_checkpoints
-from marft.evaluation.shares import clustered, passes
-from marft.evaluation.showing import EXAMPLES
+from marft.evaluation.intervals import wilson_interval
+from marft.evaluation.serialization import MAX_EXAMPLES
+from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+from marft.evaluation.shares import clustered_interval, compute_pass_ratios
+from marft.evaluation.store import EvaluationStore, digest_inputs, play_attempts
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.rollout import rollouts as rollouts_here
-from marft.rollout.playing import Rollouts
+from marft.rollout import local_runner as rollouts_here
+from marft.rollout.runner import RolloutRunner
 from marft.runs import lock
-from marft.runs.episodes import read_episodes
-from marft.runs.removing import written_by_a_run
+from marft.runs.cleanup import find_run_files
+from marft.runs.episode_files import read_episodes
 from tests.helpers import settings, until
 from tests.nights import NIGHT
 from tests.sources import ROOT
@@ -80,7 +80,7 @@ def lengths(output: Path, *overrides: str, seconds: float = 0.0, **changes: Any)
 def found(run: RunSettings, folder: Path | None, *, again: bool = False, attempts: int = 2, shuffled: bool = False, **rest: Any) -> list[Evaluation]:  # fmt: skip
     return evaluate_checkpoints(
         run, None, ["base"], ("sampled",), 5, shuffled, lambda _=None: None, attempts=attempts,
-        keeping=Keeping(folder, again) if folder else None, **rest,
+        storage=StorageOptions(folder, again) if folder else None, **rest,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     open_rollouts: Callable[[RunSettings], Any] = rollouts_here.open_rollouts
 
-    def opened(run: RunSettings) -> Rollouts:
+    def opened(run: RunSettings) -> RolloutRunner:
         rollouts = open_rollouts(run)
         play = rollouts.play
 
@@ -149,14 +149,14 @@ def test_what_was_played_is_read_and_what_was_stopped_goes_on_to_the_same(tmp_pa
     assert resumed.as_json() == read.as_json()  # also how long it took: it was not played
     assert sorted(path.name for path in kept.iterdir()) == ["base-sampled.json", "base-sampled.parquet", "eval.lock"]
     assert len(read_episodes(kept / "base-sampled.parquet")) == 10
-    assert len(list(written_by_a_run(tmp_path))) == 3
+    assert len(list(find_run_files(tmp_path))) == 3
 
 
 def test_parts_are_kept_for_the_same_question_alone_and_not_where_it_is_asked_again(tmp_path: Path) -> None:
     def begin(key: str, again: bool = False) -> Path:
-        place = Place(tmp_path, "base-greedy", key, print)
-        place.begin(again)
-        return place.parts / "part_000000.parquet"
+        place = EvaluationStore(tmp_path, "base-greedy", key, print)
+        place.prepare(again)
+        return place.parts_folder / "part_000000.parquet"
 
     begin("one").touch()
     assert begin("one").exists()
@@ -166,22 +166,22 @@ def test_parts_are_kept_for_the_same_question_alone_and_not_where_it_is_asked_ag
 
 
 def test_parts_whose_key_cannot_be_read_are_played_anew(tmp_path: Path) -> None:
-    place = Place(tmp_path, "base-greedy", "one", print)
-    place.begin(again=False)
-    (place.parts / "part_000000.parquet").touch()
-    (place.parts / "key.json").write_text("{")
-    place.begin(again=False)
-    assert [path.name for path in place.parts.iterdir()] == ["key.json"]
+    place = EvaluationStore(tmp_path, "base-greedy", "one", print)
+    place.prepare(overwrite=False)
+    (place.parts_folder / "part_000000.parquet").touch()
+    (place.parts_folder / "key.json").write_text("{")
+    place.prepare(overwrite=False)
+    assert [path.name for path in place.parts_folder.iterdir()] == ["key.json"]
 
 
 def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_of(tmp_path: Path) -> None:
     notes, told = list[str](), list[str]()
-    place = Place(tmp_path, "base-greedy", "one", notes.append)
-    place.begin(again=False)
+    place = EvaluationStore(tmp_path, "base-greedy", "one", notes.append)
+    place.prepare(overwrite=False)
     episodes = [recorded(1, number) for number in range(3)]
     asked = [Attempt(Task(e.task.id, "the whole task", 7), e.stream, e.sample) for e in episodes]
     assert [e.task.data for e in place.write_part(0, asked, episodes)] == [7, 7, 7]
-    read = played(None, asked, None, 3, place, lambda: told.append("one"))  # type: ignore[arg-type]
+    read = play_attempts(None, asked, None, 3, place, lambda: told.append("one"))  # type: ignore[arg-type]
     assert [e.task for e in read] == [attempt.task for attempt in asked]
     assert told == ["one"] * 3
     for other in (asked[:2], [*asked[:2], replace(asked[2], sample=9)], [*asked, asked[0]]):
@@ -191,8 +191,8 @@ def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_
 
 
 def test_a_key_is_of_what_is_asked_and_not_of_the_order_in_which_it_is_written() -> None:
-    assert key_of({"a": 1, "b": Path("x")}) == key_of({"b": Path("x"), "a": 1})
-    assert key_of({"a": Path("x")}) != key_of({"a": Path("y")})
+    assert digest_inputs({"a": 1, "b": Path("x")}) == digest_inputs({"b": Path("x"), "a": 1})
+    assert digest_inputs({"a": Path("x")}) != digest_inputs({"a": Path("y")})
 
 
 def test_every_part_is_played_by_an_engine_that_remembers_none_before_it() -> None:
@@ -206,7 +206,7 @@ def test_every_part_is_played_by_an_engine_that_remembers_none_before_it() -> No
             self.told.append(f"plays {len(attempts)}")
             return [*attempts]
 
-    assert played(Recorded(), [*range(5)], None, 2, None, lambda: None) == [*range(5)]  # type: ignore
+    assert play_attempts(Recorded(), [*range(5)], None, 2, None, lambda: None) == [*range(5)]  # type: ignore
     assert Recorded.told == ["forgets", "plays 2", "forgets", "plays 2", "forgets", "plays 1"]
 
 
@@ -277,7 +277,7 @@ def test_a_damaged_part_is_named_and_it_alone_is_played_anew(tmp_path: Path, pla
 def test_two_processes_do_not_evaluate_in_one_folder(tmp_path: Path) -> None:
     kept = tmp_path / "evaluations"
     kept.mkdir()
-    with lock.held(kept / "eval.lock"), pytest.raises(ValueError, match=r"is at work.*or stop it; then ask again"):
+    with lock.lock_file(kept / "eval.lock"), pytest.raises(ValueError, match=r"is at work.*or stop it; then ask again"):
         found(lengths(tmp_path), kept)
 
 
@@ -314,16 +314,18 @@ def test_several_attempts_are_shares_of_each_task(tmp_path: Path) -> None:
     assert set(one.passes) == {"pass@2", "pass^2", "pass@3", "pass^3", "avg@3"}
     assert one.passes["pass@3"][0] == pytest.approx(np.mean([any(of) for of in by_task.values()]))
     assert one.passes["pass^3"][0] == pytest.approx(np.mean([all(of) for of in by_task.values()]))
-    assert all(of["accuracy"].out_of == 3 for of in one.measured.values())
+    assert all(of["accuracy"].denominator == 3 for of in one.measured.values())
     for name, share in one.passes.items():
-        assert share == clustered([of[name] for of in one.measured.values()], 3), "attempts at a task are alike"
-    assert [example["task"] for example in one.examples] == [episode.task.id for episode in episodes[:EXAMPLES]]
+        assert share == clustered_interval([of[name] for of in one.measured.values()], 3), (
+            "attempts at a task are alike"
+        )
+    assert [example["task"] for example in one.examples] == [episode.task.id for episode in episodes[:MAX_EXAMPLES]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=8), st.integers(1, 6))
 def test_passes_are_of_tasks_with_enough_attempts(pairs: list[tuple[int, int]], attempts: int) -> None:
     counts = {str(n): (min(known, attempts), min(solved, known, attempts)) for n, (known, solved) in enumerate(pairs)}
-    for task, of_task in passes(counts, attempts).items():
+    for task, of_task in compute_pass_ratios(counts, attempts).items():
         known, solved = counts[task]
         wanted = {k for k in (2, 4, attempts) if 2 <= k <= known}
         assert {int(name[5:]) for name in of_task if name.startswith("pass@")} == wanted
@@ -335,10 +337,10 @@ def test_passes_are_of_tasks_with_enough_attempts(pairs: list[tuple[int, int]], 
 def test_one_attempt_each_has_wilsons_interval(tasks: int, data: st.DataObject) -> None:
     solved = data.draw(st.integers(0, tasks))
     shares = [Ratio(float(n < solved)) for n in range(tasks)]
-    share = clustered(shares, 1)
+    share = clustered_interval(shares, 1)
     assert share is not None
     assert share[0] == pytest.approx(solved / tasks)
-    assert share[1] == pytest.approx(wilson(solved, tasks))
+    assert share[1] == pytest.approx(wilson_interval(solved, tasks))
 
 
 @pytest.mark.parametrize("tasks", [50, 200])
@@ -346,7 +348,7 @@ def test_intervals_over_attempts_cover_the_truth_and_those_of_independent_trials
     draw = np.random.default_rng(0)
     ease = draw.beta(0.5, 0.5, (1000, tasks))
     solved = draw.binomial(8, ease)
-    intervals = [clustered([Ratio(float(c), 8.0) for c in row], 8) for row in solved]
+    intervals = [clustered_interval([Ratio(float(c), 8.0) for c in row], 8) for row in solved]
     assert np.mean([i is not None and i[1][0] <= 0.5 <= i[1][1] for i in intervals]) >= 0.93
-    naive = [wilson(int(row.sum()), 8 * tasks) for row in solved]
+    naive = [wilson_interval(int(row.sum()), 8 * tasks) for row in solved]
     assert np.mean([low <= 0.5 <= high for low, high in naive]) < 0.75

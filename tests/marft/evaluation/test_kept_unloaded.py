@@ -12,11 +12,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from marft.config.bundled import bundled_models
-from marft.evaluation import keeping
-from marft.evaluation.evaluate import attempts_at
-from marft.evaluation.keeping import Place
-from marft.models import known
-from marft.rollout import rollouts as rollouts_here
+from marft.evaluation import store
+from marft.evaluation.evaluate import build_attempts
+from marft.evaluation.store import EvaluationStore
+from marft.models import digest_cache
+from marft.rollout import local_runner as rollouts_here
 from marft.runs import lock
 from tests.marft.evaluation.test_kept_evaluations import found, lengths, plays, said  # noqa: F401
 from tests.marft.runs.test_faults import held_to_permissions  # noqa: F401
@@ -67,7 +67,7 @@ def test_models_are_loaded_again_where_a_file_of_theirs_or_what_is_kept_is_anoth
     chosen = {"models": {"base": {"path": str(model), "chat_template": str(template)}}}
     run = lengths(tmp_path, **chosen)
     found(run, kept)
-    assert known.known(run, known.files_of(run)) is not None
+    assert digest_cache.load_digests(run, digest_cache.list_model_files(run)) is not None
     plays.clear()
     if change == "weights":
         weights = load_file(model / "model.safetensors")
@@ -79,7 +79,7 @@ def test_models_are_loaded_again_where_a_file_of_theirs_or_what_is_kept_is_anoth
         run = lengths(tmp_path, "--policies.actor.lora.rank", "2", **chosen)
     else:
         (kept / "base-sampled.parquet").write_bytes(b"PAR1")
-    assert (known.known(run, known.files_of(run)) is None) == (change != "damage")
+    assert (digest_cache.load_digests(run, digest_cache.list_model_files(run)) is None) == (change != "damage")
     found(run, kept)
     assert sum(plays) == 10, "played anew"
 
@@ -92,17 +92,19 @@ def test_what_was_written_a_moment_ago_or_since_it_was_loaded_is_not_remembered(
     shutil.copytree(bundled_models()["tiny"], model)
     run = lengths(tmp_path, models={"base": {"path": str(model)}})
     for name in ("config.json", "model.safetensors"):
-        files = known.files_of(run)
+        files = digest_cache.list_model_files(run)
         assert files
         os.utime(model / name)
-        known.remember(run, files if name == "config.json" else known.files_of(run), {"models.base": "x"})
-        assert known.known(run, known.files_of(run)) is None
+        digest_cache.save_digests(
+            run, files if name == "config.json" else digest_cache.list_model_files(run), {"models.base": "x"}
+        )
+        assert digest_cache.load_digests(run, digest_cache.list_model_files(run)) is None
     for path in model.iterdir():
         os.utime(path, (1, 1))
-    known.remember(run, known.files_of(run), {"models.base": "x"})
-    assert known.known(run, known.files_of(run)) == {"models.base": "x"}
+    digest_cache.save_digests(run, digest_cache.list_model_files(run), {"models.base": "x"})
+    assert digest_cache.load_digests(run, digest_cache.list_model_files(run)) == {"models.base": "x"}
     missing = lengths(tmp_path, models={"base": {"path": "nobody/has-this-here"}})
-    assert known.files_of(missing) is None
+    assert digest_cache.list_model_files(missing) is None
 
 
 @pytest.mark.parametrize("loads", [True, False])
@@ -137,7 +139,7 @@ def test_what_is_kept_is_read_while_another_process_evaluates_there(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run, kept = lengths(tmp_path), tmp_path / "evaluations"
     (first,) = found(run, kept)
-    with lock.held(kept / "eval.lock"):
+    with lock.lock_file(kept / "eval.lock"):
         assert said(found(run, kept)[0]) == said(first)
 
 
@@ -147,14 +149,16 @@ def test_episodes_that_another_process_has_put_there_meanwhile_are_not_taken_for
     """Its evaluation is of other weights, and of the same tasks."""
     run, kept = lengths(tmp_path), tmp_path / "evaluations"
     (first,) = found(run, kept)
-    attempts = attempts_at([*run.environment.tasks("test")], 2, "sampled")
-    place = Place(kept, "base-sampled", first.key, lambda _: None)
-    assert place.read(attempts)
-    read = keeping.read_episodes
+    attempts = build_attempts([*run.environment.tasks("test")], 2, "sampled")
+    place = EvaluationStore(kept, "base-sampled", first.key, lambda _: None)
+    assert place.read_episodes(attempts)
+    read = store.read_episodes
 
     def slowly(path: Path) -> Any:
-        Place(kept, "base-sampled", "other", lambda _: None).finish(read(path), {**first.as_json(), "key": "other"})
+        EvaluationStore(kept, "base-sampled", "other", lambda _: None).finish(
+            read(path), {**first.as_json(), "key": "other"}
+        )
         return read(path)
 
-    monkeypatch.setattr(keeping, "read_episodes", slowly)
-    assert place.read(attempts) is None
+    monkeypatch.setattr(store, "read_episodes", slowly)
+    assert place.read_episodes(attempts) is None

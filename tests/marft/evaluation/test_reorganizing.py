@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marft
-from marft.agents.organizations.joining import closed_up
+from marft.agents.organizations.utils import remove_roles
 from marft.config import RunSettings
-from marft.config.load import overrides_of_others
-from marft.config.reorganizing import Reorganization, changes_of_team, read_reorganization, reorganized
-from marft.evaluation.comparison import compared
-from marft.runs.folder import RunFolder
+from marft.config.load import other_overrides
+from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change, read_team_change
+from marft.evaluation.comparison import compare_evaluations
+from marft.runs.run_folder import RunFolder
 from tests.marft.cli.test_python import BOARD, as_in_a_notebook
 from tests.marft.evaluation.test_comparison import over, saved
 from tests.marft.evaluation.test_gates import BEFORE
@@ -48,7 +48,7 @@ def test_what_is_there_for_learning_alone_is_left_behind(part: str) -> None:
     algorithm = {"algorithm": {"name": "aipo" if part == "consulting" else "marft"}}
     whole = {key: value for key, value in own.items() if part != "dyna"}
     run = chain("a", "b", "c", **whole, **algorithm, **{part: LEARNS_WITH[part]})
-    other = reorganized(run, Reorganization("pair", {"agents": [{"role": "a"}, {"role": "c"}]}))
+    other = apply_team_change(run, TeamChange("pair", {"agents": [{"role": "a"}, {"role": "c"}]}))
     assert [agent.role for agent in other.agents] == ["a", "c"]
     assert other.consulting is None
     assert part not in {section.key for section in other.sections}
@@ -87,7 +87,7 @@ def test_once_agents_are_gone_everybody_is_told_of_whom_they_were_told_before(
     edges: set[tuple[str, str]], gone: set[str]
 ) -> None:
     sees = {role: tuple(sorted(b for a, b in edges if a == role and b != a)) for role in ROLES}
-    after = closed_up(sees, sorted(gone))
+    after = remove_roles(sees, sorted(gone))
     assert set(after) == set(ROLES) - gone
     for role in after:
         assert not gone & set(after[role])
@@ -98,19 +98,19 @@ def test_once_agents_are_gone_everybody_is_told_of_whom_they_were_told_before(
 
 def test_a_seat_begins_as_the_trained_agent_of_its_role_or_as_whom_it_is_like() -> None:
     run = chain("a", "b", "c")
-    found = reorganized(run, Reorganization("more", {"agents": [*seats("a", d="b"), {"role": "c", "guidance": "!"}]}))
+    found = apply_team_change(run, TeamChange("more", {"agents": [*seats("a", d="b"), {"role": "c", "guidance": "!"}]}))
     assert [(agent.role, agent.policy, agent.answers) for agent in found.agents] == [
         ("a", "a", False), ("d", "b", False), ("c", "c", True),
     ]  # fmt: skip
     assert [agent.instructions for agent in found.agents] == ["I am a.", "I am b.", "I am c."]
     assert found.agents[2].guidance == "!"
     assert found.team == run.team
-    changed = changes_of_team(run, found, Reorganization("more", {"agents": [{"role": "a"}]}))
+    changed = describe_team_change(run, found, TeamChange("more", {"agents": [{"role": "a"}]}))
     assert (changed["added"], changed["removed"]) == (["d"], ["b"])
 
 
 def test_what_nobody_uses_any_more_is_left_out_and_one_alone_answers() -> None:
-    found = reorganized(chain("a", "b"), Reorganization("one", {"agents": seats("a")}))
+    found = apply_team_change(chain("a", "b"), TeamChange("one", {"agents": seats("a")}))
     assert (list(found.policies), found.trained_policies, found.agents[0].answers) == (["a"], ("a",), True)
 
 
@@ -125,22 +125,22 @@ def test_tools_and_models_that_nobody_uses_any_more_are_left_out_and_readers_of_
             "policies.c": {"model": "remote", "train": "frozen"},
         },
     )  # fmt: skip
-    found = reorganized(run, Reorganization("pair", {"agents": seats("a", "c")}))
+    found = apply_team_change(run, TeamChange("pair", {"agents": seats("a", "c")}))
     assert (set(found.tools), set(found.models)) == ({"double"}, {"base", "other", "remote"})
 
 
 def test_what_agents_read_of_each_other_is_that_of_the_new_team() -> None:
     run = chain("a", "b", channel={"name": "truncated", "words": 7})
-    into = Reorganization("short", {"channel": {"name": "truncated", "words": 3}})
-    assert reorganized(run, Reorganization("one", {"agents": seats("a")})).channel == run.channel
-    found = reorganized(run, into)
+    into = TeamChange("short", {"channel": {"name": "truncated", "words": 3}})
+    assert apply_team_change(run, TeamChange("one", {"agents": seats("a")})).channel == run.channel
+    found = apply_team_change(run, into)
     assert found.channel.model_dump() == {**run.channel.model_dump(), "words": 3}
-    assert changes_of_team(run, found, into)["channel"]["words"] == 3
+    assert describe_team_change(run, found, into)["channel"]["words"] == 3
 
 
 def test_what_was_given_in_python_is_there_in_the_other_team() -> None:
     board = as_in_a_notebook(BOARD, "Board")
-    found = reorganized(chain("a", "b", environment=board), Reorganization("one", {"agents": seats("a")}))
+    found = apply_team_change(chain("a", "b", environment=board), TeamChange("one", {"agents": seats("a")}))
     assert type(found.environment) is board
 
 
@@ -154,31 +154,32 @@ def test_what_was_given_in_python_is_there_in_the_other_team() -> None:
     ],
 )  # fmt: skip
 def test_handoffs_of_agents_that_are_gone_are_closed_up(team: dict[str, Any], left: dict[str, Any]) -> None:
-    found = reorganized(chain("a", "b", "c", team=team), Reorganization("less", {"agents": seats("a", "c")}))
+    found = apply_team_change(chain("a", "b", "c", team=team), TeamChange("less", {"agents": seats("a", "c")}))
     assert {key: getattr(found.team, key) for key in left} == left
     assert found.team.name == team["organization"]
 
 
 def test_a_team_without_an_organization_changes_the_trained_one_and_another_takes_its_place() -> None:
     run = chain("a", "b", team={"organization": "debate", "rounds": 3, "judge": "b"})
-    same = reorganized(run, Reorganization("x", {"team": {"hears": "ring"}})).team.model_dump()
+    same = apply_team_change(run, TeamChange("x", {"team": {"hears": "ring"}})).team.model_dump()
     assert (same["organization"], same["rounds"], same["judge"], same["hears"]) == ("debate", 3, "b", "ring")
-    other = reorganized(run, Reorganization("x", {"team": {"organization": "parallel"}}))
+    other = apply_team_change(run, TeamChange("x", {"team": {"organization": "parallel"}}))
     assert other.team.name == "parallel"
 
 
 def test_it_is_known_by_what_it_asks_for_whatever_its_weights_are() -> None:
-    into = Reorganization("star", {"team": {"organization": "parallel"}})
+    into = TeamChange("star", {"team": {"organization": "parallel"}})
     one, two = (
-        changes_of_team(run, reorganized(run, into), into) for run in (chain("a", "b"), chain("a", "b", seed=5))
+        describe_team_change(run, apply_team_change(run, into), into)
+        for run in (chain("a", "b"), chain("a", "b", seed=5))
     )
     assert one == two
     assert one["organization"] == ["chain", "parallel"]
     asked = marft.load_recipe(chain("a", "b"), {"team": "parallel"})
-    unnamed = changes_of_team(chain("a", "b"), asked, None)
+    unnamed = describe_team_change(chain("a", "b"), asked, None)
     assert unnamed["name"] == f"parallel-{unnamed['digest'][:6]}"
     colder = marft.load_recipe(chain("a", "b"), {"agents.a.sampling.temperature": 0.5})
-    assert changes_of_team(chain("a", "b"), colder, None) == {}, "how agents sample is no other team"
+    assert describe_team_change(chain("a", "b"), colder, None) == {}, "how agents sample is no other team"
 
 
 def test_teams_that_ask_for_other_words_or_other_policies_are_not_one() -> None:
@@ -218,24 +219,24 @@ def test_what_makes_no_team_is_refused_in_words(tables: dict[str, Any], message:
 
 def asked_of(run: RunSettings, tables: dict[str, Any]) -> dict[str, Any]:
     """What becomes of a run's team, as it is recorded."""
-    into = Reorganization("x", tables)
-    return changes_of_team(run, reorganized(run, into), into)
+    into = TeamChange("x", tables)
+    return describe_team_change(run, apply_team_change(run, into), into)
 
 
 def test_a_file_is_called_as_it_is_and_what_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tree.toml").write_text('[team]\norganization = "parallel"\n', encoding="utf-8")
-    assert read_reorganization(tmp_path / "tree.toml").name == "tree"
+    assert read_team_change(tmp_path / "tree.toml").name == "tree"
     for text in ("[team", "\0"):
         (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match="cannot read the team"):
-            read_reorganization(tmp_path / "bad.toml")
+            read_team_change(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="cannot read the team"):
-        read_reorganization(tmp_path / "none.toml")
+        read_team_change(tmp_path / "none.toml")
 
 
 def test_overrides_of_other_tables_stay() -> None:
     words = ["--team", "debate", "--seed", "1", "--agents.a.answers=true", "--device", "cpu"]
-    assert overrides_of_others(words, ("team", "agents")) == ["--seed", "1", "--device", "cpu"]
+    assert other_overrides(words, ("team", "agents")) == ["--seed", "1", "--device", "cpu"]
 
 
 TREE = '[[agents]]\nrole = "first"\nlike = "reasoner"\n[[agents]]\nrole = "actor"\n[team]\norganization = "parallel"\n'
@@ -300,10 +301,10 @@ def test_comparisons_name_the_team_and_never_mix_two_of_them() -> None:
 
 def test_a_team_is_held_against_itself_as_another_where_that_is_asked_for() -> None:
     both = [evaluated(), evaluated("tree"), evaluated("star")]
-    found = compared(both, both, ("runs/a", "runs/a"), after_as="tree")
+    found = compare_evaluations(both, both, ("runs/a", "runs/a"), after_as="tree")
     assert list(found.changes) == ["greedy as tree"]
     with pytest.raises(ValueError, match="runs/a was not evaluated as 'ring', but as star, tree"):
-        compared(both, both, ("runs/a", "runs/a"), after_as="ring")
+        compare_evaluations(both, both, ("runs/a", "runs/a"), after_as="ring")
 
 
 class TestTheBenchmark:
@@ -317,7 +318,7 @@ class TestTheBenchmark:
 
         run = team_of(4, [])
         for form, tables in some(list(reorganization.forms(4).items()), 4):
-            found = reorganized(run, Reorganization(form, tables))
+            found = apply_team_change(run, TeamChange(form, tables))
             assert {agent.policy for agent in found.agents} <= set(run.policies)
             assert found.agents[-1].role == "actor"
             assert "agents" not in tables or len(found.agents) == int(form.split()[0])

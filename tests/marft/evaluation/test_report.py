@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from marft.cli.commands import report
+from marft.cli.handlers import report
 from marft.common.types import Episode, Observation, Task, Transition
-from marft.evaluation.curves import Curve, curves_beside, cut_name, first_curves, line_style, other_curves
+from marft.evaluation.curves import Curve, compare_curves, line_style, main_curves, other_curves, shorten_name
 from marft.evaluation.report import write_report
-from marft.runs.episodes import write_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.episode_files import write_episodes
+from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -49,27 +49,27 @@ def episode(task: str, reward: float = 1.0, **changes: Any) -> Episode:
 def test_reward_leads_where_no_success_is_known() -> None:
     known = rows(reward=[0.0, 1.0], accuracy=[0.5, 0.6])
     unknown = rows(reward=[0.0, 1.0], accuracy=[None, None])
-    assert [curve.label for curve in first_curves(known)] == ["accuracy", "reward"]
-    assert [curve.label for curve in first_curves(unknown)] == ["reward"]
+    assert [curve.label for curve in main_curves(known)] == ["accuracy", "reward"]
+    assert [curve.label for curve in main_curves(unknown)] == ["reward"]
 
 
 def test_a_single_point_is_a_dot_and_several_are_a_line() -> None:
-    (alone,), (line,) = first_curves(rows(reward=[0.5])), first_curves(rows(reward=[0.5, 0.7]))
-    assert DOT.search(alone.picture)
-    assert not DOT.search(line.picture)
+    (alone,), (line,) = main_curves(rows(reward=[0.5])), main_curves(rows(reward=[0.5, 0.7]))
+    assert DOT.search(alone.image)
+    assert not DOT.search(line.image)
 
 
 def test_agents_and_terms_have_lines_of_their_own() -> None:
     both = rows(agents__actor__kl=[0.1, 0.2], agents__planner__kl=[0.2, 0.3], kl=[0.1, 0.2])
-    (curve,) = first_curves(both)
-    assert re.findall(r"<!-- (actor|planner|team) -->", curve.picture) == ["actor", "planner"]
-    (terms,) = first_curves(rows(rewards__format=[0.0, 1.0], rewards__length=[1.0, 1.0]))
-    assert re.findall(r"<!-- (format|length) -->", terms.picture) == ["format", "length"]
+    (curve,) = main_curves(both)
+    assert re.findall(r"<!-- (actor|planner|team) -->", curve.image) == ["actor", "planner"]
+    (terms,) = main_curves(rows(rewards__format=[0.0, 1.0], rewards__length=[1.0, 1.0]))
+    assert re.findall(r"<!-- (format|length) -->", terms.image) == ["format", "length"]
 
 
 def lines_of(number: int, steps: int = 2) -> Curve:
     """The KL of so many agents."""
-    (curve,) = first_curves(
+    (curve,) = main_curves(
         [{"step": n, **{f"agents/a{i}/kl": n * i for i in range(number)}} for n in range(1, steps + 1)]
     )
     return curve
@@ -85,7 +85,7 @@ def lines_of(number: int, steps: int = 2) -> Curve:
 def test_a_picture_of_many_lines_is_higher_and_has_thinner_lines_and_smaller_names(
     number: int, height: float, letters: set[str], strokes: set[str]
 ) -> None:
-    picture = lines_of(number).picture
+    picture = lines_of(number).image
     (size,) = re.findall(r'<svg[^>]* width="([0-9.]+)pt" height="([0-9.]+)pt"', picture)
     assert tuple(map(float, size)) == pytest.approx((4.4 * 72, height * 72))
     assert set(re.findall(r"scale\(([0-9.]+) -", picture)) == letters
@@ -95,7 +95,7 @@ def test_a_picture_of_many_lines_is_higher_and_has_thinner_lines_and_smaller_nam
 
 
 def test_names_of_many_lines_stand_below_them_in_three_columns_and_nothing_covers_lines() -> None:
-    picture = lines_of(7).picture
+    picture = lines_of(7).image
     before, _, legend = picture.partition('<g id="legend_1">')
     axes = float(re.findall(r'<g id="patch_2">\s*<path d="M [0-9.]+ ([0-9.]+)', before)[0])
     names = re.findall(r"<!-- (a\d) -->\s*<g transform=\"translate\(([0-9.]+) ([0-9.]+)\)", legend)
@@ -104,53 +104,53 @@ def test_names_of_many_lines_stand_below_them_in_three_columns_and_nothing_cover
     assert all(float(y) > axes for _, _, y in names)
     left, right = map(float, re.findall(r'd="M ([0-9.]+) .*?L ([0-9.]+) [0-9.]+ *\n?"', legend, re.DOTALL)[0])
     assert right - left == pytest.approx(17.5)  # long enough to show dashes
-    for some in (legend, lines_of(2).picture.partition('<g id="legend_1">')[2]):
+    for some in (legend, lines_of(2).image.partition('<g id="legend_1">')[2]):
         assert some
         assert 'id="patch' not in some
 
 
 def test_a_picture_has_a_faint_grid_whole_steps_two_axes_and_dots_that_can_be_seen() -> None:
-    picture = lines_of(1).picture
+    picture = lines_of(1).image
     steps = re.findall(r'<g id="xtick_\d+">.*?<!-- (.*?) -->', picture, re.DOTALL)
     assert steps == ["1", "2"]
     rules = re.findall(r"stroke: #b0b0b0; stroke-opacity: ([0-9.]+)", picture)
     assert len(rules) == picture.count('id="xtick_') + picture.count('id="ytick_')
     assert set(rules) == {"0.25"}
     assert picture.count('<g id="patch_') == 4  # the page, the picture, the axes on the left and below
-    assert re.search(r'<path id="[^"]*" d="M 0 2\.5 ', lines_of(1, steps=1).picture)  # five points wide
+    assert re.search(r'<path id="[^"]*" d="M 0 2\.5 ', lines_of(1, steps=1).image)  # five points wide
 
 
 def test_a_name_of_24_letters_is_whole_and_a_longer_one_is_cut_to_24() -> None:
-    assert cut_name("a" * 12 + "b" * 12) == "a" * 12 + "b" * 12
-    assert cut_name("a" * 12 + "b" * 13) == "a" * 11 + "…" + "b" * 13
+    assert shorten_name("a" * 12 + "b" * 12) == "a" * 12 + "b" * 12
+    assert shorten_name("a" * 12 + "b" * 13) == "a" * 11 + "…" + "b" * 13
 
 
 def test_a_curve_says_its_unit_and_which_lines_it_has() -> None:
-    (rewards, kl) = first_curves(rows(reward=[0.0, 1.0], kl=[0.1, 0.2]))
+    (rewards, kl) = main_curves(rows(reward=[0.0, 1.0], kl=[0.1, 0.2]))
     assert not rewards.meaning.endswith(", ")
     assert kl.meaning.endswith(", nats")
     both = rows(rewards__format=[0.0, 1.0], agents__a__rewards__format=[1.0, 1.0])
-    assert re.findall(r"<!-- ([a-z].*?) -->", first_curves(both)[0].picture) == ["format", "a, format"]
+    assert re.findall(r"<!-- ([a-z].*?) -->", main_curves(both)[0].image) == ["format", "a, format"]
     norms = rows(gradient_norm=[1.0, 2.0], policies__p__gradient_norm=[1.0, 1.0])
-    assert re.findall(r"<!-- ([a-z].*?) -->", other_curves(norms)[0].picture) == ["team", "p"]
+    assert re.findall(r"<!-- ([a-z].*?) -->", other_curves(norms)[0].image) == ["team", "p"]
 
 
 def test_what_is_0_throughout_has_no_curve_where_0_says_nothing() -> None:
-    assert first_curves(rows(own_reward=[0.0, 0.0], agents__a__own_reward=[0.0, 0.0])) == []
-    (own,) = first_curves(rows(agents__a__own_reward=[0.0, 0.5]))
+    assert main_curves(rows(own_reward=[0.0, 0.0], agents__a__own_reward=[0.0, 0.0])) == []
+    (own,) = main_curves(rows(agents__a__own_reward=[0.0, 0.5]))
     assert own.label == "own reward"
-    (reward,) = first_curves(rows(reward=[0.0, 0.0]))
+    (reward,) = main_curves(rows(reward=[0.0, 0.0]))
     assert reward.label == "reward"
 
 
 def test_runs_stand_beside_each_other_in_one_picture_a_metric() -> None:
     one, two = rows(reward=[0.0, 1.0], kl=[0.1, 0.2]), rows(reward=[0.5, 0.5], kl=[None, None])
-    reward, kl = curves_beside({"one": one, "two": two})
+    reward, kl = compare_curves({"one": one, "two": two})
     assert (reward.label, kl.label) == ("reward", "KL")
-    assert re.findall(r"<!-- ([a-z].*?) -->", reward.picture) == ["one", "two"]
+    assert re.findall(r"<!-- ([a-z].*?) -->", reward.image) == ["one", "two"]
     assert not reward.meaning.endswith(", ")
     assert kl.meaning.endswith(", nats")
-    assert curves_beside({}) == []
+    assert compare_curves({}) == []
 
 
 def test_whatever_else_changed_can_be_unfolded_the_users_own_too() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import marft
-from marft.cli.errors import friendly
+from marft.cli.errors import report_errors
 from marft.cli.main import app
 from marft.config.load import to_toml
-from marft.evaluation.comparison import compared
-from marft.evaluation.scenarios import freeze, read_scenarios
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.evaluation.comparison import compare_evaluations
+from marft.evaluation.scenarios import freeze_scenarios, read_scenarios
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.marft.evaluation.test_kept_evaluations import Lengths, lengths
 
@@ -44,7 +44,7 @@ class Backwards(Lengths):
 
 
 def command(*words: str | Path) -> int:
-    with pytest.raises(SystemExit) as ended, friendly():
+    with pytest.raises(SystemExit) as ended, report_errors():
         app([str(word) for word in words], prog_name="marft")
     return int(ended.value.code or 0)
 
@@ -85,38 +85,40 @@ def test_a_set_is_frozen_played_exactly_and_kept_apart(tmp_path: Path, capsys: p
 
 def test_tasks_that_have_changed_are_refused_by_name(tmp_path: Path) -> None:
     run = lengths(tmp_path)
-    found = freeze(run, "smoke", "test", 5, "", ("greedy",), 1)
-    assert [task.id for task in found.tasks(run)] == [f"test/{n}" for n in range(5)]
+    found = freeze_scenarios(run, "smoke", "test", 5, "", ("greedy",), 1)
+    assert [task.id for task in found.load_tasks(run)] == [f"test/{n}" for n in range(5)]
     reworded = settings("tiny", tmp_path, environment={"name": "tests.marft.evaluation.test_scenarios:Reworded"})
     with pytest.raises(ValueError, match=r"test/1, test/3 are another task now \(prompt or data\)"):
-        found.tasks(reworded)
+        found.load_tasks(reworded)
     fewer = settings("tiny", tmp_path, environment={"name": "tests.marft.evaluation.test_scenarios:Fewer"})
     with pytest.raises(ValueError, match="test/4 is gone"):
-        found.tasks(fewer)
+        found.load_tasks(fewer)
 
 
 def test_tasks_are_those_of_the_split_in_its_own_order_and_of_each_value_as_many_as_there_are(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, environment={"name": "tests.marft.evaluation.test_scenarios:Backwards"})
-    found = freeze(run, "smoke", "train", 3, "", ("greedy",), 1)
-    assert [task.id for task in found.tasks(run)] == [*found.digests] == ["train/4", "train/3", "train/2"]
+    found = freeze_scenarios(run, "smoke", "train", 3, "", ("greedy",), 1)
+    assert [task.id for task in found.load_tasks(run)] == [*found.digests] == ["train/4", "train/3", "train/2"]
     for number, chosen in ((2, [4, 2]), (3, [4, 2, 1]), (4, [4, 3, 2, 1]), (5, [4, 3, 2, 1, 0]), (9, [4, 3, 2, 1, 0])):
-        balanced = freeze(run, "smoke", "validation", number, "level", ("greedy",), 1)
+        balanced = freeze_scenarios(run, "smoke", "validation", number, "level", ("greedy",), 1)
         assert [*balanced.digests] == [f"validation/{n}" for n in chosen]
 
 
 def test_sets_in_other_modes_are_other_sets_and_a_file_has_all_of_them(tmp_path: Path) -> None:
     run, path = lengths(tmp_path), tmp_path / "smoke.json"
-    one, both = (freeze(run, "smoke", "test", 2, "", modes, 1) for modes in (("greedy",), ("greedy", "sampled")))
+    one, both = (
+        freeze_scenarios(run, "smoke", "test", 2, "", modes, 1) for modes in (("greedy",), ("greedy", "sampled"))
+    )
     assert one.digest != both.digest
     both.write(path)
     assert read_scenarios(path) == both
     with pytest.raises(ValueError, match="cannot be called"):
-        freeze(run, "a b", "test", 2, "", ("greedy",), 1)
+        freeze_scenarios(run, "a b", "test", 2, "", ("greedy",), 1)
 
 
 def test_what_is_named_twice_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "smoke.json"
-    freeze(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
+    freeze_scenarios(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
     table = json.loads(path.read_text())
     path.write_text(json.dumps({**table, "modes": ["greedy", "greedy"]}))
     assert read_scenarios(path).modes == ("greedy",)
@@ -140,7 +142,7 @@ def test_a_file_that_is_none_or_was_changed_is_refused(
     change: dict[str, Any] | None, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "smoke.json"
-    freeze(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
+    freeze_scenarios(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
     read_scenarios(path)
     path.write_text("{" if change is None else json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
@@ -185,11 +187,11 @@ def test_several_targets_are_one_table_and_settings_may_stand_between_them(
 def test_from_python_too(tmp_path: Path) -> None:
     run = RunFolder.create(lengths(tmp_path))
     file = tmp_path / "smoke.json"
-    freeze(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(file)
+    freeze_scenarios(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(file)
     (one,) = marft.evaluate(run.path, checkpoints="base", scenarios=file)
     assert one.scenarios["name"] == "smoke"
     assert one.tasks == 2
-    assert compared([one.as_json()], [one.as_json()], ("a", "b"), ["accuracy < 0"]).passed
+    assert compare_evaluations([one.as_json()], [one.as_json()], ("a", "b"), ["accuracy < 0"]).passed
     assert marft.compare([one], run.path, fail_if="accuracy < 0").passed
     with pytest.raises(ValueError, match="scenarios say what is played"):
         marft.evaluate(run.path, scenarios=file, tasks=3)

@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from marft.common.declared import Declared
-from marft.common.metrics import find, known
+from marft.common.metrics import find_metric, require_metric
+from marft.common.step_info import StepInfo
 from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
 from marft.common.usage import Usage
-from marft.evaluation.trajectories.asking import asks_again, content_words
 from marft.evaluation.trajectories.attempts import attempt_metrics
-from marft.evaluation.trajectories.by_cohort import cohort_table, shared_fields
-from marft.evaluation.trajectories.handoffs import handoffs, looping
-from marft.evaluation.trajectories.measures import MEASURES, measured, over, trajectory_metrics
+from marft.evaluation.trajectories.cohort_metrics import build_cohort_table, shared_fields
+from marft.evaluation.trajectories.handoffs import find_loops, iter_handoffs
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
-from marft.evaluation.trajectories.table import trajectory_rows, trajectory_table
+from marft.evaluation.trajectories.registry import METRICS, aggregate_ratios, compute_ratios, trajectory_metrics
+from marft.evaluation.trajectories.repeated_questions import content_words, repeats_question
+from marft.evaluation.trajectories.table import build_metric_rows, build_metric_table
 from tests.episodes import ROLES, episodes, make_action
 
 PAID = (None, Usage(cost=0.25), Usage(cost=0.5))
@@ -36,7 +36,7 @@ NEEDS_NOTHING = {
 
 
 def episode(
-    actions: Sequence[Action] = (), declared: Sequence[Declared] = (Declared(),), success: bool | None = None,
+    actions: Sequence[Action] = (), declared: Sequence[StepInfo] = (StepInfo(),), success: bool | None = None,
     shown: str = "o",
 ) -> Episode:  # fmt: skip
     steps = tuple(Transition(Observation(shown), 0.0, declared=known) for known in declared)
@@ -72,16 +72,16 @@ def test_what_nobody_declares_is_absent() -> None:
 
 
 def test_every_measure_is_in_the_catalogue() -> None:
-    for name in MEASURES:
-        assert known(name).name == name
+    for name in METRICS:
+        assert require_metric(name).name == name
     everything = episode(
         [calling("a", "x"), replace(talk("ab")[1], index=1)],
-        [Declared(0.5, ("x",), {"a": ("x",), "b": ()}, 1)], success=True,
+        [StepInfo(0.5, ("x",), {"a": ("x",), "b": ()}, 1)], success=True,
     )  # fmt: skip
-    names = set(measured(everything, ("a", "b")))
-    assert names >= set(MEASURES)
-    assert {name for name in names if find(name) is None} == set()
-    assert all(ratio.out_of > 0 for ratio in measured(everything, ("a", "b")).values())
+    names = set(compute_ratios(everything, ("a", "b")))
+    assert names >= set(METRICS)
+    assert {name for name in names if find_metric(name) is None} == set()
+    assert all(ratio.denominator > 0 for ratio in compute_ratios(everything, ("a", "b")).values())
 
 
 def test_the_table_has_a_column_an_evaluation_and_a_row_for_what_any_of_them_says() -> None:
@@ -97,7 +97,7 @@ def test_the_table_has_a_column_an_evaluation_and_a_row_for_what_any_of_them_say
     about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
     later = {**about, "checkpoint": "last", "shuffled_messages": True, "measured": {"t": {"cost_tokens": [7, 1]}}}
     console = Console(width=300, file=io.StringIO())
-    console.print(trajectory_table([about, {**about, "measured": measured}, later]))
+    console.print(build_metric_table([about, {**about, "measured": measured}, later]))
     heading, *rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert re.split(" {2,}", heading.strip()) == [
         "over trajectories",
@@ -114,7 +114,7 @@ def test_the_table_has_the_metrics_that_this_version_knows_and_that_are_of_traje
     strange = {"nobody/knows": [3, 1], "episodes": [4, 1], "agents/a/kl": [1, 1]}
     first = {"measured": {"t": {"tool_error_rate": [0, 4], "cost_money": [0, 1], "role_adherence": [1, 0], **strange}}}
     second = {"measured": {"t": {"tool_error_rate": [1, 4], "cost_money": [0.5, 1]}}}
-    assert [(row.label, *row.cells) for row in trajectory_rows([first, second])] == [
+    assert [(row.label, *row.cells) for row in build_metric_rows([first, second])] == [
         ("calls failed", "0%", "25%"), ("paid (currency)", "0.0000", "0.5000"),
     ]  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_tables_begin_at_the_edge_and_fold_long_names_and_numbers_stand_below_ea
     measured = {"accuracy": [1, 1], "cost_tokens": [7, 1], f"agents/{'long' * 10}/cost_tokens": [70, 1]}
     whole = {**about, "measured": {"t": measured}, "fields": {"level" * 8: {"t": "easy"}}}
     console = Console(width=44, file=io.StringIO())
-    console.print(trajectory_table([whole]), cohort_table([whole], "level" * 8))
+    console.print(build_metric_table([whole]), build_cohort_table([whole], "level" * 8))
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "over trajectories                base greedy",
         "tokens an episode (tokens)                 7",
@@ -149,14 +149,14 @@ def test_evaluations_can_be_told_apart_by_the_fields_of_any_of_them_in_one_order
 
 
 def test_a_metric_that_is_out_of_nothing_is_absent() -> None:
-    assert over([{"x": Ratio(0.0, 0.0), "y": Ratio(1.0, 2.0)}, {"x": Ratio(0.0, 0.0)}]) == {"y": 0.5}
-    assert over([]) == {}
+    assert aggregate_ratios([{"x": Ratio(0.0, 0.0), "y": Ratio(1.0, 2.0)}, {"x": Ratio(0.0, 0.0)}]) == {"y": 0.5}
+    assert aggregate_ratios([]) == {}
 
 
 def test_the_table_says_what_was_evaluated_where_there_are_several() -> None:
     about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
     console = Console(width=100, file=io.StringIO())
-    console.print(trajectory_table([{**about, "target": "runs/a"}, {**about, "target": "runs/b"}], targets=True))
+    console.print(build_metric_table([{**about, "target": "runs/a"}, {**about, "target": "runs/b"}], targets=True))
     above, below = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert above.split()[-2:] == ["runs/a", "runs/b"]
     assert below.split()[-4:] == ["base", "greedy", "base", "greedy"]
@@ -167,7 +167,7 @@ def test_by_cohort_the_table_is_of_the_tasks_of_each_value_and_an_unknown_field_
     measured = {name: {"accuracy": [n % 2, 1], "agents/a/cost_tokens": [n, 1]} for n, name in enumerate("tuv")}
     whole = {**about, "measured": measured, "fields": {"level": {"t": "easy", "u": "hard", "v": "hard"}}}
     console = Console(width=300, file=io.StringIO())
-    console.print(cohort_table([whole, about], "level"))
+    console.print(build_cohort_table([whole, about], "level"))
     rows = [re.split(" {2,}", row.strip()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert rows[0] == ["by level", "base greedy", "base greedy"]
     assert [row for row in rows if "tasks" in row[-1]] == [
@@ -175,7 +175,7 @@ def test_by_cohort_the_table_is_of_the_tasks_of_each_value_and_an_unknown_field_
     ]  # fmt: skip
     assert [row[1] for row in rows if row[0] == "accuracy"] == ["0.0%", "50.0%"]
     with pytest.raises(ValueError, match=r"no field 'levle' .* did you mean 'level'\?"):
-        cohort_table([whole], "levle")
+        build_cohort_table([whole], "levle")
 
 
 def test_completion_is_of_the_episodes_that_say_so() -> None:
@@ -201,7 +201,7 @@ def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> No
         "pass^2": pytest.approx((0.0 + 1.0) / 2), "pass^4": 0.0,
     }  # fmt: skip
     assert attempt_metrics(attempts(("x", True), ("y", None), ("y", None))) == {}
-    assert {known(name).name for name in attempt_metrics(played)} == {"pass@*", "pass^*", "avg@*"}
+    assert {require_metric(name).name for name in attempt_metrics(played)} == {"pass@*", "pass^*", "avg@*"}
     assert set(attempt_metrics(attempts(*[("x", True)] * 9))) == {
         f"pass{sign}{k}" for sign in "@^" for k in (2, 4, 8)
     } | {"avg@8"}
@@ -210,21 +210,21 @@ def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> No
 
 
 def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:
-    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.25, 0.0, 0.5), (1.0, None, 0.5)))
+    rises, falls = (episode(declared=[StepInfo(p) for p in shares]) for shares in ((0.25, 0.0, 0.5), (1.0, None, 0.5)))
     assert of("goal_progress", rises, falls, episode()) == (0.5 + 0.5) / 2
     assert of("trajectory_score", rises, falls, episode()) == (0.25 + 0.75) / 2
-    assert of("goal_progress", episode(declared=[Declared(0.0)])) == 0.0
+    assert of("goal_progress", episode(declared=[StepInfo(0.0)])) == 0.0
 
 
 def test_efficiency_is_of_steps_needed_over_steps_taken_and_0_where_nothing_is_solved() -> None:
     def took(steps: int, success: bool | None) -> Episode:
-        return episode(declared=[Declared(fewest_steps=2)] * steps, success=success)
+        return episode(declared=[StepInfo(fewest_steps=2)] * steps, success=success)
 
     assert of("step_efficiency", took(2, True), took(8, True)) == (1.0 + 0.25) / 2
     assert of("step_efficiency", took(1, True)) == 1.0  # the declaration was too high
     assert of("step_efficiency", took(2, False)) == 0.0
     assert of("step_efficiency", took(2, None)) is None
-    later = [Declared(fewest_steps=steps) for steps in (1, 3, None)] + [Declared()]
+    later = [StepInfo(fewest_steps=steps) for steps in (1, 3, None)] + [StepInfo()]
     assert of("step_efficiency", episode(declared=later, success=True)) == 3 / 4, "what was said last holds"
 
 
@@ -238,10 +238,10 @@ def test_tool_errors_are_a_share_of_calls_and_not_of_episodes() -> None:
 
 
 def test_selection_is_of_calls_that_name_a_tool_where_the_right_ones_are_known() -> None:
-    known = Declared(right_tools=("x",))
+    known = StepInfo(right_tools=("x",))
     played = episode(
         [calling("a", "x", "", "y", failed=["x"]), calling("b", "x", step=1), calling("a", "y", step=2, call=1)],
-        [known, Declared(), Declared(right_tools=())],
+        [known, StepInfo(), StepInfo(right_tools=())],
     )
     assert of("tool_selection_accuracy", played) == 1 / 3
     assert of("tool_selection_accuracy", played, role="b") is None
@@ -249,13 +249,13 @@ def test_selection_is_of_calls_that_name_a_tool_where_the_right_ones_are_known()
 
 
 def test_an_action_of_a_step_that_never_ended_is_judged_by_nothing() -> None:
-    played = episode([calling("a", "x", step=1)], [Declared(0.5, ("y",), {"a": ()})])
+    played = episode([calling("a", "x", step=1)], [StepInfo(0.5, ("y",), {"a": ()})])
     assert of("tool_selection_accuracy", played) is None
     assert of("role_adherence", played) is None
 
 
 def test_adherence_is_of_actions_of_roles_that_are_declared() -> None:
-    known = Declared(allowed_tools={"a": ("x",), "b": ()})
+    known = StepInfo(allowed_tools={"a": ("x",), "b": ()})
     actions = [calling("a", "x", "x"), calling("a", "x", "y", call=1), calling("b"), calling("c", "y")]
     assert of("role_adherence", episode(actions, [known])) == 2 / 3
     assert of("role_adherence", episode(actions, [known]), role="a") == 0.5
@@ -272,7 +272,7 @@ def test_adherence_is_of_actions_of_roles_that_are_declared() -> None:
     ],
 )  # fmt: skip
 def test_a_loop_is_more_than_two_round_trips_of_one_pair(held: str, found: str) -> None:
-    assert looping(held) == set(found) == looping_reference(held)
+    assert find_loops(held) == set(found) == looping_reference(held)
 
 
 def looping_reference(held: str) -> set[str]:
@@ -286,12 +286,12 @@ def looping_reference(held: str) -> set[str]:
 @given(st.text("abc", max_size=30))
 def test_loops_are_what_the_reference_finds(names: str) -> None:
     held = "".join(name for name, _ in groupby(names))
-    assert looping(held) == looping_reference(held)
+    assert find_loops(held) == looping_reference(held)
 
 
 def test_control_is_handed_over_only_to_whoever_has_seen_what_was_done_in_the_same_step() -> None:
-    assert list(handoffs(episode(talk("aabab")))) == [["a", "b", "a", "b"]]
-    assert list(handoffs(episode(talk("aba") + talk("ab", step=1) + talk("c", step=2)))) == [
+    assert list(iter_handoffs(episode(talk("aabab")))) == [["a", "b", "a", "b"]]
+    assert list(iter_handoffs(episode(talk("aba") + talk("ab", step=1) + talk("c", step=2)))) == [
         ["a", "b", "a"],
         ["a", "b"],
     ]
@@ -318,18 +318,18 @@ def test_control_is_handed_over_only_to_whoever_has_seen_what_was_done_in_the_sa
     ],
 )  # fmt: skip
 def test_asking_again_is_a_question_that_names_only_what_was_said(text: str, again: bool) -> None:
-    assert asks_again(text, ["The server listens: its port is 8080."]) is again
+    assert repeats_question(text, ["The server listens: its port is 8080."]) is again
 
 
 def test_what_two_messages_say_together_is_not_asked_again_and_a_quote_is_not_asked() -> None:
-    assert not asks_again("Which port has the server?", ["A server.", "A port."])
-    assert not asks_again("You ask: Which port?", ["The port is 1."], shown="You ask: Which port? Answer.")
-    assert not asks_again("Which port?", [])
+    assert not repeats_question("Which port has the server?", ["A server.", "A port."])
+    assert not repeats_question("You ask: Which port?", ["The port is 1."], observation="You ask: Which port? Answer.")
+    assert not repeats_question("Which port?", [])
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=60), max_size=3))
 def test_asking_never_fails_and_needs_a_question_mark(text: str, told: list[str]) -> None:
-    assert asks_again(text, told) <= ("?" in text)
+    assert repeats_question(text, told) <= ("?" in text)
     assert content_words(text) == content_words(f"the {text} of?")
 
 
@@ -381,11 +381,11 @@ def test_money_is_what_endpoints_were_paid_by_the_prices_and_is_told_where_it_is
     a, b, c = (replace(action, usage=usage) for action, usage in zip(talk("abc"), PAID, strict=True))
     assert of("cost_money", episode([a, b, c]), episode([a])) == 0.75 / 2
     assert [of("cost_money", episode([a, b, c]), role=role) for role in "abc"] == [0.0, 0.25, 0.5]
-    saved = {"t": measured(episode([a, b, c]), "abc")}
-    told = [row for row in trajectory_rows([{"measured": saved}]) if row.label.startswith("paid")]
+    saved = {"t": compute_ratios(episode([a, b, c]), "abc")}
+    told = [row for row in build_metric_rows([{"measured": saved}]) if row.label.startswith("paid")]
     assert [(row.agent, *row.cells) for row in told] == [("", "0.7500"), ("b", "0.2500"), ("c", "0.5000")]
-    free = {"t": measured(episode([a]), "abc")}
-    assert not any(row.label.startswith("paid") for row in trajectory_rows([{"measured": free}]))
+    free = {"t": compute_ratios(episode([a]), "abc")}
+    assert not any(row.label.startswith("paid") for row in build_metric_rows([{"measured": free}]))
 
 
 def timed(action: Action, started: float, ended: float, sees: tuple[Action, ...] = ()) -> Action:

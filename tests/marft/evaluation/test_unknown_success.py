@@ -14,14 +14,14 @@ from rich.table import Table
 
 from marft.cli.console import evaluation_table
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
-from marft.config.parts import EnvironmentPart
-from marft.evaluation.compare import comparison_tables, gains, gains_of
+from marft.config.plugin_types import EnvironmentPart
+from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
 from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics
 from marft.evaluation.report import write_report
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 
@@ -65,7 +65,7 @@ def evaluated(tmp_path: Path, known: int, checkpoint: str = "base") -> Evaluatio
     run = settings(
         "tiny", tmp_path, environment={"name": "tests.marft.evaluation.test_unknown_success:Wordless", "known": known}
     )
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
         return evaluate(rollouts, checkpoint, "sampled", run.environment.tasks("test"))[0]  # type: ignore[attr-defined]
 
@@ -121,7 +121,9 @@ def saved(checkpoint: str, rewards: Sequence[float], outcomes: Sequence[bool] = 
 
 
 def test_rewards_are_compared_task_by_task() -> None:
-    (row,) = gains("a", [saved("base", [1, 2, 3]), saved("last", [2, 4, 3]), saved("last", [0, 2, 3], shuffled=True)])
+    (row,) = compare_checkpoints(
+        "a", [saved("base", [1, 2, 3]), saved("last", [2, 4, 3]), saved("last", [0, 2, 3], shuffled=True)]
+    )
     assert row.accuracy is None
     assert row.reward is not None
     assert (row.reward.base, row.reward.value, row.reward.gain, row.reward.shuffle_cost) == (
@@ -137,12 +139,12 @@ def test_where_both_are_known_accuracy_comes_first_and_rewards_stand_beside_it(t
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0, 1, 1], [False, True]), saved("last", [1, 1, 2], [True, True])):
         folder.write_evaluation(one, f"{one['checkpoint']}-sampled")
-    text = shown(*comparison_tables([folder]))
+    text = shown(*build_comparison_tables([folder]))
     assert text.index("accuracy") < text.index("reward")
     assert "+50.0" in text
     assert "+0.667" in text
     assert "success unknown" in text
-    (row,) = gains_of([folder])
+    (row,) = compare_runs([folder])
     assert row.unknown == 1
 
 
@@ -150,7 +152,7 @@ def test_where_no_success_is_known_rewards_lead_in_the_comparison_and_the_report
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0.0, 1.0]), saved("last", [1.0, 3.0])):
         folder.write_evaluation(one, f"{one['checkpoint']}-sampled")
-    text = shown(*comparison_tables([folder]))
+    text = shown(*build_comparison_tables([folder]))
     assert "accuracy" not in text
     assert "+1.500" in text
     write_report(folder)

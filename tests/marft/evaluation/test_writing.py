@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, Observation, Task, Transition
-from marft.evaluation.guards.history import KINDS
-from marft.evaluation.writing.characters import character_shares, format_rates
-from marft.evaluation.writing.metrics import writing_metrics
-from marft.evaluation.writing.repetition import repetition
-from marft.evaluation.writing.scripts import other_script, scripts
+from marft.evaluation.guards.history import CHARACTER_KINDS
+from marft.evaluation.text_metrics.aggregate import compute_text_metrics
+from marft.evaluation.text_metrics.characters import character_shares, format_rates
+from marft.evaluation.text_metrics.repetition import repetition
+from marft.evaluation.text_metrics.scripts import count_scripts, other_script
 from tests.episodes import make_action
 
 TOKENS = st.lists(st.integers(3, 6), min_size=1, max_size=24)
@@ -51,7 +51,7 @@ def test_repetition_is_a_mean_over_actions_that_have_four_tokens() -> None:
 
 
 def test_what_tools_said_is_no_repetition_of_the_agents_own() -> None:
-    marks = (Mark.SAMPLED,) * 4 + (Mark.TOOL,) * 8
+    marks = (TokenSource.SAMPLED,) * 4 + (TokenSource.TOOL,) * 8
     assert repetition([make_action(tokens=(1, 2, 3, 4, *[5] * 8), marks=marks)]) == 0.0
 
 
@@ -73,20 +73,20 @@ def test_letters_of_scripts_that_the_task_does_not_use(shown: str, text: str, sh
 
 @given(st.text(max_size=40))
 def test_any_text_has_a_script_for_its_letters_alone(text: str) -> None:
-    assert scripts(text).total() <= sum(character.isalpha() for character in text)
+    assert count_scripts(text).total() <= sum(character.isalpha() for character in text)
     assert other_script([(text, text)]) in (None, 0.0)
 
 
 @given(st.lists(st.text(max_size=20), max_size=4))
 def test_kinds_of_characters_add_up_to_all_of_them(texts: list[str]) -> None:
     shares = character_shares(texts)
-    assert [*shares] == ([f"characters/{kind}" for kind in KINDS] if any(texts) else [])
+    assert [*shares] == ([f"characters/{kind}" for kind in CHARACTER_KINDS] if any(texts) else [])
     assert sum(shares.values()) == pytest.approx(1.0 if any(texts) else 0.0)
 
 
 def test_each_character_is_of_one_kind() -> None:
     shares = character_shares(["Añж数 12٣", "\n\r\t\u3000 ½!?_\x00"])
-    counts = {kind: round(18 * shares[f"characters/{kind}"]) for kind in KINDS}
+    counts = {kind: round(18 * shares[f"characters/{kind}"]) for kind in CHARACTER_KINDS}
     assert counts == {"letters": 4, "digits": 3, "spaces": 4, "breaks": 2, "marks": 5}
 
 
@@ -94,21 +94,21 @@ def test_what_an_environment_shows_later_counts_where_it_was_shown() -> None:
     steps = (Transition(Observation("Add."), 0.0), Transition(Observation("Теперь"), 0.0))
     first, later = said("пять"), replace(said("пять"), key=said("").key._replace(step=1))
     played = Episode(Task("t", "Add."), "s", 0, (first, later), "terminated", steps)
-    assert writing_metrics([played], ("a",))["agents/a/other_script"] == 0.5
+    assert compute_text_metrics([played], ("a",))["agents/a/other_script"] == 0.5
 
 
 def test_shares_of_the_teams_tokens_and_nothing_of_an_agent_that_was_silent() -> None:
-    metrics = writing_metrics([episode(said("x", "a", 6), said("y", "b", 2))], ("a", "b", "c"))
+    metrics = compute_text_metrics([episode(said("x", "a", 6), said("y", "b", 2))], ("a", "b", "c"))
     assert [metrics[f"agents/{role}/token_share"] for role in "abc"] == [0.75, 0.25, 0.0]
     assert [metrics.get(f"agents/{role}/characters/letters") for role in "abc"] == [1.0, 1.0, None]
-    assert "agents/a/token_share" not in writing_metrics([episode(said("x"))], ("a",))
+    assert "agents/a/token_share" not in compute_text_metrics([episode(said("x"))], ("a",))
 
 
 def test_of_two_agents_both_have_a_share_and_where_nobody_wrote_nobody_has() -> None:
-    tool = make_action("b", tokens=(1, 2, 3, 4), marks=(Mark.SAMPLED, *[Mark.TOOL] * 3), text="y")
-    metrics = writing_metrics([episode(said("x", "a", 2)), episode(said("x", "a", 1), tool)], ("a", "b"))
+    tool = make_action("b", tokens=(1, 2, 3, 4), marks=(TokenSource.SAMPLED, *[TokenSource.TOOL] * 3), text="y")
+    metrics = compute_text_metrics([episode(said("x", "a", 2)), episode(said("x", "a", 1), tool)], ("a", "b"))
     assert [metrics[f"agents/{role}/token_share"] for role in "ab"] == [0.75, 0.25]
-    assert writing_metrics([episode()], ("a", "b")) == writing_metrics([], ("a", "b")) == {}
+    assert compute_text_metrics([episode()], ("a", "b")) == compute_text_metrics([], ("a", "b")) == {}
 
 
 def test_a_declared_format_is_a_share_of_actions_and_one_that_searches_for_ever_does_not_hold(

@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
 from marft.agents.chat import Chat, Constraint
-from marft.common.marks import Grammar
+from marft.common.token_data import Grammar
 from marft.common.types import Tool, ToolCall
 from marft.config.models import ModelSettings
-from marft.inference.call_grammar import CallFormat, grammar_of
-from marft.inference.grammars import Grammars
+from marft.inference.call_grammar import CallFormat, build_grammar
+from marft.inference.grammar_compiler import GrammarCompiler
 from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.models.formats import load_tokenizer
+from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.marft.inference.test_messages import format_of
 from tests.nights import some
@@ -48,7 +48,7 @@ def named(name: str) -> ChatFormat:
 
 def writes_json(name: str) -> bool:
     try:
-        CallFormat.of(named(name))
+        CallFormat.from_format(named(name))
     except ValueError:
         return False
     return True
@@ -59,10 +59,10 @@ KNOWN = [*OURS, *(name for name in chat_families.FAMILIES if writes_json(name))]
 
 def walked(format: ChatFormat, grammar: Grammar, seed: int, enough: int = 400) -> np.ndarray:
     """Tokens that the grammar allows for, drawn evenly, up to the end of the turn."""
-    grammars, random = Grammars.of(format.tokenizer, format.stop_ids), np.random.default_rng(seed)
-    matcher, tokens = grammars.matcher(grammar), list[int]()
+    grammars, random = GrammarCompiler.for_tokenizer(format.tokenizer, format.stop_ids), np.random.default_rng(seed)
+    matcher, tokens = grammars.new_matcher(grammar), list[int]()
     while not tokens or tokens[-1] != format.stop_ids[0]:
-        ids = np.flatnonzero(np.unpackbits(grammars.next_tokens([matcher])[0], bitorder="little"))
+        ids = np.flatnonzero(np.unpackbits(grammars.next_token_masks([matcher])[0], bitorder="little"))
         end = len(tokens) > enough and format.stop_ids[0] in ids
         tokens.append(format.stop_ids[0] if end else int(random.choice(ids)))
         assert matcher.consume_token(tokens[-1]), matcher.get_error()
@@ -71,7 +71,7 @@ def walked(format: ChatFormat, grammar: Grammar, seed: int, enough: int = 400) -
 
 def calls(format: ChatFormat, chat: Chat, seed: int) -> tuple[list[ToolCall], str]:
     assert chat.constraint
-    tokens = walked(format, grammar_of(format, chat, chat.constraint), seed)
+    tokens = walked(format, build_grammar(format, chat, chat.constraint), seed)
     renderer = ChatRenderer({"p": format})
     text = str(format.tokenizer.decode(tokens[:-1].tolist()))
     return list(renderer.calls("p", tokens, chat.tools)), text
@@ -132,7 +132,7 @@ def test_a_call_begins_with_the_control_token_of_its_template() -> None:
 
 
 def constraint_tokens(format: ChatFormat, seed: int) -> np.ndarray:
-    return walked(format, grammar_of(format, Chat(ASK, (ADD,)), Constraint("call")), seed)
+    return walked(format, build_grammar(format, Chat(ASK, (ADD,)), Constraint("call")), seed)
 
 
 class TestRefused:
@@ -140,10 +140,10 @@ class TestRefused:
         others = [name for name in chat_families.FAMILIES if name not in KNOWN]
         for name in others:
             with pytest.raises(ValueError, match="none can be forced"):
-                grammar_of(named(name), Chat(ASK, (ADD,)), Constraint("call"))
+                build_grammar(named(name), Chat(ASK, (ADD,)), Constraint("call"))
 
     def test_a_model_that_is_elsewhere_and_one_whose_engine_cannot(self) -> None:
-        format = replace(named("hermes"), unheld="engine 'x' cannot")
+        format = replace(named("hermes"), grammar_error="engine 'x' cannot")
         with pytest.raises(ValueError, match="engine 'x' cannot"):
             ChatRenderer({"p": format}).grammar("p", Chat(ASK, constraint=Constraint("json")))
 

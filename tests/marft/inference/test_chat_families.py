@@ -10,15 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marft.agents.rendering import ChatMessage, Cut, Message, NotExact
-from marft.common.types import Profile, TokenIds, Tool, ToolCall
+from marft.agents.renderer import ChatMessage, Message, NotExact, TruncationPolicy
+from marft.common.types import AgentProfile, TokenIds, Tool, ToolCall
 from marft.config.models import ModelSettings
-from marft.inference.messages import changes_turns, continue_ids, render_messages, render_text, rewritten
+from marft.inference.chat_messages import (
+    check_continuation,
+    check_history,
+    encode_new_messages,
+    render_messages,
+    render_text,
+)
 from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.inference.roles import roles_of
-from marft.models.dates import dated
-from marft.models.formats import load_format
-from marft.models.turn_ends import stop_ids
+from marft.inference.roles import detect_roles
+from marft.models.stop_tokens import find_stop_ids
+from marft.models.template_dates import fix_date
+from marft.models.tokenizer_format import load_format
 from tests.chat_families import FAMILIES, format_of, tokenizer_of
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -53,7 +59,7 @@ def said(name: str) -> ChatMessage:
 def test_an_agents_prompt_is_what_its_family_documents(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)
     prompt = ChatRenderer({"p": format}).render(
-        "p", Profile("solver", "Be brief."), "1 + 2?", [], reserve=9, cut=Cut()
+        "p", AgentProfile("solver", "Be brief."), "1 + 2?", [], reserve=9, cut=TruncationPolicy()
     )  # fmt: skip
     assert decoded(format, prompt.ids) == family.opening
     assert family.opening.count("Be brief.") == 1
@@ -62,7 +68,9 @@ def test_an_agents_prompt_is_what_its_family_documents(name: str) -> None:
 @EACH
 def test_a_default_system_message_is_there_only_where_the_profile_says_nothing(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)
-    prompt = ChatRenderer({"p": format}).render("p", Profile("solver"), "1 + 2?", [], reserve=9, cut=Cut())
+    prompt = ChatRenderer({"p": format}).render(
+        "p", AgentProfile("solver"), "1 + 2?", [], reserve=9, cut=TruncationPolicy()
+    )
     assert decoded(format, prompt.ids) == family.default
 
 
@@ -84,7 +92,7 @@ def test_a_system_message_after_the_question_is_shown_before_the_turn_that_it_ca
         places = [text.index(part) for part in shown]
         assert places == sorted(places)
         assert text.count("Be careful.") == 1
-    found = continue_ids(format, np.array(sampled(name), np.int32), [SYSTEM, USER, late, said(name)], [SURE])
+    found = encode_new_messages(format, np.array(sampled(name), np.int32), [SYSTEM, USER, late, said(name)], [SURE])
     if not FAMILIES[name].rewrites:
         assert not isinstance(found, NotExact), found.reason
 
@@ -104,7 +112,7 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
     family, format = FAMILIES[name], format_of(name)
     prompt = render_messages(format, [SYSTEM, USER]).tolist()
     turn = np.array([*prompt, *sampled(name)], np.int32)
-    found = continue_ids(format, turn, [SYSTEM, USER, said(name)], [SURE])
+    found = encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE])
     if family.rewrites:
         assert isinstance(found, NotExact)
         assert family.rewrites in found.reason
@@ -112,13 +120,13 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
         assert not isinstance(found, NotExact), found.reason
         whole = render_messages(format, [SYSTEM, USER, said(name), SURE]).tolist()
         assert [*turn, *found] == whole
-        assert changes_turns(format) is None
+        assert check_continuation(format) is None
 
 
 def test_a_chat_that_a_template_ends_once_more_is_not_rewritten_by_what_follows() -> None:
     phi = format_of("phi3")
     assert render_text(phi, [USER, said("phi3")], begin=False).endswith("<|end|>\n<|endoftext|>")
-    assert rewritten(phi, [USER, said("phi3")], [SURE], ()) is None
+    assert check_history(phi, [USER, said("phi3")], [SURE], ()) is None
 
 
 @EACH
@@ -133,7 +141,9 @@ def test_a_worker_that_is_sent_a_format_speaks_as_the_run_does(name: str) -> Non
 def test_a_turn_that_was_cut_short_is_ended_as_its_template_ends_one(name: str) -> None:
     format = format_of(name)
     chat = [SYSTEM, USER, said(name)]
-    whole, cut = (continue_ids(format, np.array(sampled(name)[:end], np.int32), chat, [SURE]) for end in (None, -1))
+    whole, cut = (
+        encode_new_messages(format, np.array(sampled(name)[:end], np.int32), chat, [SURE]) for end in (None, -1)
+    )
     assert isinstance(whole, NotExact) == isinstance(cut, NotExact)
     if not isinstance(whole, NotExact) and not isinstance(cut, NotExact):
         assert cut.tolist() == [format.stop_ids[0], *whole]
@@ -144,7 +154,7 @@ def test_nothing_is_appended_to_a_turn_that_another_token_ended(name: str) -> No
     format = format_of(name)
     for other in format.stop_ids[1:]:
         turn = np.array(sampled(name, other), np.int32)
-        assert isinstance(continue_ids(format, turn, [SYSTEM, USER, said(name)], [SURE]), NotExact)
+        assert isinstance(encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE]), NotExact)
 
 
 @EACH
@@ -156,8 +166,8 @@ def test_control_tokens_that_somebody_writes_are_text(name: str) -> None:
     def prompt(text: str) -> list[int]:
         renderer = ChatRenderer({"p": format})
         seen = [Message("other", f"I say {text}.")]
-        profile = Profile("solver", f"Be {text}.", guidance=f"Note {text}.")
-        ids = renderer.render("p", profile, f"1 + {text}?", seen, reserve=9, cut=Cut()).ids
+        profile = AgentProfile("solver", f"Be {text}.", guidance=f"Note {text}.")
+        ids = renderer.render("p", profile, f"1 + {text}?", seen, reserve=9, cut=TruncationPolicy()).ids
         assert decoded(format, ids).count(text) >= 4
         return list(ids)
 
@@ -171,7 +181,7 @@ def test_control_tokens_that_somebody_writes_are_text(name: str) -> None:
 )
 def test_marks_of_roles_that_are_no_tokens_are_broken_where_somebody_writes_them(name: str, marks: list[str]) -> None:
     format = format_of(name)
-    assert list(roles_of(format.tokenizer, {}).marks) == marks
+    assert list(detect_roles(format.tokenizer, {}).markers) == marks
 
     def shown(text: str) -> str:
         chat = [_of("system", text), _of("user", text), _of("assistant", "Well."), _of("user", text)]
@@ -184,7 +194,7 @@ def test_marks_of_roles_that_are_no_tokens_are_broken_where_somebody_writes_them
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("mistral v0.1", "olmo2")])
 def test_what_is_told_is_not_changed_where_marks_are_tokens(name: str) -> None:
-    assert roles_of(format_of(name).tokenizer, format_of(name).template_options).marks == ()
+    assert detect_roles(format_of(name).tokenizer, format_of(name).template_options).markers == ()
 
 
 @EACH
@@ -204,13 +214,13 @@ def test_a_thought_is_told_apart_from_what_is_said(name: str) -> None:
     begun = family.opening.endswith("<think>\n")
 
     def said(text: str) -> str:
-        return text[renderer.thought("p", text) :]
+        return text[renderer.reasoning_length("p", text) :]
 
     assert said("<think>\nHm.\n</think>\n\nIt is 3.") == "It is 3."
     assert said("Hm.\n</think>\n\nIt is 3.") == "It is 3."
     assert said("<think>\nHm, 1 + 2 is") == ""
     assert said("It is 3.") == ("" if begun else "It is 3.")
-    assert ChatRenderer({"p": replace(format_of(name), remote=True)}).thought("p", "It is 3.") == 0
+    assert ChatRenderer({"p": replace(format_of(name), remote=True)}).reasoning_length("p", "It is 3.") == 0
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
@@ -223,7 +233,7 @@ def test_calls_are_read_and_answers_shown_as_documented(name: str) -> None:
     (call,) = renderer.calls("p", ids, [ADD])
     assert (call.name, call.arguments) == ("add", '{"a": 1}')
     answered = [replace(call, output="4711")]
-    chat = [SYSTEM, USER, *renderer.calling_turn("p", decoded(format, ids), answered, ids[:0])]
+    chat = [SYSTEM, USER, *renderer.tool_call_messages("p", decoded(format, ids), answered, ids[:0])]
     assert "4711" in decoded(format, renderer.start("p", chat, [ADD]))
     found = renderer.tool_response("p", ids, chat, answered, [ADD])
     if not isinstance(found, NotExact):
@@ -243,7 +253,7 @@ def test_calls_are_read_and_answers_shown_as_documented(name: str) -> None:
 )
 def test_answers_are_in_the_role_that_the_family_has_for_them(name: str, answer: str) -> None:
     format = format_of(name)
-    chat = [SYSTEM, USER, *ChatRenderer({"p": format}).calling_turn("p", "", [CALL], np.empty(0, np.int32))]
+    chat = [SYSTEM, USER, *ChatRenderer({"p": format}).tool_call_messages("p", "", [CALL], np.empty(0, np.int32))]
     shown = render_text(format, chat, [ADD])
     assert answer in shown
     assert shown.count("Be brief.") == 1
@@ -254,7 +264,7 @@ def test_a_thought_before_a_call_stays_where_it_was_sampled_until_somebody_else_
     renderer = ChatRenderer({"p": format})
     written = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     ids = np.array([*format.tokenizer.encode(written, add_special_tokens=False), format.stop_ids[0]], np.int32)
-    chat = [SYSTEM, USER, *renderer.calling_turn("p", written, [CALL], ids[:0])]
+    chat = [SYSTEM, USER, *renderer.tool_call_messages("p", written, [CALL], ids[:0])]
     found = renderer.tool_response("p", ids, chat, [CALL], [ADD])
     assert not isinstance(found, NotExact)
     before = render_messages(format, chat[:2], [ADD])
@@ -275,7 +285,7 @@ def test_the_date_is_the_recipes(name: str) -> None:
     other = replace(format, tokenizer=tokenizer_of(FAMILIES[name]))
     template = FAMILIES[name].template
     assert isinstance(template, str)
-    other.tokenizer.chat_template = dated(template, "1999-12-31")
+    other.tokenizer.chat_template = fix_date(template, "1999-12-31")
     assert "2024" in FAMILIES[name].default
     assert "1999" in render_text(other, [USER])
     assert "2024-07" not in render_text(other, [USER])
@@ -283,7 +293,7 @@ def test_the_date_is_the_recipes(name: str) -> None:
 
 def test_a_template_keeps_the_newline_that_it_begins_with() -> None:
     tokenizer = tokenizer_of(FAMILIES["olmo2"])
-    tokenizer.chat_template = dated("\n{{ strftime_now('%d/%m/%y %%') }}", "2024-07-26")
+    tokenizer.chat_template = fix_date("\n{{ strftime_now('%d/%m/%y %%') }}", "2024-07-26")
     assert tokenizer.apply_chat_template([USER], tokenize=False) == "\n26/07/24 %"
 
 
@@ -307,5 +317,5 @@ def test_the_tokenizers_end_of_text_comes_first_where_the_template_says_nothing(
     tokenizer.chat_template = "{{ messages[0].content }}"
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
-    assert stop_ids(tokenizer, {}, [[3, end]], 300) == (end, 3)
-    assert stop_ids(tokenizer, {}, [[3, end]], end) == (3,)
+    assert find_stop_ids(tokenizer, {}, [[3, end]], 300) == (end, 3)
+    assert find_stop_ids(tokenizer, {}, [[3, end]], end) == (3,)

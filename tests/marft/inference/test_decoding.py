@@ -11,27 +11,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.live import Spelling
+from marft.agents.streaming import Detokenizer
 from marft.common import seeds
-from marft.common.thoughts import Said
-from marft.common.types import Sampling
-from marft.inference.decoding import Finished, Row, RunningBatch
-from marft.inference.sampling import BLOCK, allowed_tokens, draw, inverse
-from marft.models import running_rows
+from marft.common.reasoning import StopString
+from marft.common.types import SamplingParams
+from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.sampling import BLOCK_SIZE, sample_from_weights, sample_tokens, top_k_top_p_mask
+from marft.models import decode_cache
 from marft.models.backbone import Backbone
-from marft.models.cache import KVCache
+from marft.models.decode_cache import PackedDecodeCache
+from marft.models.kv_cache import KVCache
 from marft.models.packed_rows import PackedRows
-from marft.models.running_rows import CachedRows
 from tests.helpers import lengths_read
 
 
 def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **options: object) -> Row:
-    sampling = Sampling(**{"max_new_tokens": 12, **options})  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_new_tokens": 12, **options})  # type: ignore[arg-type]
     uniforms = seeds.generator(seed, "row", *prompt).random(sampling.max_new_tokens, np.float32)
     return Row(adapter, np.array(prompt, np.int32), sampling, uniforms)
 
 
-def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) -> dict[int, Finished]:
+def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) -> dict[int, RowResult]:
     finished = batch.admit(rows)
     steps = 0
     while len(batch) or later:
@@ -45,7 +45,7 @@ def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) ->
 
 
 def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> RunningBatch:
-    return RunningBatch(backbone, stop_ids, lambda: Spelling(lambda ids: " ".join(str(i) for i in ids)))
+    return RunningBatch(backbone, stop_ids, lambda: Detokenizer(lambda ids: " ".join(str(i) for i in ids)))
 
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14), (20,), (5, 6, 7), (30, 31, 32)]
@@ -78,14 +78,14 @@ def test_the_likeliest_tokens_are_told_of_rows_that_ask_for_them(backbone: Backb
 
 
 def test_what_is_impossible_is_no_alternative(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    all_logits = backbone.logits
+    all_logits = backbone.compute_logits
 
     def few(hidden: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
         logits = all_logits(hidden, temperatures)
         logits[:, 3:] = -torch.inf
         return logits
 
-    monkeypatch.setattr(backbone, "logits", few)
+    monkeypatch.setattr(backbone, "compute_logits", few)
     asks = row((5, 6), alternatives=9)
     done = run(new_batch(backbone), [asks])[id(asks)]
     assert {frozenset(token for token, _ in likely) for likely in done.alternatives} == {frozenset((0, 1, 2))}
@@ -94,8 +94,8 @@ def test_what_is_impossible_is_no_alternative(backbone: Backbone, monkeypatch: p
 def test_a_row_may_be_told_each_token_with_its_log_prob_and_what_else_was_likely(backbone: Backbone) -> None:
     told: dict[str, list[object]] = {"asks": [], "plain": [], "heard": []}
     rows = [
-        replace(row((5, 6), alternatives=2), teller=lambda *said: told["asks"].append(said)),
-        replace(row((8, 9), listener=told["heard"].append), teller=lambda *said: told["plain"].append(said)),
+        replace(row((5, 6), alternatives=2), token_callback=lambda *said: told["asks"].append(said)),
+        replace(row((8, 9), on_token=told["heard"].append), token_callback=lambda *said: told["plain"].append(said)),
     ]
     done = run(new_batch(backbone), rows)
     asks, plain = (done[id(one)] for one in rows)
@@ -108,14 +108,20 @@ def test_a_row_may_be_told_each_token_with_its_log_prob_and_what_else_was_likely
 def test_a_batch_that_let_go_of_all_rows_samples_as_a_new_one(backbone: Backbone) -> None:
     later = [row((5, 6), temperature=0.0), row((8, 9), temperature=0.3), row((20,), temperature=2.0)]
     alone, batch, forgot = run(new_batch(backbone), later), new_batch(backbone), list[bool]()
-    batch.holding = SimpleNamespace(forget=lambda: forgot.append(True))  # type: ignore[assignment]
-    options = {"alternatives": 2, "stop": ("no such text",), "listener": lambda token: None, "temperature": 5.0}
+    batch.grammar_masker = SimpleNamespace(clear_cache=lambda: forgot.append(True))  # type: ignore[assignment]
+    options = {"alternatives": 2, "stop": ("no such text",), "on_token": lambda token: None, "temperature": 5.0}
     batch.admit([row(prompt, **options) for prompt in PROMPTS[:3]])  # type: ignore[arg-type]
-    assert isinstance(batch.running, CachedRows)
-    assert batch.running.cache.keys[0] is not None
+    assert isinstance(batch.decode_cache, PackedDecodeCache)
+    assert batch.decode_cache.kv_cache.keys[0] is not None
     batch.reset()
-    assert [len(batch), batch.alternatives, batch.tellers, batch.endings, batch.texts] == [0, {}, {}, {}, {}]
-    assert batch.running.cache.keys[0] is None, "its memory is given back"
+    assert [len(batch), batch.alternatives, batch.token_callbacks, batch.stop_checkers, batch.grammar_states] == [
+        0,
+        {},
+        {},
+        {},
+        {},
+    ]
+    assert batch.decode_cache.kv_cache.keys[0] is None, "its memory is given back"
     assert forgot == [True]
     done = run(batch, later)
     for one in later:
@@ -127,13 +133,13 @@ def test_greedy_tokens_and_log_probs_equal_a_forward_over_the_whole_row(
     tuned: Backbone, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rows outgrow the room that they begin with."""
-    monkeypatch.setattr(running_rows, "FIRST_COLUMNS", room)
+    monkeypatch.setattr(decode_cache, "INITIAL_CAPACITY", room)
     policies = ["one", "two", None, "one", "two", "one"]
     rows = [row(p, a, temperature=0.0) for p, a in zip(PROMPTS, policies, strict=True)]
     done = run(new_batch(tuned), rows)
     for one, policy in zip(rows, policies, strict=True):
         tokens, log_probs = done[id(one)].tokens, done[id(one)].log_probs
-        whole = PackedRows.of([np.concatenate([one.prompt, tokens])], [policy], tuned.device)
+        whole = PackedRows.from_rows([np.concatenate([one.prompt, tokens])], [policy], tuned.device)
         log_p = (tuned.hidden_states(whole) @ tuned.head.weight.T).log_softmax(-1)[len(one.prompt) - 1 : -1]
         assert tokens.tolist() == log_p.argmax(-1).tolist()
         expected = log_p.gather(1, torch.from_numpy(tokens).long()[:, None])[:, 0].detach().numpy()
@@ -156,7 +162,7 @@ def test_a_row_samples_the_same_whoever_its_neighbours_are(tuned: Backbone) -> N
 def test_log_probs_are_those_of_the_sampling_temperature(tuned: Backbone) -> None:
     one = row((5, 6, 7), "one", temperature=0.5)
     done = run(new_batch(tuned), [one])[id(one)]
-    whole = PackedRows.of([np.concatenate([one.prompt, done.tokens])], ["one"], tuned.device)
+    whole = PackedRows.from_rows([np.concatenate([one.prompt, done.tokens])], ["one"], tuned.device)
     log_p = (tuned.hidden_states(whole) @ tuned.head.weight.T / 0.5).log_softmax(-1)[2:-1]
     expected = log_p.gather(1, torch.from_numpy(done.tokens).long()[:, None])[:, 0].detach().numpy()
     np.testing.assert_allclose(done.log_probs, expected, atol=1e-5)
@@ -198,7 +204,7 @@ def test_each_row_ends_at_its_own_stop_strings_and_leaves_none(backbone: Backbon
     assert [done[id(one)].tokens.tolist() for one in ended] == [
         part[:count] for part, count in zip(tokens, most, strict=True)
     ]
-    assert not batch.endings  # which a row to come could be taken for the owner of
+    assert not batch.stop_checkers  # which a row to come could be taken for the owner of
 
 
 def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> None:
@@ -206,7 +212,7 @@ def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> No
     tokens = run(new_batch(backbone, stop_ids=()), [free])[id(free)].tokens.tolist()
     mark = f"{tokens[3]} {tokens[4]}"
     for begun, most in ((False, 5), (True, 12)):
-        one = row((5, 6, 7), temperature=0.0, stop=(Said(mark, begun),))
+        one = row((5, 6, 7), temperature=0.0, stop=(StopString(mark, begun),))
         done = run(new_batch(backbone, stop_ids=()), [one])[id(one)]
         assert (done.tokens.tolist(), done.finish) == (tokens[:most], "length" if begun else "stop")
 
@@ -225,7 +231,7 @@ def test_the_weights_cannot_change_under_running_rows(backbone: Backbone) -> Non
     batch.admit([row((5, 6, 7))])
     if len(batch):
         with pytest.raises(AssertionError):
-            batch.clear()
+            batch.clear_cache()
 
 
 def test_drawn_frequencies_match_the_distribution() -> None:
@@ -233,7 +239,7 @@ def test_drawn_frequencies_match_the_distribution() -> None:
     logits = torch.randn(1, 12)
     n = 40_000
     uniforms = torch.rand(n)
-    ids, _ = draw(logits.expand(n, -1).clone(), uniforms, torch.zeros(n, dtype=torch.bool), None)
+    ids, _ = sample_tokens(logits.expand(n, -1).clone(), uniforms, torch.zeros(n, dtype=torch.bool), None)
     frequencies = torch.bincount(ids, minlength=12) / n
     torch.testing.assert_close(frequencies, logits.softmax(-1)[0], rtol=0, atol=0.01)
 
@@ -243,19 +249,23 @@ def test_drawn_frequencies_match_the_distribution() -> None:
 )
 def test_every_uniform_number_draws_a_possible_token(u: float, logits: list[float]) -> None:
     table = torch.tensor([[*logits, float("-inf")]])
-    ids, log_probs = draw(table, torch.tensor([u]), torch.tensor([False]), None)
+    ids, log_probs = sample_tokens(table, torch.tensor([u]), torch.tensor([False]), None)
     assert 0 <= ids.item() < len(logits)
     assert torch.isfinite(log_probs).all()
 
 
-@given(data=st.data(), vocabulary=st.sampled_from([1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]))
+@given(
+    data=st.data(), vocabulary=st.sampled_from([1, 5, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE + 7])
+)
 @settings(max_examples=40)
 def test_a_uniform_number_draws_the_token_whose_share_holds_it(data: st.DataObject, vocabulary: int) -> None:
     """Shares are [from, to): whole numbers over a power of two are exact, at their edges too."""
     weights = np.array(data.draw(st.lists(st.integers(0, 3), min_size=vocabulary, max_size=vocabulary)))
     weights[data.draw(st.integers(0, vocabulary - 1))] += 1024 - weights.sum()
     asked = [0, 2 * 1024 - 1, *data.draw(st.lists(st.sampled_from(range(2 * 1024)), min_size=1, max_size=20))]
-    drawn = inverse(torch.tensor(weights, dtype=torch.float32).expand(len(asked), -1), torch.tensor(asked) / (2 * 1024))
+    drawn = sample_from_weights(
+        torch.tensor(weights, dtype=torch.float32).expand(len(asked), -1), torch.tensor(asked) / (2 * 1024)
+    )
     ends = np.cumsum(weights)
     assert drawn.tolist() == [int(np.flatnonzero(2 * ends > u)[0]) for u in asked]
 
@@ -263,24 +273,24 @@ def test_a_uniform_number_draws_the_token_whose_share_holds_it(data: st.DataObje
 @given(below=st.integers(1, 40), light=st.floats(1e-30, 1e-7))
 def test_a_number_next_to_one_draws_no_token_of_weight_zero(below: int, light: float) -> None:
     """Sums of blocks and of their tokens round differently: what is left may reach the end of a block."""
-    weights = torch.zeros(1, 3 * BLOCK)
-    weights[0, : BLOCK + 2] = light
+    weights = torch.zeros(1, 3 * BLOCK_SIZE)
+    weights[0, : BLOCK_SIZE + 2] = light
     weights[0, 0] = 1.0
-    assert weights[0, inverse(weights, torch.tensor([1 - below * 2.0**-24])).item()] > 0
+    assert weights[0, sample_from_weights(weights, torch.tensor([1 - below * 2.0**-24])).item()] > 0
 
 
 def test_a_remainder_that_rounding_makes_negative_draws_no_token_of_weight_zero() -> None:
     """In float32 1.5 + 2²⁴ − 2²⁴ is 2: what is left of 1.75 in the second block is less than nothing."""
-    weights = torch.zeros(1, 2 * BLOCK)
-    weights[0, 0], weights[0, BLOCK + 1] = 1.5, 2.0**24
-    drawn = inverse(weights, torch.tensor([1.75 / float(weights.sum())]))
-    assert drawn.tolist() == [BLOCK + 1]
+    weights = torch.zeros(1, 2 * BLOCK_SIZE)
+    weights[0, 0], weights[0, BLOCK_SIZE + 1] = 1.5, 2.0**24
+    drawn = sample_from_weights(weights, torch.tensor([1.75 / float(weights.sum())]))
+    assert drawn.tolist() == [BLOCK_SIZE + 1]
 
 
 def test_logits_that_are_no_numbers_draw_a_token_that_there_is() -> None:
     """Their log-prob says so, and the episode is dropped for it."""
-    ids, log_probs = draw(torch.full((2, BLOCK + 1), float("nan")), torch.tensor([0.0, 0.5]), None, None)
-    assert all(0 <= index <= BLOCK for index in ids.tolist())
+    ids, log_probs = sample_tokens(torch.full((2, BLOCK_SIZE + 1), float("nan")), torch.tensor([0.0, 0.5]), None, None)
+    assert all(0 <= index <= BLOCK_SIZE for index in ids.tolist())
     assert torch.isnan(log_probs).all()
 
 
@@ -288,32 +298,37 @@ def test_what_is_drawn_keeps_its_log_prob_in_the_whole_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [2.0, 1.0, 3.0], [3.0, 2.0, 1.0]])
     allowed = torch.tensor([[False, False, True], [True, True, False], [True, True, True]])
     greedy = torch.tensor([False, False, True])
-    ids, log_probs = draw(logits.clone(), torch.tensor([0.1, 0.99, 0.99]), greedy, allowed)
+    ids, log_probs = sample_tokens(logits.clone(), torch.tensor([0.1, 0.99, 0.99]), greedy, allowed)
     assert ids.tolist() == [2, 1, 0]
     torch.testing.assert_close(log_probs, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
 
 
 def test_top_k_and_top_p_find_the_likeliest_tokens_wherever_they_stand() -> None:
     logits = torch.tensor([0.05, 0.5, 0.15, 0.3]).log().expand(4, -1)
-    options = [Sampling(top_k=2), Sampling(top_p=0.9), Sampling(top_k=3, top_p=0.7), Sampling(top_k=1, top_p=0.99)]
-    allowed = allowed_tokens(logits, options)
+    options = [
+        SamplingParams(top_k=2),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_k=3, top_p=0.7),
+        SamplingParams(top_k=1, top_p=0.99),
+    ]
+    allowed = top_k_top_p_mask(logits, options)
     assert allowed is not None
     assert allowed.tolist() == [
         [False, True, False, True], [False, True, True, True], [False, True, False, True], [False, True, False, False],
     ]  # fmt: skip
-    assert allowed_tokens(logits[:1], [Sampling(top_k=1)]) is not None
-    assert allowed_tokens(logits[:2], [Sampling(), Sampling(top_p=0.5)]) is not None
+    assert top_k_top_p_mask(logits[:1], [SamplingParams(top_k=1)]) is not None
+    assert top_k_top_p_mask(logits[:2], [SamplingParams(), SamplingParams(top_p=0.5)]) is not None
 
 
 def test_top_k_and_top_p_leave_the_likeliest_tokens() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4, -1)
-    options = [Sampling(top_k=2), Sampling(top_p=0.7), Sampling(top_p=0.01), Sampling()]
-    allowed = allowed_tokens(logits, options)
+    options = [SamplingParams(top_k=2), SamplingParams(top_p=0.7), SamplingParams(top_p=0.01), SamplingParams()]
+    allowed = top_k_top_p_mask(logits, options)
     assert allowed is not None
     assert allowed.tolist() == [
         [True, True, False, False], [True, True, False, False], [True, False, False, False], [True] * 4,
     ]  # fmt: skip
-    assert allowed_tokens(logits, [Sampling()] * 4) is None
+    assert top_k_top_p_mask(logits, [SamplingParams()] * 4) is None
 
 
 def test_the_cache_grows_without_losing_what_it_holds() -> None:
@@ -334,10 +349,10 @@ def test_rows_that_are_abandoned_leave_the_others_as_they_would_have_been(tuned:
     ]
     alone = run(new_batch(tuned), [rows[1], rows[4]])
     batch, told = new_batch(tuned), list[int]()
-    leaving = row((40, 41), "one", listener=told.append, stop=("no such text",), alternatives=2)
+    leaving = row((40, 41), "one", on_token=told.append, stop=("no such text",), alternatives=2)
     ended = {id(done.row) for done in (*batch.admit([rows[0], rows[1], leaving, rows[4]]), *batch.step())}
-    batch.abandon([rows[0], leaving])
-    assert [batch.tellers, batch.alternatives, batch.endings] == [{}, {}, {}]
+    batch.abort([rows[0], leaving])
+    assert [batch.token_callbacks, batch.alternatives, batch.stop_checkers] == [{}, {}, {}]
     together = run(batch, [])
     assert len(told) == 2
     assert {id(rows[1]), id(rows[4])} - ended == together.keys()

@@ -19,9 +19,9 @@ from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Task
 from marft.common.usage import Usage
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 from marft.inference.endpoints.rate_limit import RateLimit
-from marft.inference.endpoints.replies import read_body, reply_of
+from marft.inference.endpoints.responses import parse_body, parse_response
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
 from tests.nights import BY_NIGHT, NIGHT
@@ -128,7 +128,7 @@ def test_a_server_that_is_not_there_fails_the_episode() -> None:
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        reply_of(read_body(body), Usage())
+        parse_response(parse_body(body), Usage())
 
 
 WHOLE = json.loads(says("x").body)
@@ -234,7 +234,7 @@ def test_turns_are_spaced_without_drift() -> None:
     async def several() -> None:
         rate = RateLimit(60.0, lambda: now[0], sleep)
         for _ in range(4):
-            await rate.turn()
+            await rate.wait()
 
     asyncio.run(several())
     assert woken == pytest.approx([101.0, 102.0, 103.0])
@@ -246,7 +246,7 @@ def test_requests_and_retries_keep_to_the_limit_of_a_minute() -> None:
         serving(lambda body, n: replies.get(n, says("x"))) as server,
         asking(server, requests_per_minute=600.0, retries=1) as endpoint,
     ):
-        assert all(episode.scored for episode in play_many(remote_game(endpoint), 4))
+        assert all(episode.is_scored for episode in play_many(remote_game(endpoint), 4))
     assert len(server.times) == 5
     gaps = np.diff(sorted(server.times))  # as the server hears them: one that is heard late is nearer to the next
     assert gaps.mean() > 0.08
@@ -259,5 +259,5 @@ def test_the_server_never_sees_more_at_once_than_allowed() -> None:
         return says("x")
 
     with serving(answer) as server, asking(server, concurrent_requests=3) as endpoint:
-        assert all(episode.scored for episode in play_many(remote_game(endpoint), 12))
+        assert all(episode.is_scored for episode in play_many(remote_game(endpoint), 12))
     assert server.most_at_once == 3

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from marft.agents.engine import Sampler
-from marft.common.types import ActionKey, Completion, Prompt, Sampling
+from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
 from marft.inference.caller_thread import GRACE_SECONDS, CallerThreadExecutor
 from marft.inference.local import LocalEngine
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import settings
 
 
@@ -31,13 +31,13 @@ async def chains(engine: Sampler, count: int, jitter: random.Random | None) -> l
 
     async def chain(sample: int) -> list[Completion]:
         first = await engine.sample(
-            "reasoner", Prompt(np.array([5, 6, sample + 3], np.int32)), Sampling(max_new_tokens=6), key(sample)
+            "reasoner", Prompt(np.array([5, 6, sample + 3], np.int32)), SamplingParams(max_new_tokens=6), key(sample)
         )
         if jitter:
             with engine.external_wait():
                 await asyncio.sleep(jitter.random() / 100)
         prompt = Prompt(np.concatenate([[9], first.tokens]).astype(np.int32))
-        return [first, await engine.sample("actor", prompt, Sampling(max_new_tokens=9), key(sample, "b"))]
+        return [first, await engine.sample("actor", prompt, SamplingParams(max_new_tokens=9), key(sample, "b"))]
 
     order = list(range(count))
     if jitter:
@@ -47,14 +47,14 @@ async def chains(engine: Sampler, count: int, jitter: random.Random | None) -> l
 
 
 def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> None:
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
         torch.manual_seed(0)
         for policy in ("reasoner", "actor"):
             for adapter in rollouts.models.policies[policy].backbone.adapters(policy).values():
                 torch.nn.init.normal_(adapter.b, std=0.2)
         plain = rollouts.wait_for(chains(rollouts.engine, 12, None))
     for seed in range(3):
-        with LocalRollouts(settings(random_model)) as rollouts:
+        with LocalRolloutRunner(settings(random_model)) as rollouts:
             torch.manual_seed(0)
             for policy in ("reasoner", "actor"):
                 for adapter in rollouts.models.policies[policy].backbone.adapters(policy).values():
@@ -68,8 +68,8 @@ def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> 
 
 def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> None:
     with (
-        LocalRollouts(settings(random_model)) as one,
-        LocalRollouts(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
+        LocalRolloutRunner(settings(random_model)) as one,
+        LocalRolloutRunner(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
     ):
         a = one.wait_for(chains(one.engine, 6, None))
         b = two.wait_for(chains(two.engine, 6, None))
@@ -78,7 +78,7 @@ def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> Non
 
 
 def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) -> None:
-    with LocalRollouts(settings(random_model, "runs", "--engine.max_rows", "3")) as rollouts:
+    with LocalRolloutRunner(settings(random_model, "runs", "--engine.max_rows", "3")) as rollouts:
         done = rollouts.wait_for(chains(rollouts.engine, 10, None))
         assert len(done) == 10
         assert (
@@ -96,26 +96,26 @@ def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_pat
     (folder / "generation_config.json").write_text('{"do_sample": true, "top_k": 1, "temperature": 0.01, "top_p": 0.1}')
     results = []
     for path in (random_model, folder):
-        with LocalRollouts(settings(path)) as rollouts:
+        with LocalRolloutRunner(settings(path)) as rollouts:
             results.append(rollouts.wait_for(chains(rollouts.engine, 4, None)))
     for a, b in zip(*results, strict=True):
         assert [c.tokens.tolist() for c in a] == [c.tokens.tolist() for c in b]
 
 
 def test_the_text_leaves_out_the_end_of_turn_and_what_follows_a_stop_string(random_model: Path) -> None:
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
         engine = rollouts.engine
         prompt = Prompt(np.array([5, 6, 7], np.int32))
-        free = rollouts.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
+        free = rollouts.wait_for(engine.sample("actor", prompt, SamplingParams(max_new_tokens=12), key(0)))
         stop = free.text[3:5]
-        cut = rollouts.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
+        cut = rollouts.wait_for(engine.sample("actor", prompt, SamplingParams(max_new_tokens=12, stop=(stop,)), key(0)))
         assert cut.finish == "stop"
         assert cut.text == free.text[: free.text.index(stop)]
         assert len(cut.tokens) < len(free.tokens)
 
 
 def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
 
         def boom(*_: object) -> None:
             raise RuntimeError("device lost")
@@ -124,7 +124,9 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
 
         async def ask() -> list[object]:
             calls = (
-                rollouts.engine.sample("actor", Prompt(np.array([5], np.int32)), Sampling(max_new_tokens=2), key(n))
+                rollouts.engine.sample(
+                    "actor", Prompt(np.array([5], np.int32)), SamplingParams(max_new_tokens=2), key(n)
+                )
                 for n in range(3)
             )
             return list(await asyncio.gather(*calls, return_exceptions=True))
@@ -156,7 +158,7 @@ def test_an_interrupt_in_the_middle_of_a_computation_is_not_waited_for() -> None
 class TestBackground:
     def test_what_runs_there_goes_on_while_its_caller_does_something_else(self) -> None:
         executor = CallerThreadExecutor()
-        begun = executor.begin(asyncio.sleep(0.02, "over"))
+        begun = executor.start_background(asyncio.sleep(0.02, "over"))
         assert executor.wait_for(asyncio.sleep(0, "mine")) == "mine"
         assert begun.outcome.result(5) == "over"
         executor.shutdown()
@@ -167,7 +169,7 @@ class TestBackground:
 
         executor = CallerThreadExecutor()
         with pytest.raises(ValueError, match="boom"):
-            executor.begin(fails()).outcome.result(5)
+            executor.start_background(fails()).outcome.result(5)
         executor.shutdown()
 
     def test_it_is_over_once_it_has_let_go_of_what_it_holds(self) -> None:
@@ -181,9 +183,9 @@ class TestBackground:
                 let_go.append(number)
 
         executor = CallerThreadExecutor()
-        begun = [executor.begin(holds(number)) for number in range(3)]
+        begun = [executor.start_background(holds(number)) for number in range(3)]
         executor.wait_for(asyncio.sleep(0.01))
-        executor.end(begun)
+        executor.cancel_background(begun)
         assert sorted(let_go) == [0, 1, 2]
         for one in begun:
             assert isinstance(one.outcome.exception(0), CancelledError)
@@ -198,10 +200,10 @@ class TestBackground:
         executor = CallerThreadExecutor()
         blocked = threading.Event()
         executor._loop.call_soon_threadsafe(blocked.wait)
-        one = executor.begin(begins())
+        one = executor.start_background(begins())
         one.cancel()
         blocked.set()
-        executor.end([one])
+        executor.cancel_background([one])
         assert isinstance(one.outcome.exception(5), CancelledError)
         assert not begun
         executor.shutdown()

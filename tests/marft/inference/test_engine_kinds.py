@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marft.inference.kinds import Local
+from marft.inference.engine_settings import Local
 from tests.helpers import settings
 
 

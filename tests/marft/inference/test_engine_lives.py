@@ -13,12 +13,19 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.common.errors import RunError
-from marft.common.processes.child import KILLED
-from marft.common.types import ActionKey, Option, Sampling, Versions
-from marft.inference.apart.engine import EngineApart, PolicyApart
-from marft.inference.apart.frames import BUFFER, Connection, packed
-from marft.inference.apart.resting import RestingEngine
-from marft.inference.apart.words import TO_ENGINE, Ask, Forget, Load, Open, Rest
+from marft.common.processes.child_process import KILLED
+from marft.common.types import ActionKey, Option, SamplingParams, VersionRange
+from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
+from marft.inference.subprocess_engine.frames import BUFFER_BYTES, Connection, encode_frame
+from marft.inference.subprocess_engine.messages import (
+    TO_ENGINE,
+    CancelRequest,
+    EngineInit,
+    LoadCommand,
+    SampleRequest,
+    SleepCommand,
+)
+from marft.inference.subprocess_engine.sleep_mode import SleepModeEngine
 from tests.marft.inference.test_engine_apart import PROMPT, Weights
 from tests.played_engines import ENDED, Life, Starter, answers, dies_asked, mute
 
@@ -26,18 +33,18 @@ from tests.played_engines import ENDED, Life, Starter, answers, dies_asked, mute
 @pytest.fixture
 def played(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Uses an engine whose processes are played."""
-    monkeypatch.setattr("marft.inference.apart.engine.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("marft.inference.subprocess_engine.engine.POLL_SECONDS", 0.01)
 
     def run(
         use: Callable[[Any, Starter], Awaitable[Any]], *plays: Any, how: str = ENDED, busy: int = -1,
-        patience: float = 5.0, kind: type[EngineApart] = EngineApart, names: tuple[str, ...] = ("actor",),
+        patience: float = 5.0, kind: type[SubprocessEngine] = SubprocessEngine, names: tuple[str, ...] = ("actor",),
     ) -> Any:  # fmt: skip
         async def whole() -> Any:
             starter = Starter(*plays, how=how, busy=busy)
-            policies = {name: PolicyApart(tiny_tokenizer, (2,), Weights().save) for name in names}
-            opened = Open("model", "float32", 64, 4, 1, 8, 0)
+            policies = {name: SubprocessPolicy(tiny_tokenizer, (2,), Weights().save) for name in names}
+            opened = EngineInit("model", "float32", 64, 4, 1, 8, 0)
             engine = kind(
-                "played", lambda _: [], opened, policies, seed=1, patience=patience, starter=starter  # type: ignore[arg-type]
+                "played", lambda _: [], opened, policies, seed=1, timeout=patience, starter=starter  # type: ignore[arg-type]
             )  # fmt: skip
             try:
                 await engine.start()
@@ -50,9 +57,9 @@ def played(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPa
     return run
 
 
-async def said(engine: EngineApart, call: int = 0, policy: str = "actor", **sampling: Any) -> Any:
+async def said(engine: SubprocessEngine, call: int = 0, policy: str = "actor", **sampling: Any) -> Any:
     key = ActionKey("train/0", "t", 0, 0, "actor", call)
-    return await engine.sample(policy, PROMPT, Sampling(**{"max_new_tokens": 4, **sampling}), key)
+    return await engine.sample(policy, PROMPT, SamplingParams(**{"max_new_tokens": 4, **sampling}), key)
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -61,35 +68,38 @@ async def until(true: Callable[[], object]) -> None:
 
 
 def test_what_is_asked_again_is_the_same_to_the_last_field(played: Callable[..., Any]) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         answer = await said(engine, temperature=0.7, top_p=0.8, top_k=3, alternatives=1)
         assert answer.tokens.tolist() == [5, 6, 7, 8]
-        (first,), (again,) = (life.of(Ask) for life in starter.lives)
-        assert packed(first) == packed(again)
+        (first,), (again,) = (life.of(SampleRequest) for life in starter.lives)
+        assert encode_frame(first) == encode_frame(again)
 
     played(use, dies_asked, answers)
 
 
 def test_one_that_is_started_again_gets_all_weights_as_they_were_published(played: Callable[..., Any]) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         await engine.publish({"actor": Weights(), "critic": Weights()}, 3)
         await engine.publish({"critic": Weights()}, 4)
-        assert (await said(engine)).versions == Versions(3, 3)
-        assert [(load.policy, load.version) for load in starter.lives[1].of(Load)] == [("actor", 3), ("critic", 4)]
-        assert all(load.path.startswith("/1/") for load in starter.lives[1].of(Load))
+        assert (await said(engine)).versions == VersionRange(3, 3)
+        assert [(load.policy, load.version) for load in starter.lives[1].of(LoadCommand)] == [
+            ("actor", 3),
+            ("critic", 4),
+        ]
+        assert all(load.path.startswith("/1/") for load in starter.lives[1].of(LoadCommand))
 
     played(use, dies_asked, answers, names=("actor", "critic"))
 
 
 def test_weights_that_are_published_while_the_next_one_begins_are_given_to_it(played: Callable[..., Any]) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         asking = asyncio.create_task(said(engine))
         await until(lambda: len(starter.lives) == 2)
         publishing = asyncio.create_task(engine.publish({"actor": Weights()}, 7))
         await until(lambda: engine.version("actor") == 7)
         starter.processes[1].free.set()
         await publishing
-        assert (await asking).versions == Versions(7, 7)
+        assert (await asking).versions == VersionRange(7, 7)
 
     played(use, dies_asked, answers, busy=1)
 
@@ -99,25 +109,25 @@ def test_what_was_carried_to_one_that_has_ended_is_not_given_to_the_next(played:
 
     async def leaves(life: Life) -> None:
         await life.begin()
-        life.loaded(await life.next(Load))
+        life.loaded(await life.next(LoadCommand))
         await leave.wait()
 
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         starter.processes[0].free.clear()
         publishing = asyncio.create_task(engine.publish({"actor": Weights()}, 7))
         await until(lambda: engine.version("actor") == 7)
         leave.set()
-        assert (await said(engine)).versions == Versions(7, 7)
+        assert (await said(engine)).versions == VersionRange(7, 7)
         starter.processes[0].free.set()
         await publishing
         await asyncio.sleep(0.05)
-        assert all(load.path.startswith("/1/") for load in starter.lives[1].of(Load))
+        assert all(load.path.startswith("/1/") for load in starter.lives[1].of(LoadCommand))
 
     played(use, leaves, answers)
 
 
 def test_one_that_nobody_asks_for_anything_may_be_silent(played: Callable[..., Any]) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         await asyncio.sleep(0.2)
         assert (await said(engine)).tokens.tolist() == [5, 6, 7, 8]
         assert (len(starter.lives), engine.usage()["engine_restarts"]) == (1, 0)
@@ -126,7 +136,7 @@ def test_one_that_nobody_asks_for_anything_may_be_silent(played: Callable[..., A
 
 
 def test_one_that_is_asked_and_silent_is_given_up(played: Callable[..., Any]) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         assert (await said(engine)).tokens.tolist() == [5, 6, 7, 8]
         assert engine.usage()["engine_restarts"] == 1
 
@@ -137,7 +147,7 @@ def test_one_that_is_asked_and_silent_is_given_up(played: Callable[..., Any]) ->
 def test_so_many_ends_without_an_answer_in_between_end_the_run(
     how: str, lives: int, played: Callable[..., Any]
 ) -> None:
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         with pytest.raises(RunError, match="its process"):
             await said(engine)
         assert len(starter.lives) == lives
@@ -148,11 +158,11 @@ def test_so_many_ends_without_an_answer_in_between_end_the_run(
 def test_an_answer_gives_all_lives_back(played: Callable[..., Any]) -> None:
     async def answers_once(life: Life) -> None:
         await life.begin()
-        ask = await life.next(Ask)
+        ask = await life.next(SampleRequest)
         life.say(ask, 5, 6, 7, 8)
-        await life.next(Ask)
+        await life.next(SampleRequest)
 
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         for call in range(6):
             assert (await said(engine, call)).tokens.tolist() == [5, 6, 7, 8]
         assert len(starter.lives) == 6
@@ -165,16 +175,16 @@ def test_weights_stay_until_the_last_request_that_began_with_them_is_over(played
 
     async def waits(life: Life) -> None:
         await life.begin()
-        first = await life.next(Ask)
-        life.loaded(await life.next(Load))
+        first = await life.next(SampleRequest)
+        life.loaded(await life.next(LoadCommand))
         await release.wait()
         life.say(first, 5, 6, 7, 8)
-        await life.next(Ask)
+        await life.next(SampleRequest)
 
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         old = Path(engine._weights["actor"].path)
         asking = asyncio.create_task(said(engine))
-        await until(lambda: starter.lives[0].of(Ask))
+        await until(lambda: starter.lives[0].of(SampleRequest))
         await engine.publish({"actor": Weights()}, 1)
         assert old.is_dir()
         assert starter.processes[0].dropped_folders == []
@@ -192,16 +202,16 @@ def test_what_a_text_of_ours_has_ended_is_given_up_there(
 ) -> None:
     async def tells(life: Life) -> None:
         await life.begin()
-        ask = await life.next(Ask)
-        assert ask.tells
+        ask = await life.next(SampleRequest)
+        assert ask.stream
         life.say(ask, 5, 6, 7, finish="")
-        await life.next(Forget)
+        await life.next(CancelRequest)
 
-    async def use(engine: EngineApart, starter: Starter) -> None:
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
         answer = await said(engine, stop=(str(tiny_tokenizer.decode([6])),))
         assert (answer.tokens.tolist(), answer.finish) == ([5, 6], "stop")
-        await until(lambda: starter.lives[0].of(Forget))
-        assert starter.lives[0].of(Forget)[0].number == starter.lives[0].of(Ask)[0].number
+        await until(lambda: starter.lives[0].of(CancelRequest))
+        assert starter.lives[0].of(CancelRequest)[0].number == starter.lives[0].of(SampleRequest)[0].number
 
     played(use, tells)
 
@@ -211,10 +221,10 @@ def test_a_listener_hears_each_token_once_though_it_is_sampled_again(played: Cal
 
     async def dies_halfway(life: Life) -> None:
         await life.begin()
-        life.say(await life.next(Ask), 5, 6, finish="")
+        life.say(await life.next(SampleRequest), 5, 6, finish="")
 
-    async def use(engine: EngineApart, starter: Starter) -> None:
-        await said(engine, listener=heard.append)
+    async def use(engine: SubprocessEngine, starter: Starter) -> None:
+        await said(engine, on_token=heard.append)
         assert heard == [5, 6, 7, 8]
 
     played(use, dies_halfway, answers)
@@ -223,8 +233,10 @@ def test_a_listener_hears_each_token_once_though_it_is_sampled_again(played: Cal
 def test_a_choice_counts_temperature_and_length(played: Callable[..., Any]) -> None:
     options = [Option(np.array([1, 2, 3], np.int32), 3.0), Option(np.array([4], np.int32), 0.5)]
 
-    async def use(engine: EngineApart, starter: Starter) -> Any:
-        return await engine.choose("actor", PROMPT, options, Sampling(temperature=0.5), ActionKey("", "", 0, 0, "", 0))
+    async def use(engine: SubprocessEngine, starter: Starter) -> Any:
+        return await engine.choose(
+            "actor", PROMPT, options, SamplingParams(temperature=0.5), ActionKey("", "", 0, 0, "", 0)
+        )
 
     choice, _ = played(use, dies_asked, answers)
     scores = np.array([-3 * 0.5 / 3.0, -1 * 0.5 / 0.5])
@@ -233,38 +245,38 @@ def test_a_choice_counts_temperature_and_length(played: Callable[..., Any]) -> N
 
 class TestResting:
     def test_it_does_not_rest_while_somebody_waits(self, played: Callable[..., Any]) -> None:
-        async def use(engine: RestingEngine, starter: Starter) -> None:
+        async def use(engine: SleepModeEngine, starter: Starter) -> None:
             asking = asyncio.create_task(said(engine))
-            await until(lambda: starter.lives[0].of(Ask))
-            await engine.settle()
+            await until(lambda: starter.lives[0].of(SampleRequest))
+            await engine.wait_idle()
             await asyncio.sleep(0.02)
-            assert not starter.lives[0].of(Rest)
+            assert not starter.lives[0].of(SleepCommand)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            await engine.settle()
-            assert [rest.asleep for rest in starter.lives[0].of(Rest)] == [True]
+            await engine.wait_idle()
+            assert [rest.sleep for rest in starter.lives[0].of(SleepCommand)] == [True]
 
-        played(use, mute, kind=RestingEngine)
+        played(use, mute, kind=SleepModeEngine)
 
     def test_one_that_ends_asleep_is_followed_by_one_that_rests(self, played: Callable[..., Any]) -> None:
         async def dies_resting(life: Life) -> None:
             await life.begin()
-            await life.next(Rest)
+            await life.next(SleepCommand)
 
-        async def use(engine: RestingEngine, starter: Starter) -> None:
-            await engine.settle()
-            assert [type(message) for message in starter.lives[1].told] == [Load, Rest]
+        async def use(engine: SleepModeEngine, starter: Starter) -> None:
+            await engine.wait_idle()
+            assert [type(message) for message in starter.lives[1].told] == [LoadCommand, SleepCommand]
             await said(engine)
-            assert [rest.asleep for rest in starter.lives[1].of(Rest)] == [True, False]
+            assert [rest.sleep for rest in starter.lives[1].of(SleepCommand)] == [True, False]
 
-        played(use, dies_resting, answers, kind=RestingEngine)
+        played(use, dies_resting, answers, kind=SleepModeEngine)
 
 
 def test_a_frame_that_comes_in_pieces_is_taken_whole_and_one_cut_short_is_none() -> None:
     async def sent(cut: int) -> Any:
         ours, theirs = socket.socketpair()
-        frame = packed(Ask(1, "actor", np.arange(BUFFER, dtype=np.int32), 1.0, 4, 1.0, 0, 1, []))
-        connection = await Connection.over(ours, TO_ENGINE)
+        frame = encode_frame(SampleRequest(1, "actor", np.arange(BUFFER_BYTES, dtype=np.int32), 1.0, 4, 1.0, 0, 1, []))
+        connection = await Connection.from_socket(ours, TO_ENGINE)
         sending = asyncio.create_task(asyncio.to_thread(_send, theirs, frame[: len(frame) - cut]))
         try:
             return await asyncio.wait_for(connection.receive(), 5)
@@ -276,6 +288,6 @@ def test_a_frame_that_comes_in_pieces_is_taken_whole_and_one_cut_short_is_none()
         with end:
             end.sendall(data)
 
-    assert asyncio.run(sent(0)).prompt.tolist() == list(range(BUFFER))
+    assert asyncio.run(sent(0)).prompt.tolist() == list(range(BUFFER_BYTES))
     with pytest.raises(EOFError):
         asyncio.run(sent(1))

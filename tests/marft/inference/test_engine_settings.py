@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marft.config import parse_recipe, to_toml
-from marft.config.run import idle_cluster
-from marft.inference.kinds import Vllm
+from marft.config.run import warn_idle_cluster
+from marft.inference.engine_settings import Vllm
 from tests.helpers import recipe, settings
 from tests.satellites import NEEDS_LAB
 
@@ -38,7 +38,7 @@ def test_a_recipe_that_is_written_out_says_how_it_is_corrected() -> None:
 
 
 def test_grammars_are_refused_where_the_engine_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vllm, "holds_grammars", False)
+    monkeypatch.setattr(Vllm, "supports_grammars", False)
     with pytest.raises(ValueError, match="cannot hold what it samples to a grammar"):
         settings("tiny", "runs", *VLLM, "--agents.actor.sampling.grammar", "start: /[0-9]+/")
 
@@ -47,8 +47,8 @@ def test_grammars_are_refused_where_the_engine_holds_none(monkeypatch: pytest.Mo
 def test_a_cluster_that_no_process_of_a_run_is_started_in_is_named() -> None:
     """A run that was given an address, and nothing to start there, was trained here without a word."""
     address = ("--cluster.address", "auto")
-    (said,) = idle_cluster(settings("tiny", "runs", *address))
+    (said,) = warn_idle_cluster(settings("tiny", "runs", *address))
     assert said.startswith("[cluster]: the cluster is not joined")
     for started in ((*VLLM,), ("--rollout.processes", "2"), ("--training.ranks", "2")):
-        assert not list(idle_cluster(settings("tiny", "runs", *address, *started)))
-    assert not list(idle_cluster(settings("tiny", "runs")))
+        assert not list(warn_idle_cluster(settings("tiny", "runs", *address, *started)))
+    assert not list(warn_idle_cluster(settings("tiny", "runs")))

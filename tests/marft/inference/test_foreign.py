@@ -13,12 +13,12 @@ import pytest
 
 from marft.agents.engine import Engine
 from marft.common.errors import EpisodeFailedError, RunError
-from marft.common.marks import Masks
-from marft.common.thoughts import Said
-from marft.common.types import ActionKey, Completion, Prompt, Sampling
-from marft.inference.foreign import ForeignEngine, _says_masks, problem_of
-from marft.inference.kinds import Local
-from marft.runs.folder import RunFolder
+from marft.common.reasoning import StopString
+from marft.common.token_data import GrammarMasks
+from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
+from marft.inference.engine_settings import Local
+from marft.inference.plugin_engine import PluginEngine, _has_valid_masks, find_problem
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 
@@ -67,18 +67,18 @@ def loses_all(engine: Any) -> Any:
 
 
 def test_it_is_asked_to_stop_at_texts_and_at_no_marks_of_ours() -> None:
-    asked: list[Sampling] = []
+    asked: list[SamplingParams] = []
 
     class Listening:
         async def sample(self, *given: Any) -> Completion:
             asked.append(given[2])
             return FINE
 
-    engine = ForeignEngine("theirs", cast("Engine", Listening()), {"p": 10})
+    engine = PluginEngine("theirs", cast("Engine", Listening()), {"p": 10})
     key = ActionKey("train/0", "t", sample=0, step=0, agent="a", call=0)
     prompt = Prompt(np.array([3], np.int32))
-    asyncio.run(engine.sample("p", prompt, Sampling(stop=("\n", Said("</call>", begun=False))), key))
-    assert asked == [Sampling(stop=("\n",))]
+    asyncio.run(engine.sample("p", prompt, SamplingParams(stop=("\n", StopString("</call>", in_reasoning=False))), key))
+    assert asked == [SamplingParams(stop=("\n",))]
 
 
 SPOILS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -88,7 +88,7 @@ SPOILS: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"sample\(\) raised RuntimeError: the server is gone \(test_foreign",
     ),
     "publishing raises": (a_method_raises("publish"), r"publish\(\) raised RuntimeError"),
-    "settling raises": (a_method_raises("settle"), r"settle\(\) raised RuntimeError"),
+    "settling raises": (a_method_raises("wait_idle"), r"wait_idle\(\) raised RuntimeError"),
     "usage in words": (usage_in_words, r"usage\(\) returned .*no numbers with 'sampled_tokens'"),
     "ids that no model knows": (
         other_ids,
@@ -139,7 +139,7 @@ def test_an_episode_that_it_cannot_sample_is_lost_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_nobody_could_learn_from_is_told_apart(given: object, said: str) -> None:
-    assert said in problem_of(given, 3, 9)
+    assert said in find_problem(given, 3, 9)
 
 
 @pytest.mark.parametrize("tells", [False, True])
@@ -148,33 +148,33 @@ def test_a_listener_is_given_to_an_engine_that_says_that_it_tells(tells: bool) -
     given: list[Any] = []
 
     class Asked:
-        async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-            given.append(sampling.listener)
+        async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
+            given.append(sampling.on_token)
             return FINE
 
     heard: list[int] = []
-    engine = ForeignEngine("mine", cast("Engine", Asked()), {"a": 10}, tells)
-    sampling = Sampling(listener=heard.append)
+    engine = PluginEngine("mine", cast("Engine", Asked()), {"a": 10}, tells)
+    sampling = SamplingParams(on_token=heard.append)
     asyncio.run(engine.sample("a", Prompt(np.array([1], np.int32)), sampling, ActionKey("s", "t", 0, 0, "a", 0)))
-    assert given == [sampling.listener if tells else None]
+    assert given == [sampling.on_token if tells else None]
 
 
 def test_what_is_as_it_should_be_has_no_problem() -> None:
-    assert problem_of(FINE, 3, 9) == ""
-    assert problem_of(replace(FINE, tokens=FINE.tokens.astype(np.int64)), 3, 7) == ""
+    assert find_problem(FINE, 3, 9) == ""
+    assert find_problem(replace(FINE, tokens=FINE.tokens.astype(np.int64)), 3, 7) == ""
 
 
 @pytest.mark.parametrize(
     ("masks", "forced", "says"),
     [
-        (Masks.of([1, 2], [b"\xff", b"\x06"]), (0,), True),
-        (Masks.of([1, 2], [b"\xff", b"\x06"]), (), False),
-        (Masks.of([1, 2], [b"\x01", b"\x06"]), (0,), False),
+        (GrammarMasks.from_masks([1, 2], [b"\xff", b"\x06"]), (0,), True),
+        (GrammarMasks.from_masks([1, 2], [b"\xff", b"\x06"]), (), False),
+        (GrammarMasks.from_masks([1, 2], [b"\x01", b"\x06"]), (0,), False),
         (None, (0, 1, 2), True),
         (None, (), False),
     ],
 )
 def test_masks_of_a_grammar_are_of_all_tokens_and_allow_for_them(
-    masks: Masks | None, forced: tuple[int, ...], says: bool
+    masks: GrammarMasks | None, forced: tuple[int, ...], says: bool
 ) -> None:
-    assert _says_masks(replace(FINE, masks=masks, forced=forced)) is says
+    assert _has_valid_masks(replace(FINE, masks=masks, forced=forced)) is says

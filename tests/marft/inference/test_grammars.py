@@ -17,18 +17,18 @@ from transformers import PreTrainedTokenizerBase
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
 from marft.common import seeds
-from marft.common.marks import Grammar, Masks
-from marft.common.types import Sampling
+from marft.common.token_data import Grammar, GrammarMasks
+from marft.common.types import SamplingParams
 from marft.config.models import ModelSettings
-from marft.inference.decoding import Finished, Row, RunningBatch
-from marft.inference.grammars import Grammars
-from marft.inference.holding import Holding
-from marft.inference.spelling import spelling_of
+from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.detokenizer import detokenizer_factory
+from marft.inference.grammar_compiler import GrammarCompiler
+from marft.inference.grammar_masking import GrammarMasker
 from marft.models.backbone import Backbone
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
-from marft.models.masked import PackedMasks
+from marft.models.loader import load_backbone
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
+from marft.models.token_masks import PackedMasks
 
 END = 2
 POINT = {
@@ -49,17 +49,17 @@ def schema(table: dict[str, Any]) -> Grammar:
 
 
 def batch_of(backbone: Backbone, tokenizer: PreTrainedTokenizerBase) -> RunningBatch:
-    holding = Holding(Grammars.of(tokenizer, (END,)), len(backbone.head.weight))
-    return RunningBatch(backbone, (END, 0), spelling_of(tokenizer, (END, 0)), holding=holding)
+    holding = GrammarMasker(GrammarCompiler.for_tokenizer(tokenizer, (END,)), len(backbone.head.weight))
+    return RunningBatch(backbone, (END, 0), detokenizer_factory(tokenizer, (END, 0)), grammar_masker=holding)
 
 
 def row(number: int, grammar: Grammar | None, **options: Any) -> Row:
-    sampling = Sampling(**{"max_new_tokens": 200, "grammar": grammar, **options})
+    sampling = SamplingParams(**{"max_new_tokens": 200, "grammar": grammar, **options})
     uniforms = seeds.generator(0, "row", number).random(sampling.max_new_tokens, np.float32)
     return Row(None, np.array([5, 6, 7 + number], np.int32), sampling, uniforms)
 
 
-def sampled(batch: RunningBatch, rows: list[Row]) -> list[Finished]:
+def sampled(batch: RunningBatch, rows: list[Row]) -> list[RowResult]:
     done = batch.admit(rows)
     while len(batch):
         done += batch.step()
@@ -67,7 +67,7 @@ def sampled(batch: RunningBatch, rows: list[Row]) -> list[Finished]:
     return [found[id(one)] for one in rows]
 
 
-def said(tokenizer: PreTrainedTokenizerBase, done: Finished) -> str:
+def said(tokenizer: PreTrainedTokenizerBase, done: RowResult) -> str:
     return str(tokenizer.decode(done.tokens[:-1].tolist()))
 
 
@@ -165,10 +165,10 @@ class TestSampling:
     def test_ids_beyond_the_tokenizers_are_never_allowed(
         self, shared: Backbone, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        holding = Holding(Grammars.of(tiny_tokenizer, (END,)), len(tiny_tokenizer) + 100)
+        holding = GrammarMasker(GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)), len(tiny_tokenizer) + 100)
         logits = torch.zeros(2, len(tiny_tokenizer) + 100)
         logits[:, -50:] = 9.0
-        holding.hold_(logits, [holding.begin(Grammar("regex", "[a-z]+")), None])
+        holding.mask_logits_(logits, [holding.new_state(Grammar("regex", "[a-z]+")), None])
         assert logits[0, len(tiny_tokenizer) :].isneginf().all()
         assert not logits[1].isneginf().any()
 
@@ -188,13 +188,13 @@ def test_the_learner_recomputes_the_samplers_log_probs_over_the_same_tokens(
     rows = [row(number, grammar, temperature=temperature) for number in range(4)]
     for done in sampled(batch_of(shared, tiny_tokenizer), rows):
         count, prompt = len(done.tokens), len(done.row.prompt)
-        packed = PackedRows.of([np.concatenate([done.row.prompt, done.tokens[:-1]])], [None], shared.device)
+        packed = PackedRows.from_rows([np.concatenate([done.row.prompt, done.tokens[:-1]])], [None], shared.device)
         with torch.no_grad():
             hidden = shared.hidden_states(packed)[prompt - 1 : prompt - 1 + count].double()
         assert done.masks
         free = np.setdiff1d(np.arange(count), np.array(done.forced, int))
-        masks = PackedMasks.of([(done.masks, done.masks.rows(count)[free])], shared.device)
-        scores = token_scores(
+        masks = PackedMasks.from_parts([(done.masks, done.masks.mask_indices(count)[free])], shared.device)
+        scores = score_tokens(
             hidden[free], shared.head.weight.double(), None, torch.from_numpy(done.tokens[free]).long(),
             torch.full((len(free),), temperature, dtype=torch.float64), masks=masks,
         ).log_probs  # fmt: skip
@@ -218,20 +218,20 @@ class TestRefusals:
         self, grammar: Grammar, words: str, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:
         with pytest.raises(ValueError, match=words):
-            Grammars.of(tiny_tokenizer, (END,)).check(grammar)
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check(grammar)
 
     def test_a_model_without_an_end_of_turn_is_refused(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         with pytest.raises(ValueError, match="no end-of-turn token"):
-            Grammars.of(tiny_tokenizer, ()).check(schema(POINT))
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, ()).check(schema(POINT))
 
     def test_a_grammar_that_breaks_off_ends_its_own_row(
         self, shared: Backbone, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:
         batch = batch_of(shared, tiny_tokenizer)
-        assert batch.holding
+        assert batch.grammar_masker
         rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
         done = batch.admit(rows)
-        batch.texts[id(rows[0])].matcher.consume_token(0)  # which it does not allow for
+        batch.grammar_states[id(rows[0])].matcher.consume_token(0)  # which it does not allow for
         while len(batch):
             done += batch.step()
         first, second = ({id(one.row): one for one in done}[id(one)] for one in rows)
@@ -242,9 +242,9 @@ class TestRefusals:
     def test_one_that_allows_for_nothing_ends_its_own_row_at_once_and_is_forgotten(
         self, shared: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        known, asked = Grammars.next_tokens, list[int]()
+        known, asked = GrammarCompiler.next_token_masks, list[int]()
 
-        def next_tokens(self: Grammars, matchers: Any) -> Any:
+        def next_tokens(self: GrammarCompiler, matchers: Any) -> Any:
             asked.append(len(matchers))
             found = known(self, matchers).copy()
             if len(asked) == 2:  # after the first token
@@ -254,19 +254,21 @@ class TestRefusals:
         batch = batch_of(shared, tiny_tokenizer)
         rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
         for one in rows:
-            Grammars.of(tiny_tokenizer, (END,)).check(one.sampling.grammar)  # which looks at the first tokens, once
-        monkeypatch.setattr(Grammars, "next_tokens", next_tokens)
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check(
+                one.sampling.grammar
+            )  # which looks at the first tokens, once
+        monkeypatch.setattr(GrammarCompiler, "next_token_masks", next_tokens)
         first, second = sampled(batch, rows)
         assert (first.problem, len(first.tokens)) == ("its grammar allows for no token", 2)
         assert np.isfinite(first.log_probs).all()
         assert (second.problem, second.finish) == ("", "stop")
         assert re.fullmatch("[a-z]{5}", said(tiny_tokenizer, second))
-        assert not batch.texts
+        assert not batch.grammar_states
 
 
 def test_masks_of_turns_one_after_the_other_keep_their_places() -> None:
-    one, other = Masks.of([0, 2], [b"\x06", b"\x05"]), Masks.of([1], [b"\x06"])
-    joined = Masks.joined([(0, one), (5, other)])
+    one, other = GrammarMasks.from_masks([0, 2], [b"\x06", b"\x05"]), GrammarMasks.from_masks([1], [b"\x06"])
+    joined = GrammarMasks.concatenate([(0, one), (5, other)])
     assert joined
     assert (joined.at.tolist(), [joined.table[n] for n in joined.which]) == ([0, 2, 6], [b"\x06", b"\x05", b"\x06"])
-    assert Masks.joined([]) is None
+    assert GrammarMasks.concatenate([]) is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft.inference.holding import Holding, Text
+from marft.inference.grammar_masking import GrammarMasker, GrammarState
 
 
 class Grammars:
@@ -18,7 +18,7 @@ class Grammars:
     def __init__(self, *rows: Sequence[int]) -> None:
         self.rows = rows
 
-    def next_tokens(self, matchers: Sequence[object]) -> Any:
+    def next_token_masks(self, matchers: Sequence[object]) -> Any:
         bits = np.zeros((len(self.rows), 32), bool)
         for row, ids in zip(bits, self.rows, strict=True):
             row[list(ids)] = True
@@ -33,26 +33,26 @@ class Matcher:
         return ""
 
 
-def texts(count: int) -> list[Text]:
-    return [Text(Matcher()) for _ in range(count)]  # type: ignore[arg-type]
+def texts(count: int) -> list[GrammarState]:
+    return [GrammarState(Matcher()) for _ in range(count)]  # type: ignore[arg-type]
 
 
-def allowed(holding: Holding, some: list[Text]) -> list[list[int]]:
-    bits = np.unpackbits(holding.allow(some), axis=1, bitorder="little")
+def allowed(holding: GrammarMasker, some: list[GrammarState]) -> list[list[int]]:
+    bits = np.unpackbits(holding.set_masks(some), axis=1, bitorder="little")
     return [np.flatnonzero(row).tolist() for row in bits]
 
 
 def test_ids_beyond_a_model_s_head_are_never_allowed() -> None:
     grammars: Any = Grammars(range(32), [3, 19, 20, 31])
-    assert allowed(Holding(grammars, 20), texts(2)) == [list(range(20)), [3, 19]]
+    assert allowed(GrammarMasker(grammars, 20), texts(2)) == [list(range(20)), [3, 19]]
 
 
 def test_a_text_that_nothing_is_left_of_has_a_problem_and_one_that_one_token_is_left_of_is_forced() -> None:
     grammars: Any = Grammars([25], [7])
     none, one = texts(2)
-    holding = Holding(grammars, 20)
+    holding = GrammarMasker(grammars, 20)
     logits = torch.zeros(2, 20)
-    holding.hold_(logits, [none, one])
+    holding.mask_logits_(logits, [none, one])
     assert none.problem == "its grammar allows for no token"
     assert (one.problem, one.forced) == ("", [0])
     assert logits[1].softmax(0)[7] == pytest.approx(1.0)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from marft.agents.live import LiveText, Spelling, before
-from marft.common.texts import place, until
-from marft.common.thoughts import Said
+from marft.agents.streaming import Detokenizer, TextStream, text_before
+from marft.common.reasoning import StopString
+from marft.common.texts import cut_at_stop, find_stop
 from marft.common.types import Tool
 from marft.config.models import ModelSettings
+from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
 from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.inference.spelling import Ending, spelling_of
-from marft.models.formats import load_tokenizer
+from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.marft.inference.test_messages import format_of
 from tests.nights import by_day, some
@@ -82,22 +82,25 @@ def decoded(format: ChatFormat, ids: list[int]) -> str:
     return str(format.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
 
 
-def sampled(format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...]) -> list[int]:
+def sampled(format: ChatFormat, ids: list[int], stops: tuple[str | StopString, ...]) -> list[int]:
     """What of these an engine samples: up to the end of the turn, or until a text that ends it stands there."""
     for count in range(1, len(ids) + 1):
-        if ids[count - 1] in format.stop_ids or any(place(decoded(format, ids[:count]), stop) >= 0 for stop in stops):
+        if ids[count - 1] in format.stop_ids or any(
+            find_stop(decoded(format, ids[:count]), stop) >= 0 for stop in stops
+        ):
             return ids[:count]
     return ids
 
 
 def as_told(
-    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...], drops: bool, tools: bool
+    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str | StopString, ...], drops: bool,
+    tools: bool
 ) -> tuple[str, str]:  # fmt: skip
     """Thought and text of an action, as a client is told them of the whole."""
-    text = until(decoded(format, ids), stops)
-    thought = renderer.thought("p", text) if drops else 0
+    text = cut_at_stop(decoded(format, ids), stops)
+    thought = renderer.reasoning_length("p", text) if drops else 0
     calls = [call for call in renderer.calls("p", np.array(ids, np.int32), TOOLS) if call.name] if tools else []
-    turn = renderer.calling_turn("p", text[thought:], calls, np.empty(0, np.int32))[0] if calls else None
+    turn = renderer.tool_call_messages("p", text[thought:], calls, np.empty(0, np.int32))[0] if calls else None
     return text[:thought], str(turn["content"]) if turn else text[thought:]
 
 
@@ -122,7 +125,7 @@ def writes_calls(renderer: ChatRenderer) -> bool:
 @settings(max_examples=by_day(10, 25))
 @given(data=st.data(), drops=st.booleans(), stops=st.sampled_from([(), ("STOP",), ("TOP", "3."), ("\n\n",)]))
 def test_pieces_come_together_to_what_the_whole_is_told_as(
-    name: str, data: st.DataObject, drops: bool, stops: tuple[str | Said, ...]
+    name: str, data: st.DataObject, drops: bool, stops: tuple[str | StopString, ...]
 ) -> None:  # fmt: skip
     format = named(name)
     renderer = ChatRenderer({"p": format})
@@ -131,15 +134,15 @@ def test_pieces_come_together_to_what_the_whole_is_told_as(
         stops = (*stops, *filter(None, [renderer.call_end("p")]))
     ids = sampled(format, data.draw(ids_of(format)), stops)
     thought, said = as_told(renderer, format, ids, stops, drops, tools)
-    live = renderer.live("p", stops, drops, tools)
+    live = renderer.text_stream("p", stops, drops, tools)
     at, told = 0, ["", ""]
     while at < len(ids):
         size = data.draw(st.integers(1, 4))
-        for number, new in enumerate(live.take(ids[at : at + size])):
+        for number, new in enumerate(live.add_tokens(ids[at : at + size])):
             told[number] += new
         at += size
     spoken = told[1]
-    for number, new in enumerate(live.rest(thought, said)):
+    for number, new in enumerate(live.finish(thought, said)):
         told[number] += new
     if spoken and told[0] != thought:  # a thought that ended again: what stands between was said
         assert spoken in thought
@@ -153,9 +156,9 @@ def test_pieces_come_together_to_what_the_whole_is_told_as(
 def test_text_flows(name: str, text: str) -> None:
     format = named(name)
     renderer = ChatRenderer({"p": format})
-    live = renderer.live("p", ("STOP",), True, writes_calls(renderer))
+    live = renderer.text_stream("p", ("STOP",), True, writes_calls(renderer))
     ids = format.tokenizer.encode(text, add_special_tokens=False)
-    said = [live.take([token])[1] for token in ids]
+    said = [live.add_tokens([token])[1] for token in ids]
     assert text.startswith("".join(said))
     assert len("".join(said)) > len(text) - 8
     assert sum(map(bool, said)) >= 5
@@ -164,8 +167,8 @@ def test_text_flows(name: str, text: str) -> None:
 
 def spoken(text: str, **options: Any) -> list[tuple[str, str]]:
     """What is told after each character."""
-    live = LiveText(Spelling(lambda ids: "".join(map(chr, ids))), **options)
-    return [live.take([ord(letter)]) for letter in text]
+    live = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))), **options)
+    return [live.add_tokens([ord(letter)]) for letter in text]
 
 
 STOPS = st.lists(
@@ -178,8 +181,8 @@ STOPS = st.lists(
             "\ufffd",
             "汉字",
             "🧮",
-            Said("</tool_call>", False),
-            Said("</tool_call>", True),
+            StopString("</tool_call>", False),
+            StopString("</tool_call>", True),
             "e\u0301",
             " ",
             "a b",
@@ -194,24 +197,24 @@ STOPS = st.lists(
 @settings(max_examples=by_day(12, 25))
 @given(data=st.data(), stops=st.one_of(STOPS, st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3)))
 def test_a_text_ends_where_the_whole_of_it_holds_a_stop(
-    name: str, data: st.DataObject, stops: list[str | Said]
+    name: str, data: st.DataObject, stops: list[str | StopString]
 ) -> None:
     """Also where the last of it is half a character, or will be tidied away."""
     format = named(name)
     ids = [token for token in data.draw(ids_of(format)) if token not in format.stop_ids]
-    ending = Ending(spelling_of(format.tokenizer, format.stop_ids)(), stops)
+    ending = StopStringChecker(detokenizer_factory(format.tokenizer, format.stop_ids)(), stops)
     for count, token in enumerate(ids, 1):
         text = str(format.tokenizer.decode(ids[:count], skip_special_tokens=True))
-        ended = any(place(text, stop) >= 0 for stop in stops)
-        assert ending.take(token) == ended
+        ended = any(find_stop(text, stop) >= 0 for stop in stops)
+        assert ending.add_token(token) == ended
         if ended:
             break
 
 
 def test_a_mark_ends_a_text_that_begins_with_it() -> None:
-    ending = Ending(Spelling(lambda ids: "".join(map(chr, ids))), (Said("</", begun=False),))
-    assert [ending.take(ord(letter)) for letter in "</"] == [False, True]
-    assert Said("</", begun=False).find("a</<think>b</think></") == 1
+    ending = StopStringChecker(Detokenizer(lambda ids: "".join(map(chr, ids))), (StopString("</", in_reasoning=False),))
+    assert [ending.add_token(ord(letter)) for letter in "</"] == [False, True]
+    assert StopString("</", in_reasoning=False).find("a</<think>b</think></") == 1
 
 
 def test_what_ends_a_turn_is_no_part_of_its_text() -> None:
@@ -219,9 +222,9 @@ def test_what_ends_a_turn_is_no_part_of_its_text() -> None:
     tokenizer = named("tiny").tokenizer
     first, last = (int(tokenizer.encode(text, add_special_tokens=False)[0]) for text in ("a", "b"))
     for stop_ids, text in (((), "ab"), ((last,), "a")):
-        spelling = spelling_of(tokenizer, stop_ids)()
-        spelling.take([first, last])
-        assert spelling.text + spelling.rest() == text
+        spelling = detokenizer_factory(tokenizer, stop_ids)()
+        spelling.add_tokens([first, last])
+        assert spelling.text + spelling.pending_text() == text
 
 
 def test_a_stop_is_looked_for_in_what_is_new() -> None:
@@ -231,10 +234,10 @@ def test_a_stop_is_looked_for_in_what_is_new() -> None:
         decoded.append(len(ids))
         return "".join(map(chr, ids))
 
-    ending = Ending(Spelling(decode), ("yz",))
-    assert not any(ending.take(ord("x")) for _ in range(1000))
+    ending = StopStringChecker(Detokenizer(decode), ("yz",))
+    assert not any(ending.add_token(ord("x")) for _ in range(1000))
     assert sum(decoded) < 10 * 1000
-    assert [ending.take(ord(letter)) for letter in "yyz"] == [False, False, True]
+    assert [ending.add_token(ord(letter)) for letter in "yyz"] == [False, False, True]
 
 
 class TestHolding:
@@ -244,31 +247,31 @@ class TestHolding:
         ]  # fmt: skip
 
     def test_a_thought_flows_and_what_follows_does_too(self) -> None:
-        told = spoken("<think>Hm.</think>\n3", begun=False)
+        told = spoken("<think>Hm.</think>\n3", in_reasoning=False)
         assert [thought for thought, _ in told[:9]] == ["", "", "", "", "", "", "<think>", "H", "m"]
         assert "".join(thought for thought, _ in told) == "<think>Hm.</think>\n"
         assert told[-1] == ("", "3")
 
     def test_a_thought_that_the_prompt_began_flows_at_once(self) -> None:
-        assert spoken("Hm", begun=True) == [("H", ""), ("m", "")]
+        assert spoken("Hm", in_reasoning=True) == [("H", ""), ("m", "")]
 
     def test_where_thoughts_are_kept_they_are_text(self) -> None:
         assert "".join(said for _, said in spoken("<think>Hm.</think>\n3")) == "<think>Hm.</think>\n3"
 
     def test_another_text_than_was_told_is_an_error(self) -> None:
-        live = LiveText(Spelling(lambda ids: "".join(map(chr, ids))))
-        live.take([ord("a")])
+        live = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))))
+        live.add_tokens([ord("a")])
         with pytest.raises(ValueError, match="another one than was told"):
-            live.rest("", "b")
+            live.finish("", "b")
 
     def test_calls_are_held_and_what_comes_before_them_flows(self) -> None:
         format = replace(named("HERMES"))
-        live = ChatRenderer({"p": format}).live("p", (), False, True)
+        live = ChatRenderer({"p": format}).text_stream("p", (), False, True)
         ids = format.tokenizer.encode(f"I add.\n{CALL}", add_special_tokens=False)
-        assert "".join(live.take([token])[1] for token in ids) == "I add."
+        assert "".join(live.add_tokens([token])[1] for token in ids) == "I add."
 
     @pytest.mark.parametrize(("text", "marks", "held"), [
         ("", ["ab"], ""), ("aab", ["ab"], "a"), ("aa", ["aab"], ""), ("xab", ["bc", "abd"], "x"), ("abc", [], "abc"),
     ])  # fmt: skip
     def test_marks_are_found_wherever_they_may_begin(self, text: str, marks: list[str], held: str) -> None:
-        assert before(text, marks) == held
+        assert text_before(text, marks) == held

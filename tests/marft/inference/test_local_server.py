@@ -16,17 +16,17 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.common.errors import RunError
-from marft.common.marks import Grammar
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.common.token_data import Grammar
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config import parse_recipe
-from marft.inference.apart import local_server
-from marft.inference.apart.engine import EngineApart
-from marft.inference.apart.environment import own_command
-from marft.inference.apart.frames import packed
-from marft.inference.apart.local_server import Server
-from marft.inference.apart.words import Alive, Open, Ready
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.folder import RunFolder
+from marft.inference.subprocess_engine import local_server
+from marft.inference.subprocess_engine.engine import SubprocessEngine
+from marft.inference.subprocess_engine.frames import encode_frame
+from marft.inference.subprocess_engine.local_server import Server
+from marft.inference.subprocess_engine.messages import EngineInit, Heartbeat, Ready
+from marft.inference.subprocess_engine.python_environment import local_server_command
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, NIGHT
@@ -44,12 +44,12 @@ def key(call: int = 0) -> ActionKey:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRollouts, LocalRollouts]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRolloutRunner, LocalRolloutRunner]]:
     """In process, and apart: one adapter that has learned, and one that is as it began."""
     folder = tmp_path_factory.mktemp("both")
     with (
-        LocalRollouts(settings("tiny", folder / "here")) as here,
-        LocalRollouts(settings("tiny", folder / "there", *PROCESS)) as there,
+        LocalRolloutRunner(settings("tiny", folder / "here")) as here,
+        LocalRolloutRunner(settings("tiny", folder / "there", *PROCESS)) as there,
     ):
         for rollouts in (here, there):
             moved(rollouts)
@@ -57,17 +57,17 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRollou
         yield here, there
 
 
-def moved(rollouts: LocalRollouts, by: float = 0.02) -> None:
+def moved(rollouts: LocalRolloutRunner, by: float = 0.02) -> None:
     for weights in rollouts.models.policies["actor"].parameters().values():
         weights.data.add_(by)
 
 
-async def saying(rollouts: LocalRollouts, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
-    how = Sampling(**{"max_new_tokens": 12, **sampling})
+async def saying(rollouts: LocalRolloutRunner, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
+    how = SamplingParams(**{"max_new_tokens": 12, **sampling})
     return await rollouts.engine.sample(policy, PROMPT, how, key(call))
 
 
-def said(rollouts: LocalRollouts, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
+def said(rollouts: LocalRolloutRunner, policy: str = "actor", call: int = 0, **sampling: Any) -> Completion:
     return rollouts.wait_for(saying(rollouts, policy, call, **sampling))
 
 
@@ -80,7 +80,7 @@ def assert_same(one: Completion, other: Completion) -> None:
 
 def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """An action of many tokens is told at its end alone, and the run starts again what says nothing for too long."""
-    monkeypatch.setattr(local_server, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(local_server, "HEARTBEAT_SECONDS", 0.001)
 
     async def whole() -> tuple[list[object], int]:
         sent, computing = list[object](), asyncio.Event()
@@ -90,9 +90,9 @@ def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(mo
                 await computing.wait()
 
         server = Server.__new__(Server)
-        server.engine = cast("Any", SimpleNamespace(between_tokens=between_tokens))
+        server.engine = cast("Any", SimpleNamespace(run_between_tokens=between_tokens))
         server.connection = cast("Any", SimpleNamespace(send=sent.append))
-        beating = asyncio.create_task(server.beat())
+        beating = asyncio.create_task(server.send_heartbeats())
         await asyncio.sleep(0.1)
         hung = len(sent)
         computing.set()
@@ -103,23 +103,25 @@ def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(mo
     sent, hung = asyncio.run(whole())
     assert hung == 3
     assert len(sent) > 3
-    assert {type(message) for message in sent} == {Alive}
+    assert {type(message) for message in sent} == {Heartbeat}
 
 
 def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, seconds in (("TICK_SECONDS", 0.01), ("HUSH_SECONDS", 0.03)):
-        monkeypatch.setattr(f"marft.inference.apart.engine.{name}", seconds)
+    for name, seconds in (("POLL_SECONDS", 0.01), ("WARNING_SECONDS", 0.03)):
+        monkeypatch.setattr(f"marft.inference.subprocess_engine.engine.{name}", seconds)
 
     async def whole() -> str:
-        engine = EngineApart("fake", own_command, Open("", "", 0, 0, 0, 0, 0), {}, seed=1, patience=0.1)
+        engine = SubprocessEngine(
+            "fake", local_server_command, EngineInit("", "", 0, 0, 0, 0, 0), {}, seed=1, timeout=0.1
+        )
         ours, theirs = socket.socketpair()
-        theirs.sendall(packed(Ready("a fake, 1.0")))
-        engine._loading[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
+        theirs.sendall(encode_frame(Ready("a fake, 1.0")))
+        engine._pending_commands[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
         with theirs:
-            why = await engine._listen(cast("Any", SimpleNamespace(socket=ours)))
-        engine._handover.close()
+            why = await engine._handle_messages(cast("Any", SimpleNamespace(socket=ours)))
+        engine._weight_transfer.close()
         return why
 
     assert asyncio.run(whole()) == "said nothing for 0.1 s (engine.patience_seconds), and was ended"
@@ -133,15 +135,17 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
 @pytest.mark.parametrize("policy", ["actor", "reasoner"])
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}, {"alternatives": 3}])
 def test_the_same_tokens_are_drawn_as_in_process(
-    both: tuple[LocalRollouts, LocalRollouts], policy: str, how: dict[str, Any]
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner], policy: str, how: dict[str, Any]
 ) -> None:
     one, other = (said(each, policy, **how) for each in both)
     assert_same(one, other)
-    assert other.versions == Versions(3, 3)
+    assert other.versions == VersionRange(3, 3)
 
 
 @slow
-def test_what_is_asked_together_is_drawn_as_alone_up_to_rounding(both: tuple[LocalRollouts, LocalRollouts]) -> None:
+def test_what_is_asked_together_is_drawn_as_alone_up_to_rounding(
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner],
+) -> None:
     here, there = both
     how = [(call, size) for call, size in enumerate((3, 12, 7, 1))]
 
@@ -161,18 +165,22 @@ def test_the_docs_promise_no_more_than_that() -> None:
 
 
 @slow
-def test_texts_that_stop_an_action_and_listeners_are_those_of_here(both: tuple[LocalRollouts, LocalRollouts]) -> None:
+def test_texts_that_stop_an_action_and_listeners_are_those_of_here(
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner],
+) -> None:
     here, there = both
     whole = said(here)
     stop, heard = whole.text[len(whole.text) // 2 :][:3], list[int]()
-    other = said(there, stop=(stop,), listener=heard.append, alternatives=2)
+    other = said(there, stop=(stop,), on_token=heard.append, alternatives=2)
     assert_same(said(here, stop=(stop,), alternatives=2), other)
     assert heard == other.tokens.tolist()
 
 
 @slow
-@pytest.mark.parametrize("extra", [{}, {"alternatives": 2}, {"stop": ("7",)}, {"listener": [].append}])
-def test_what_a_grammar_allowed_for_is_told(both: tuple[LocalRollouts, LocalRollouts], extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extra", [{}, {"alternatives": 2}, {"stop": ("7",)}, {"on_token": [].append}])
+def test_what_a_grammar_allowed_for_is_told(
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner], extra: dict[str, Any]
+) -> None:
     """Digits, of which the first is forced."""
     how = {"grammar": Grammar("regex", "4[0-9]{6}"), **extra}
     one, other = (said(each, **how) for each in both)
@@ -187,22 +195,22 @@ def test_what_a_grammar_allowed_for_is_told(both: tuple[LocalRollouts, LocalRoll
 @slow
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_choices_are_as_likely_as_here_and_the_same_one_is_drawn(
-    both: tuple[LocalRollouts, LocalRollouts], temperature: float
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner], temperature: float
 ) -> None:
-    async def chosen(rollouts: LocalRollouts) -> list[tuple[Choice, Versions]]:
-        how = Sampling(temperature=temperature)
+    async def chosen(rollouts: LocalRolloutRunner) -> list[tuple[Choice, VersionRange]]:
+        how = SamplingParams(temperature=temperature)
         asked = (rollouts.engine.choose("actor", PROMPT, OPTIONS, how, key(call)) for call in range(4))
         return await asyncio.gather(*asked)
 
     for (one, _), (other, versions) in zip(*(each.wait_for(chosen(each)) for each in both), strict=True):
         assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
         assert one.chosen == other.chosen
-        assert versions == Versions(3, 3)
+        assert versions == VersionRange(3, 3)
 
 
 @slow
 def test_what_is_under_way_goes_on_with_the_weights_that_it_began_with(
-    both: tuple[LocalRollouts, LocalRollouts],
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner],
 ) -> None:
     """Weights change at an action's first token: it stays what it would have been, and what is asked then is new."""
     here, there = both
@@ -210,7 +218,7 @@ def test_what_is_under_way_goes_on_with_the_weights_that_it_began_with(
 
     async def while_it_is_sampled() -> tuple[Completion, Completion]:
         begun, loop = asyncio.Event(), asyncio.get_running_loop()
-        heard = saying(there, max_new_tokens=200, listener=lambda _: loop.call_soon(begun.set))
+        heard = saying(there, max_new_tokens=200, on_token=lambda _: loop.call_soon(begun.set))
         action = asyncio.create_task(heard)
         await begun.wait()
         moved(there, 0.05)
@@ -220,19 +228,19 @@ def test_what_is_under_way_goes_on_with_the_weights_that_it_began_with(
 
     old, new = there.wait_for(while_it_is_sampled())
     assert_same(before, old)
-    assert (old.versions, new.versions) == (Versions(3, 3), Versions(4, 4))
+    assert (old.versions, new.versions) == (VersionRange(3, 3), VersionRange(4, 4))
     moved(here, 0.05)
     here.publish(4)
     assert_same(said(here), new)
 
 
 @slow
-def test_what_nobody_waits_for_any_more_is_let_go(both: tuple[LocalRollouts, LocalRollouts]) -> None:
+def test_what_nobody_waits_for_any_more_is_let_go(both: tuple[LocalRolloutRunner, LocalRolloutRunner]) -> None:
     _, there = both
 
     async def given_up() -> None:
         begun, loop = asyncio.Event(), asyncio.get_running_loop()
-        heard = saying(there, max_new_tokens=300, listener=lambda _: loop.call_soon(begun.set))
+        heard = saying(there, max_new_tokens=300, on_token=lambda _: loop.call_soon(begun.set))
         action = asyncio.create_task(heard)
         await begun.wait()
         action.cancel()
@@ -245,7 +253,9 @@ def test_what_nobody_waits_for_any_more_is_let_go(both: tuple[LocalRollouts, Loc
 
 @BY_NIGHT
 @slow
-def test_a_process_that_is_killed_is_started_again_and_asked_again(both: tuple[LocalRollouts, LocalRollouts]) -> None:
+def test_a_process_that_is_killed_is_started_again_and_asked_again(
+    both: tuple[LocalRolloutRunner, LocalRolloutRunner],
+) -> None:
     _, there = both
     before = [said(there, call=call) for call in range(2)]
     killed: list[int] = []
@@ -255,7 +265,7 @@ def test_a_process_that_is_killed_is_started_again_and_asked_again(both: tuple[L
             killed.extend(servers())
             os.kill(killed[0], signal.SIGKILL)
 
-    assert_same(said(there), said(there, listener=kill))
+    assert_same(said(there), said(there, on_token=kill))
     for call, expected in enumerate(before):
         assert_same(expected, said(there, call=call))
     assert there.usage()["engine_restarts"] == 1
@@ -296,7 +306,7 @@ def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path
 @slow
 def test_a_device_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the engine's process \(reasoner, actor\): device: cannot use 'no-such'"):
-        LocalRollouts(settings("tiny", tmp_path, *PROCESS, "--engine.device", "no-such")).close()
+        LocalRolloutRunner(settings("tiny", tmp_path, *PROCESS, "--engine.device", "no-such")).close()
 
 
 def test_what_is_sampled_apart_is_corrected_unless_the_recipe_says_otherwise() -> None:

@@ -12,17 +12,25 @@ import numpy as np
 import pytest
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.inference.apart import local_server
-from marft.inference.apart.local_server import Server
-from marft.inference.apart.words import Ask, Load, Loaded, Open, Said, Weigh, Weighed
 from marft.inference.caller_thread import CallerThreadExecutor
-from marft.models.adapters import save_adapter
+from marft.inference.subprocess_engine import local_server
+from marft.inference.subprocess_engine.local_server import Server
+from marft.inference.subprocess_engine.messages import (
+    CommandCompleted,
+    EngineInit,
+    LoadCommand,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TokenChunk,
+)
+from marft.models.adapter_files import save_adapter
 from marft.models.backbone import Backbone
-from marft.models.formats import load_format
+from marft.models.tokenizer_format import load_format
 
 LORA = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
 PROMPT = np.arange(5, 21, dtype=np.int32)
-ASK = Ask(10, "actor", PROMPT, 1.0, 24, 1.0, 0, 123, [2])
+ASK = SampleRequest(10, "actor", PROMPT, 1.0, 24, 1.0, 0, 123, [2])
 OPTIONS = np.array([7, 8, 9], np.int32), np.array([2, 1], np.int32)
 
 
@@ -45,9 +53,9 @@ class Connection:
 
     async def over(self, number: int) -> tuple[list[int], list[float], tuple[int, int]]:
         """Tokens, log-probs and versions of an action, once it is over."""
-        while not (await self.heard(Said, number)).finish:
+        while not (await self.heard(TokenChunk, number)).finish:
             await asyncio.sleep(0.001)
-        parts = [one for one in self.sent if isinstance(one, Said) and one.number == number]
+        parts = [one for one in self.sent if isinstance(one, TokenChunk) and one.number == number]
         versions = min(one.lowest for one in parts), max(one.highest for one in parts)
         tokens, log_probs = (
             [each for one in parts for each in getattr(one, name).tolist()] for name in ("tokens", "log_probs")
@@ -63,11 +71,11 @@ def served(backbone: Backbone, random_model: Path) -> Callable[..., None]:
         thread = CallerThreadExecutor()
 
         async def whole() -> None:
-            opened = Open("model", "float32", 256, 8, 2, 4, 1, {"prefix_bytes": prefix_bytes})
+            opened = EngineInit("model", "float32", 256, 8, 2, 4, 1, {"prefix_bytes": prefix_bytes})
             format = load_format(ModelSettings(path=str(random_model)))
             server = Server(connection := Connection(), backbone, format, thread, opened)  # type: ignore[arg-type]
             await asyncio.wait_for(use(server, connection), 20)
-            await server.engine.settle()
+            await server.engine.wait_idle()
 
         try:
             thread.wait_for(whole())
@@ -121,15 +129,15 @@ def test_an_action_has_the_weights_that_it_began_with_and_they_go_with_it(
     first, second = adapter(1), adapter(2)
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 3, first))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3, first))
+        server.handle(ASK)
         alone = await connection.over(10)
-        server.heed(replace(ASK, number=11, tells=True))
-        await connection.heard(Said, 11)
-        server.heed(Load(2, "actor", 4, second))
-        await connection.heard(Loaded, 2)
+        server.handle(replace(ASK, number=11, stream=True))
+        await connection.heard(TokenChunk, 11)
+        server.handle(LoadCommand(2, "actor", 4, second))
+        await connection.heard(CommandCompleted, 2)
         assert adapters(server) == ["actor@1", "actor@2"]  # the first one is still used
-        server.heed(replace(ASK, number=12))
+        server.handle(replace(ASK, number=12))
         after = await connection.over(12)
         assert_same(await connection.over(11), alone)
         assert (alone[2], after[2]) == ((3, 3), (4, 4))
@@ -147,8 +155,8 @@ def test_an_adapter_that_nobody_is_sampled_with_goes_with_the_next_one(
 
     async def use(server: Server, connection: Connection) -> None:
         for number, folder in ((1, first), (2, second)):
-            server.heed(Load(number, "actor", number, folder))
-            await connection.heard(Loaded, number)
+            server.handle(LoadCommand(number, "actor", number, folder))
+            await connection.heard(CommandCompleted, number)
         while adapters(server) != ["actor@2"]:
             await asyncio.sleep(0.001)
 
@@ -161,13 +169,13 @@ def test_whole_weights_are_replaced_once_what_began_with_them_is_over(
     as_it_is, other = model(1.0), model(1.1)
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 3, as_it_is, whole=True))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3, as_it_is, full_model=True))
+        server.handle(ASK)
         alone = await connection.over(10)
-        server.heed(replace(ASK, number=11, tells=True))
-        await connection.heard(Said, 11)
-        server.heed(Load(2, "actor", 4, other, whole=True))
-        server.heed(replace(ASK, number=12))
+        server.handle(replace(ASK, number=11, stream=True))
+        await connection.heard(TokenChunk, 11)
+        server.handle(LoadCommand(2, "actor", 4, other, full_model=True))
+        server.handle(replace(ASK, number=12))
         assert_same(await connection.over(11), alone)
         after = await connection.over(12)
         assert (alone[2], after[2]) == ((3, 3), (4, 4))
@@ -175,7 +183,7 @@ def test_whole_weights_are_replaced_once_what_began_with_them_is_over(
         order = [
             type(one).__name__ for one in connection.sent if one.number in (2, 11, 12) and getattr(one, "finish", "x")
         ]
-        assert order == ["Said", "Loaded", "Said"]
+        assert order == ["TokenChunk", "CommandCompleted", "TokenChunk"]
 
     served(use)
 
@@ -183,17 +191,17 @@ def test_whole_weights_are_replaced_once_what_began_with_them_is_over(
 def test_what_was_read_with_other_whole_weights_is_read_again(
     served: Callable[..., None], model: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marft.models.backbone.OVERHEAD", 0)  # so that a small model goes on from what is kept
+    monkeypatch.setattr("marft.models.backbone.NODE_COST", 0)  # so that a small model goes on from what is kept
     as_it_is, other = model(1.0), model(1.1)
     long = replace(ASK, prompt=np.resize(PROMPT, 150))
     found: list[list[float]] = []
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 3, as_it_is, whole=True))
-        server.heed(long)
+        server.handle(LoadCommand(1, "actor", 3, as_it_is, full_model=True))
+        server.handle(long)
         await connection.over(10)
-        server.heed(Load(2, "actor", 4, other, whole=True))
-        server.heed(replace(long, number=12))
+        server.handle(LoadCommand(2, "actor", 4, other, full_model=True))
+        server.handle(replace(long, number=12))
         found.append((await connection.over(12))[1])
 
     for prefix_bytes in (2**20, 0):
@@ -203,10 +211,10 @@ def test_what_was_read_with_other_whole_weights_is_read_again(
 
 def test_an_action_is_sampled_as_its_request_says(served: Callable[..., None]) -> None:
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 0))
+        server.handle(LoadCommand(1, "actor", 0))
         asked = [{}, {"temperature": 0.0}, {"top_p": 1e-6}, {"top_k": 1}]
         for number, how in enumerate(asked):
-            server.heed(replace(ASK, number=20 + number, **how))  # type: ignore[arg-type]
+            server.handle(replace(ASK, number=20 + number, **how))  # type: ignore[arg-type]
         free, greedy, nucleus, first = [(await connection.over(20 + number))[0] for number in range(4)]
         assert greedy == nucleus == first != free
 
@@ -219,12 +227,12 @@ def test_options_are_weighed_at_their_temperature_with_the_weights_of_when_they_
     folder = adapter(1)
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 3, folder))
+        server.handle(LoadCommand(1, "actor", 3, folder))
         for number, temperature in ((20, 1.0), (21, 0.5)):
-            server.heed(Weigh(number, "actor", PROMPT, *OPTIONS, temperature))
-        server.heed(Load(2, "actor", 4))
-        server.heed(Weigh(22, "actor", PROMPT, *OPTIONS, 1.0))
-        one, half, other = [await connection.heard(Weighed, number) for number in (20, 21, 22)]
+            server.handle(ScoreRequest(number, "actor", PROMPT, *OPTIONS, temperature))
+        server.handle(LoadCommand(2, "actor", 4))
+        server.handle(ScoreRequest(22, "actor", PROMPT, *OPTIONS, 1.0))
+        one, half, other = [await connection.heard(ScoreResponse, number) for number in (20, 21, 22)]
         versions = [(each.lowest, each.highest) for each in (one, half, other)]
         assert versions == [(3, 3), (3, 3), (4, 4)]
         assert one.log_probs.tolist() != other.log_probs.tolist()
@@ -239,13 +247,13 @@ def test_options_that_are_weighed_when_whole_weights_are_replaced_are_weighed_wi
     as_it_is, other = model(1.0), model(1.1)
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 3, as_it_is, whole=True))
-        server.heed(Weigh(20, "actor", PROMPT, *OPTIONS, 1.0))
-        alone = await connection.heard(Weighed, 20)
-        server.heed(Weigh(21, "actor", PROMPT, *OPTIONS, 1.0))
-        server.heed(Load(2, "actor", 4, other, whole=True))
-        server.heed(Weigh(22, "actor", PROMPT, *OPTIONS, 1.0))
-        again, after = [await connection.heard(Weighed, number) for number in (21, 22)]
+        server.handle(LoadCommand(1, "actor", 3, as_it_is, full_model=True))
+        server.handle(ScoreRequest(20, "actor", PROMPT, *OPTIONS, 1.0))
+        alone = await connection.heard(ScoreResponse, 20)
+        server.handle(ScoreRequest(21, "actor", PROMPT, *OPTIONS, 1.0))
+        server.handle(LoadCommand(2, "actor", 4, other, full_model=True))
+        server.handle(ScoreRequest(22, "actor", PROMPT, *OPTIONS, 1.0))
+        again, after = [await connection.heard(ScoreResponse, number) for number in (21, 22)]
         assert (again.lowest, after.lowest) == (3, 4)
         assert again.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
         assert after.log_probs != pytest.approx(alone.log_probs, abs=1e-3)
@@ -260,9 +268,9 @@ def test_an_error_here_ends_the_process(served: Callable[..., None], monkeypatch
         raise RuntimeError("out of memory")
 
     async def use(server: Server, connection: Connection) -> None:
-        server.heed(Load(1, "actor", 0))
-        monkeypatch.setattr(server.engine, "complete", boom)
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 0))
+        monkeypatch.setattr(server.engine, "sample_row", boom)
+        server.handle(ASK)
         while not ended:
             await asyncio.sleep(0.001)
 

@@ -10,11 +10,18 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.conversation import Conversation
-from marft.agents.rendering import ChatMessage, NotExact
-from marft.common.marks import Mark
-from marft.common.thoughts import Said
+from marft.agents.renderer import ChatMessage, NotExact
+from marft.common.reasoning import StopString
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, TokenIds, Tool, ToolCall
-from marft.inference.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten, thinks
+from marft.inference.chat_messages import (
+    REWRITES_HISTORY,
+    check_continuation,
+    check_history,
+    encode_new_messages,
+    render_messages,
+    supports_reasoning,
+)
 from marft.inference.renderer import ChatFormat, ChatRenderer
 from tests import templates
 from tests.episodes import make_action
@@ -39,7 +46,7 @@ def test_a_template_that_names_either_end_of_a_thought_knows_of_thoughts(
 ) -> None:
     """Some only cut them off what was said, and leave their beginning to the model."""
     for mark, known in (("", False), ("<think>", True), ("</think>", True)):
-        assert thinks(format_of(tiny_tokenizer, f"{{{{ '{mark}' }}}}{templates.HERMES}")) == known
+        assert supports_reasoning(format_of(tiny_tokenizer, f"{{{{ '{mark}' }}}}{templates.HERMES}")) == known
 
 
 def test_what_ends_a_call_counts_outside_of_thoughts_where_there_are_any(
@@ -47,8 +54,8 @@ def test_what_ends_a_call_counts_outside_of_thoughts_where_there_are_any(
 ) -> None:
     for template, mark in (
         (templates.HERMES, "</tool_call>"),
-        (templates.THINKS, Said("</tool_call>", begun=False)),
-        (templates.BEGUN, Said("</tool_call>", begun=True)),
+        (templates.THINKS, StopString("</tool_call>", in_reasoning=False)),
+        (templates.BEGUN, StopString("</tool_call>", in_reasoning=True)),
         (templates.BARE, ""),
     ):
         assert ChatRenderer({"p": format_of(tiny_tokenizer, template)}).call_end("p") == mark
@@ -59,7 +66,7 @@ def after(format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequ
     prompt = render_messages(format, ASKED, tools)
     sampled = format.tokenizer.encode(said, add_special_tokens=False)
     ids = np.array([*prompt, *sampled, *format.stop_ids], np.int32)
-    return continue_ids(format, ids, [*ASKED, {"role": "assistant", "content": said}], new, tools)
+    return encode_new_messages(format, ids, [*ASKED, {"role": "assistant", "content": said}], new, tools)
 
 
 @pytest.mark.parametrize("template", PLAIN)
@@ -74,7 +81,7 @@ def test_prompt_turn_and_what_is_appended_are_the_whole_chat(
     whole = render_messages(format, [*ASKED, SAID, *NEW])
     assert [*prompt, *sampled, *format.stop_ids, *appended] == whole.tolist()
     assert "<|im_end|> twice" in str(format.tokenizer.decode(appended.tolist()))
-    assert changes_turns(format) is None
+    assert check_continuation(format) is None
 
 
 @pytest.mark.parametrize("template", [None, templates.LIST])
@@ -97,7 +104,7 @@ def test_a_turn_that_was_cut_short_is_ended_first(
     cut = np.array([5, 6, 7], np.int32)
     ended = np.array([5, 6, 7, *format.stop_ids], np.int32)
     chat = [*ASKED, SAID]
-    one, other = continue_ids(format, cut, chat, NEW), continue_ids(format, ended, chat, NEW)
+    one, other = encode_new_messages(format, cut, chat, NEW), encode_new_messages(format, ended, chat, NEW)
     assert isinstance(one, np.ndarray)
     assert isinstance(other, np.ndarray)
     assert one.tolist() == [*format.stop_ids, *other]
@@ -140,16 +147,16 @@ def test_what_a_template_would_change_cannot_be_appended_and_the_reason_is_told(
 def test_whether_a_template_never_continues_is_known_from_probes(
     tiny_tokenizer: PreTrainedTokenizerBase, template: str, tools: tuple[Tool, ...], always: bool
 ) -> None:
-    found = changes_turns(format_of(tiny_tokenizer, template), tools)
+    found = check_continuation(format_of(tiny_tokenizer, template), tools)
     assert (found is not None) == always
-    assert found is None or found.everywhere
+    assert found is None or found.always
 
 
 def test_a_template_is_probed_with_tools_and_without(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.MOVES)})
     ids = np.array(renderer.formats["p"].stop_ids, np.int32)
     for tools, continues in (((), True), ((TOOL,), False), ((), True)):
-        assert isinstance(renderer.go_on("p", ids, [*ASKED, SAID], NEW, tools), np.ndarray) == continues
+        assert isinstance(renderer.continue_chat("p", ids, [*ASKED, SAID], NEW, tools), np.ndarray) == continues
 
 
 @pytest.mark.parametrize("template", [templates.DROPS, templates.ENDLESS])
@@ -158,8 +165,8 @@ def test_what_a_template_rewrites_is_seen_in_its_text_also_where_no_turn_ends(
 ) -> None:
     format = format_of(tiny_tokenizer, template)
     thought = {"role": "assistant", "content": "Hm.</think>It is 3."}
-    assert rewritten(format, [*ASKED, thought], NEW, ()) == NotExact(REWRITES)
-    assert rewritten(format, [*ASKED, SAID], NEW, ()) is None
+    assert check_history(format, [*ASKED, thought], NEW, ()) == NotExact(REWRITES_HISTORY)
+    assert check_history(format, [*ASKED, SAID], NEW, ()) is None
 
 
 def test_a_template_is_probed_once(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,19 +179,19 @@ def test_a_template_is_probed_once(tiny_tokenizer: PreTrainedTokenizerBase, monk
         return whole(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(format.tokenizer), "apply_chat_template", counted)
-    first = renderer.go_on("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ())
+    first = renderer.continue_chat("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ())
     probes = len(rendered)
     assert probes
-    assert renderer.go_on("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ()) == first
+    assert renderer.continue_chat("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ()) == first
     assert len(rendered) == probes
 
 
 def test_a_template_that_cannot_show_what_was_said_is_refused_with_a_remedy(
     tiny_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    ChatRenderer({"p": format_of(tiny_tokenizer, templates.BEGINS)}).check_continues("p")
+    ChatRenderer({"p": format_of(tiny_tokenizer, templates.BEGINS)}).check_multi_turn("p")
     with pytest.raises(ValueError, match=r"cannot show a conversation \(.*: no\); set models.….chat_template"):
-        ChatRenderer({"p": format_of(tiny_tokenizer, templates.ONCE)}).check_continues("p")
+        ChatRenderer({"p": format_of(tiny_tokenizer, templates.ONCE)}).check_multi_turn("p")
 
 
 class TestToolResponses:
@@ -197,7 +204,7 @@ class TestToolResponses:
         tokenizer: PreTrainedTokenizerBase, template: str, said: str, *calls: ToolCall
     ) -> tuple[ChatRenderer, TokenIds | NotExact]:  # fmt: skip
         renderer = ChatRenderer({"p": format_of(tokenizer, template)})
-        chat = [*ASKED, *renderer.calling_turn("p", said, calls, np.empty(0, np.int32))]
+        chat = [*ASKED, *renderer.tool_call_messages("p", said, calls, np.empty(0, np.int32))]
         turn = np.array([7, *renderer.formats["p"].stop_ids], np.int32)
         return renderer, renderer.tool_response("p", turn, chat, calls, (TOOL,))
 
@@ -212,7 +219,7 @@ class TestToolResponses:
         self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str
     ) -> None:
         renderer, found = self.after(tiny_tokenizer, template, said, self.CALL)
-        plain = renderer.tool_format("p").response([self.CALL], renderer.formats["p"].stop_ids[0])
+        plain = renderer.tool_format("p").encode_response([self.CALL], renderer.formats["p"].stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(plain, np.ndarray)
         assert found.tolist() == plain.tolist()
@@ -248,9 +255,9 @@ class TestToolResponses:
     ) -> None:
         thought = "<think>\nSo.\n</think>\n\n<tool_call>{}"
         renderer, found = self.after(tiny_tokenizer, templates.THINKS, thought, self.CALL)
-        assert isinstance(renderer.tool_format("p").response([self.CALL]), NotExact)
+        assert isinstance(renderer.tool_format("p").encode_response([self.CALL]), NotExact)
         plain = format_of(tiny_tokenizer, templates.HERMES)
-        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL], plain.stop_ids[0])
+        wanted = ChatRenderer({"p": plain}).tool_format("p").encode_response([self.CALL], plain.stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(wanted, np.ndarray)
         assert found.tolist() == wanted.tolist()
@@ -259,7 +266,7 @@ class TestToolResponses:
         picky = templates.THINKS.replace("elif m.role == 'tool' -%}", "elif m.role == 'tool' -%}" + PICKY)
         renderer, found = self.after(tiny_tokenizer, picky, "<tool_call>{}", self.CALL)
         assert isinstance(found, NotExact)
-        chat = [*ASKED, *renderer.calling_turn("p", "<tool_call>{}", [self.CALL], np.empty(0, np.int32))]
+        chat = [*ASKED, *renderer.tool_call_messages("p", "<tool_call>{}", [self.CALL], np.empty(0, np.int32))]
         with pytest.raises(ValueError, match=r"its chat template cannot show the conversation: .*: no three"):
             renderer.start("p", chat, (TOOL,))
 
@@ -273,7 +280,7 @@ def said_with_calls(*, begun: str = "") -> Action:
         ToolCall("add", "{}", output="never heard", round=2),
     ]
     tokens = np.array([*[ord(character) for character in begun], 1, 2, 3], np.int32)
-    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * 3, np.uint8)
+    marks = np.array([TokenSource.TEAMMATE] * len(begun) + [TokenSource.SAMPLED] * 3, np.uint8)
     texts = ("Hm. <tool_call>{}</tool_call>", "<tool_call>{}</tool_call>")
     one = replace(make_action("a"), policy="p", tokens=tokens, marks=marks, intermediate_texts=texts)
     return replace(one, calls=tuple(calls), text="It is 3.")
@@ -295,7 +302,7 @@ def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrai
     action = said_with_calls()
     begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
     tokens = np.array([*begun, *action.tokens], np.int32)
-    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * len(action.tokens), np.uint8)
+    marks = np.array([TokenSource.TEAMMATE] * len(begun) + [TokenSource.SAMPLED] * len(action.tokens), np.uint8)
     messages = renderer.turn("p", replace(action, tokens=tokens, marks=marks))
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     assert said == ["Let me see. Hm.", "", "It is 3."]
@@ -308,7 +315,7 @@ class TestEndpoints:
     def appended(tokenizer: PreTrainedTokenizerBase, template: str | None, ended: bool = True) -> str:
         format = replace(format_of(tokenizer, template), remote=True)
         ids = np.array([7, *format.stop_ids] if ended else [7], np.int32)
-        found = ChatRenderer({"p": format}).go_on("p", ids, [*ASKED, SAID], NEW, (TOOL,))
+        found = ChatRenderer({"p": format}).continue_chat("p", ids, [*ASKED, SAID], NEW, (TOOL,))
         assert isinstance(found, np.ndarray)
         return str(tokenizer.decode(found.tolist()))
 
@@ -332,25 +339,25 @@ def test_what_a_template_drops_is_dropped_from_there_on_and_what_came_before_sta
         def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
             return renderer.start("p", messages, ())
 
-        def go_on(
+        def continue_chat(
             self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
         ) -> TokenIds | NotExact:
-            return renderer.go_on("p", ids, messages, new, ())
+            return renderer.continue_chat("p", ids, messages, new, ())
 
     def letters(text: str) -> TokenIds:
         parts = [tiny_tokenizer.encode(letter, add_special_tokens=False) for letter in text]
         return np.array([*np.concatenate(parts), *renderer.formats["p"].stop_ids], np.int32)
 
     record, thought = Conversation(Spoken()), "Hm.</think>Four."
-    told = record.tell(ASKED, record.root)
-    first = record.say(told, [SAID], letters("It is 3."), "0")
-    second = record.say(
-        record.tell(NEW, first), [{"role": "assistant", "content": thought}], letters(thought), "1"
+    told = record.add_messages(ASKED, record.root)
+    first = record.add_turn(told, [SAID], letters("It is 3."), "0")
+    second = record.add_turn(
+        record.add_messages(NEW, first), [{"role": "assistant", "content": thought}], letters(thought), "1"
     )  # fmt: skip
-    third = record.tell([{"role": "user", "content": "Sure?"}], second)
+    third = record.add_messages([{"role": "user", "content": "Sure?"}], second)
     assert third.context[: len(first.context)].tolist() == first.context.tolist()
-    assert third.before is first
-    assert "rewrites what came before" in third.restarted
+    assert third.previous is first
+    assert "rewrites what came before" in third.restart_reason
     shown = str(tiny_tokenizer.decode(third.context.tolist()))
     assert "Four.<|im_end|>" in shown
     assert "Hm." not in shown

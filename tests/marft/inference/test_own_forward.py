@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.live import Spelling
-from marft.common.observing import Silent
-from marft.common.types import Sampling
+from marft.agents.streaming import Detokenizer
+from marft.common.callbacks import NullCallback
+from marft.common.types import SamplingParams
 from marft.config import parse_recipe
-from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.families import small_backbone
+from marft.models.model_families import build_small_backbone
 from marft.models.packed_rows import PackedRows
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.families import FAMILY, OWN, random_model
 from tests.helpers import recipe
@@ -33,8 +33,8 @@ NAMES = [pytest.param(name, marks=() if name in ("LFM 2", "Mamba") else pytest.m
 @pytest.fixture(params=NAMES)
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     """A model that runs by itself, with two policies on it where it has linear layers."""
-    found = small_backbone(FAMILY[request.param])
-    assert found.plain
+    found = build_small_backbone(FAMILY[request.param])
+    assert found.native
     targets = {"q_proj", "out_proj", "in_proj", "o_proj"} & {
         name.rpartition(".")[2] for name, module in found.model.named_modules() if isinstance(module, nn.Linear)
     }
@@ -51,7 +51,7 @@ def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone)
     results = []
     for batches in ([(ROWS, POLICIES)], [([row], [policy]) for row, policy in zip(ROWS, POLICIES, strict=True)]):
         backbone.model.zero_grad()
-        hidden = torch.cat([backbone.hidden_states(PackedRows.of(*batch, CPU)) for batch in batches])
+        hidden = torch.cat([backbone.hidden_states(PackedRows.from_rows(*batch, CPU)) for batch in batches])
         adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
         if adapters:
             (hidden * weights).sum().backward()
@@ -65,8 +65,8 @@ def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone)
 
 def test_a_row_in_a_filled_batch_does_not_depend_on_those_beside_it(backbone: Backbone) -> None:
     with torch.no_grad():
-        together = backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU, size=64))
-        alone = backbone.hidden_states(PackedRows.of(ROWS[1:2], POLICIES[1:2], CPU, size=64))
+        together = backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU, size=64))
+        alone = backbone.hidden_states(PackedRows.from_rows(ROWS[1:2], POLICIES[1:2], CPU, size=64))
     assert together.shape == alone.shape == (64, 32)
     assert torch.equal(together[4:23], alone[:19])
 
@@ -76,12 +76,12 @@ def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
     lengths = {0: 5, 1: 9, 2: 2, 3: 7, 4: 3}
     prompts = [*ROWS, ROWS[0]]
     policies = [*POLICIES, "one"]
-    batch = RunningBatch(backbone, [95], lambda: Spelling(str))
+    batch = RunningBatch(backbone, [95], lambda: Detokenizer(str))
     requests = [
-        Row(policy, prompt, Sampling(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32))
+        Row(policy, prompt, SamplingParams(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32))
         for n, (policy, prompt) in enumerate(zip(policies, prompts, strict=True))
     ]
-    finished: list[Finished] = batch.admit(requests[:2])
+    finished: list[RowResult] = batch.admit(requests[:2])
     finished += batch.step()
     finished += batch.admit(requests[2:])
     while len(batch):
@@ -90,8 +90,8 @@ def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
     for done in finished:
         whole = np.concatenate([done.row.prompt, done.tokens])
         with torch.no_grad():
-            hidden = backbone.hidden_states(PackedRows.of([whole], [done.row.adapter], CPU))
-        expected = backbone.logits(hidden, None).log_softmax(-1)[len(done.row.prompt) - 1 : -1]
+            hidden = backbone.hidden_states(PackedRows.from_rows([whole], [done.row.adapter], CPU))
+        expected = backbone.compute_logits(hidden, None).log_softmax(-1)[len(done.row.prompt) - 1 : -1]
         scores = expected.gather(1, torch.from_numpy(done.tokens).long()[:, None])[:, 0]
         torch.testing.assert_close(torch.from_numpy(done.log_probs), scores, rtol=0, atol=1e-3)
 
@@ -100,12 +100,12 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
     gradients = []
     for again in (False, True):
         if again:
-            backbone.recompute_activations()
+            backbone.checkpoint_activations()
         backbone.model.zero_grad()
         adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
         if not adapters:
             pytest.skip("GPT-2 has no linear layers")
-        hidden = backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU))
+        hidden = backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU))
         (hidden * torch.linspace(-1, 1, 32)).sum().backward()
         gradients.append([adapter.b.grad.clone() for adapter in adapters if adapter.b.grad is not None])
     for plain, recomputed in zip(*gradients, strict=True):
@@ -125,13 +125,13 @@ DROPPING = {
 def test_nothing_is_dropped_also_where_activations_are_computed_again(name: str) -> None:
     """For that layers are set to train, and those of Doge drop what they add to the stream where they do."""
     family = FAMILY[name]
-    found = small_backbone(replace(family, settings={**family.settings, **DROPPING[name]}))
-    rows = PackedRows.of(ROWS, [None] * len(ROWS), CPU)
+    found = build_small_backbone(replace(family, settings={**family.settings, **DROPPING[name]}))
+    rows = PackedRows.from_rows(ROWS, [None] * len(ROWS), CPU)
     with torch.no_grad():
-        wanted = small_backbone(family).hidden_states(rows)
+        wanted = build_small_backbone(family).hidden_states(rows)
     for again in (False, True):
         if again:
-            found.recompute_activations()
+            found.checkpoint_activations()
             found.model.train()
         found.model.requires_grad_(True)
         torch.testing.assert_close(found.hidden_states(rows).detach(), wanted, rtol=0, atol=1e-5)
@@ -142,7 +142,7 @@ def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> 
     if layer is None:
         pytest.skip("GPT-2 has no linear layers")
     with (
-        backbone.routing.by_stretch([("one", 0, 8)], 8),
+        backbone.routing.by_span([("one", 0, 8)], 8),
         pytest.raises(ValueError, match=r"leave it out of lora.targets"),
     ):
         layer(torch.zeros(1, 5, layer.base.in_features))
@@ -164,7 +164,7 @@ def test_a_team_on_a_model_that_cannot_be_packed_trains(
     notes: list[str] = []
     run = parse_recipe(table)
     folder = RunFolder.create(run)
-    assert train(run, folder, observer=Listening(notes)).step == 2
+    assert train(run, folder, callback=Listening(notes)).step == 2
     assert notes == [
         "models.base: rows of Lfm2ForCausalLM cannot be packed; it runs on transformers' own forward, which is slower "
         "(docs/models.md)"
@@ -174,9 +174,9 @@ def test_a_team_on_a_model_that_cannot_be_packed_trains(
         assert row["skipped_updates"] == 0
 
 
-class Listening(Silent):
+class Listening(NullCallback):
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)

@@ -16,20 +16,20 @@ from safetensors.torch import load_file
 from marft.agents.game import Attempt
 from marft.cli.live import play_live
 from marft.common.errors import EpisodeFailedError
-from marft.common.marks import Mark
-from marft.common.thoughts import Said
-from marft.common.types import Option, Prompt, Sampling, Tool
+from marft.common.reasoning import StopString
+from marft.common.token_data import TokenSource
+from marft.common.types import Option, Prompt, SamplingParams, Tool
 from marft.common.usage import Usage
 from marft.config import load_recipe, parse_recipe
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.report import write_report
 from marft.inference.router import Router
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.credit_audit import audit_credit
 from marft.trainer.loop import train
-from marft.trainer.replay import replay
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
 from tests.marft.agents.test_live import Scripted
@@ -43,7 +43,9 @@ def test_an_answer_is_recorded_in_the_readers_tokens() -> None:
     ) as endpoint:  # fmt: skip
         done = ask(
             teammates(endpoint),
-            sampling=Sampling(temperature=0.5, max_new_tokens=9, stop=(",", Said("</call>", begun=False))),
+            sampling=SamplingParams(
+                temperature=0.5, max_new_tokens=9, stop=(",", StopString("</call>", in_reasoning=False))
+            ),
         )
     assert (done.text, done.finish, done.versions, done.calls) == ("five", "stop", (0, 0), ())
     assert bytes(done.tokens.astype(np.uint8)).decode() == "five"
@@ -64,7 +66,7 @@ def test_the_seed_is_that_of_the_action() -> None:
             Prompt(np.arange(3, dtype=np.int32), chat=({"role": "user", "content": "?"},)),
         )
         for key in (KEY_OF_ACTION, KEY_OF_ACTION, KEY_OF_ACTION._replace(sample=1)):
-            asyncio.run(engine.sample("a", prompt, Sampling(), key))
+            asyncio.run(engine.sample("a", prompt, SamplingParams(), key))
     first, again, other = [request["seed"] for request in server.requests]
     assert first == again != other
 
@@ -118,12 +120,12 @@ def test_a_remote_agent_uses_its_tools_and_goes_on(tmp_path: Path) -> None:
             server, tmp_path, "--tools.sums", "{ name = 'function', call = 'tests.tools:add' }",
             "--agents.reasoner.tools", "['sums']",
         )  # fmt: skip
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             (episode,) = rollouts.play([Attempt(run.environment.tasks("train")[0], "s", critic_states=True)])  # type: ignore[attr-defined]
     action = episode.actions[0]
     assert (action.text, action.intermediate_texts, action.calls[0].output) == ("It is 5", ("Well.",), "5")
     assert action.usage == Usage(14, 6)
-    assert [int(mark) for mark in np.unique(action.marks)] == [Mark.SAMPLED, Mark.TOOL]
+    assert [int(mark) for mark in np.unique(action.marks)] == [TokenSource.SAMPLED, TokenSource.TOOL]
     sent = server.requests[1]["messages"]
     assert [message["role"] for message in sent[-3:]] == ["user", "assistant", "tool"]
     assert sent[-2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
@@ -136,7 +138,7 @@ def options(*texts: str) -> list[Option]:
 
 def choose(engine: Router) -> Any:
     prompt = Prompt(np.arange(3, dtype=np.int32), chat=({"role": "user", "content": "Who?"},))
-    return asyncio.run(engine.choose("a", prompt, options("left", "right"), Sampling(), KEY_OF_ACTION))
+    return asyncio.run(engine.choose("a", prompt, options("left", "right"), SamplingParams(), KEY_OF_ACTION))
 
 
 def test_a_choice_is_asked_for_until_it_is_an_option() -> None:
@@ -158,7 +160,7 @@ def test_a_choice_of_nothing_offered_fails_the_episode() -> None:
     ):
         choose(teammates(endpoint))
     assert len(server.requests) == 3
-    assert endpoint.used == Usage(21, 9)  # it has been paid
+    assert endpoint.total_usage == Usage(21, 9)  # it has been paid
 
 
 def test_usage_of_an_action_that_was_replayed_counts_once() -> None:
@@ -187,15 +189,15 @@ def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pyte
         again = load_recipe(folder.config, ["--training.steps", "3"])
         assert train(again, folder, resume=True).step == 3
         write_report(folder)
-        replay(folder, [run.algorithm], 1)
-        with LocalRollouts(run) as rollouts:
+        audit_credit(folder, [run.algorithm], 1)
+        with LocalRolloutRunner(run) as rollouts:
             rollouts.publish(0)
             evaluation, _ = evaluate(rollouts, "base", "greedy", run.environment.tasks("test")[:2])  # type: ignore[attr-defined]
         screen = Scripted()
         shown = play_live(run, None, "base", 0, [], screen)
     episodes = read_episodes(folder.episodes / "step_000001.parquet")
     assert sorted(episode.status for episode in episodes) == ["failed", "terminated", "terminated", "terminated"]
-    reasoner, actor = next(episode for episode in episodes if episode.scored).actions
+    reasoner, actor = next(episode for episode in episodes if episode.is_scored).actions
     assert (reasoner.text, reasoner.usage) == ("I think it is 42.", Usage(100, 10, 0.00012))
     assert not reasoner.log_probs.any()
     assert actor.usage is None
@@ -232,7 +234,7 @@ def test_a_team_that_is_remote_alone_can_be_evaluated(tmp_path: Path) -> None:
         }
         table["policies"] = {"solver": {"model": "teacher", "train": "frozen"}}
         run = parse_recipe(table)
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             assert rollouts.models.policies["solver"].context == 300
             evaluation, _ = evaluate(rollouts, "base", "sampled", run.environment.tasks("test")[:3])  # type: ignore[attr-defined]
     assert (evaluation.tasks, evaluation.failed) == (3, 0)
@@ -243,7 +245,7 @@ def test_a_turn_that_is_remote_cannot_begin_with_anothers_text(tmp_path: Path) -
         run = team(server, tmp_path, "--team", "{ organization = 'tests.plugins:Continued' }")
         table = run.model_dump(mode="json", exclude_none=True)
         table["agents"] = table["agents"][::-1]
-        with LocalRollouts(parse_recipe(table)) as rollouts:
+        with LocalRolloutRunner(parse_recipe(table)) as rollouts:
             rollouts.publish(0)
             episode = rollouts.play([Attempt(run.environment.tasks("test")[0], "s")])[0]  # type: ignore[attr-defined]
     assert episode.status == "failed"

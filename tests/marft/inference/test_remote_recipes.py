@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.types import Sampling
+from marft.common.types import SamplingParams
 from marft.config import parse_recipe
-from marft.config.endpoint import OMISSIBLE, EndpointSettings
+from marft.config.endpoint import OMITTABLE_FIELDS, EndpointSettings
 from marft.inference.endpoints.client import Endpoint
-from marft.inference.remote import _fields
-from marft.rollout.rollouts import LocalRollouts
+from marft.inference.remote import _sampling_fields
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.endpoint import says, serving
 from tests.helpers import recipe, shown_in_docs
 from tests.remotely import ENDPOINT, team
@@ -78,9 +78,9 @@ def test_a_reader_is_needed_and_counts_as_used() -> None:
 def test_a_key_that_is_not_there_and_a_context_that_nobody_reads_are_refused(tmp_path: Path) -> None:
     with serving(lambda body, n: says("x")) as server:
         with pytest.raises(ValueError, match=r"export NOT_THERE="):
-            LocalRollouts(team(server, tmp_path, api_key_variable="NOT_THERE"))
+            LocalRolloutRunner(team(server, tmp_path, api_key_variable="NOT_THERE"))
         with pytest.raises(ValueError, match=r"models.teacher.context: 99999 tokens are more than"):
-            LocalRollouts(team(server, tmp_path, "--models.teacher.context", "99999"))
+            LocalRolloutRunner(team(server, tmp_path, "--models.teacher.context", "99999"))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_a_proxy_that_cannot_be_used_is_an_error_at_the_start(monkeypatch: pytes
 
 
 def test_a_recipe_may_leave_out_all_that_is_sent_and_no_more() -> None:
-    sampling = Sampling(top_k=5, stop=("x",))
-    assert {*_fields(sampling, 1), "response_format"} == set(OMISSIBLE)
+    sampling = SamplingParams(top_k=5, stop=("x",))
+    assert {*_sampling_fields(sampling, 1), "response_format"} == set(OMITTABLE_FIELDS)
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 
 from marft.agents.engine import Weights
 from marft.agents.game import Attempt
-from marft.common.types import ActionKey, Completion, Prompt, Sampling, Task, Versions
+from marft.common.types import ActionKey, Completion, Prompt, SamplingParams, Task, VersionRange
 from marft.inference.local import LocalEngine
 from marft.inference.router import Router
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings
 from tests.remotely import play_many
@@ -31,7 +31,7 @@ def test_an_engine_is_closed_with_what_plays(tmp_path: Path, monkeypatch: pytest
         closed.append(self)
 
     monkeypatch.setattr(LocalEngine, "close", close)
-    with LocalRollouts(settings("tiny", tmp_path)) as rollouts:
+    with LocalRolloutRunner(settings("tiny", tmp_path)) as rollouts:
         engine = rollouts.engine.engines["actor"]
         assert not closed
     assert closed == [engine]
@@ -59,7 +59,7 @@ class Timed(FakeEngine):
     def usage(self) -> dict[str, float]:
         return {"sampled_tokens": 2.0, "remote_cost": 0.5}
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         self.settled = True
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class Timed(FakeEngine):
 
 
 def of(engine: Router, policy: str, key: ActionKey = KEY) -> Completion:
-    return asyncio.run(engine.sample(policy, Prompt(torch.zeros(0, dtype=torch.int32).numpy()), Sampling(), key))
+    return asyncio.run(engine.sample(policy, Prompt(torch.zeros(0, dtype=torch.int32).numpy()), SamplingParams(), key))
 
 
 class TestRouting:
@@ -94,14 +94,14 @@ class TestRouting:
 
     def test_whoever_has_a_seat_is_asked_for_its_agent_alone(self) -> None:
         engine, person = Timed("engine"), Timed("person")
-        router = Router({"p": engine}).seating({"b": person})
+        router = Router({"p": engine}).with_agent_samplers({"b": person})
         assert of(router, "p").text == "engine for a"
         assert of(router, "p", KEY._replace(agent="b")).text == "person for b"
         assert engine.held == ["held"]  # while the person thinks
 
     def test_whoever_has_a_seat_keeps_it_while_others_sit_down(self) -> None:
         engine, first, second = Timed("engine"), Timed("first"), Timed("second")
-        router = Router({"p": engine}).seating({"a": first}).seating({"b": second})
+        router = Router({"p": engine}).with_agent_samplers({"a": first}).with_agent_samplers({"b": second})
         assert [of(router, "p", KEY._replace(agent=agent)).text for agent in "abc"] == [
             "first for a",
             "second for b",
@@ -110,7 +110,7 @@ class TestRouting:
 
     def test_it_has_settled_when_all_engines_have(self) -> None:
         first, second = Timed("1"), Timed("2")
-        asyncio.run(Router({"a": first, "b": second}).settle())
+        asyncio.run(Router({"a": first, "b": second}).wait_idle())
         assert first.settled
         assert second.settled
 
@@ -138,20 +138,20 @@ class TestRouting:
 class Halfway(FakeEngine):
     """Is given new weights between the turns of an action."""
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         done = await super().sample(policy, prompt, sampling, key)
-        return Completion(done.tokens, done.log_probs, done.text, done.finish, Versions(3, 4))
+        return Completion(done.tokens, done.log_probs, done.text, done.finish, VersionRange(3, 4))
 
 
 def test_an_action_records_the_lowest_and_the_highest_version_that_sampled_it() -> None:
-    assert Versions(3, 4) | Versions(2, 3) == Versions(2, 4)
+    assert VersionRange(3, 4) | VersionRange(2, 3) == VersionRange(2, 4)
     episode = play_many(game(Script([ends()]), engine=Halfway()), 1)[0]
     assert episode.actions[0].versions == (3, 4)
 
 
 def test_frozen_policies_keep_their_version(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, "--policies.reasoner.train", "frozen")
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(5)
         found = rollouts.play([Attempt(Task("t", "1 + 2 ="), "x")])[0]
         assert {action.policy: action.versions for action in found.actions} == {"reasoner": (0, 0), "actor": (5, 5)}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.common.types import Tool, ToolCall
-from marft.inference.tool_format import Syntax, ToolFormat, asked
-from marft.models import templates as other_process
+from marft.inference.tool_format import CallSyntax, ToolFormat, build_tool_call
+from marft.models import chat_templates as other_process
 from tests import templates
 from tests.nights import BY_NIGHT, MANY
 
@@ -51,7 +51,7 @@ def speaks(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedToken
 def format_of(tokenizer: PreTrainedTokenizerBase, template: str) -> ToolFormat:
     other = speaks(tokenizer, template)
     assert isinstance(other.eos_token_id, int)
-    return ToolFormat.of(other, {}, (other.eos_token_id,))
+    return ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
 
 
 def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
@@ -62,34 +62,34 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
 @pytest.mark.parametrize(
     ("template", "syntax", "text"),
     [
-        (templates.HERMES, Syntax("<tool_call>", "name", "arguments"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
-        (templates.BARE, Syntax("", "name", "parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
-        (templates.LIST, Syntax("[TOOL_CALLS]", "name", "arguments"), "[TOOL_CALLS] [{call}]"),
+        (templates.HERMES, CallSyntax("<tool_call>", "name", "arguments"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
+        (templates.BARE, CallSyntax("", "name", "parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        (templates.LIST, CallSyntax("[TOOL_CALLS]", "name", "arguments"), "[TOOL_CALLS] [{call}]"),
         (
             templates.THINKS,
-            Syntax("<tool_call>", "name", "arguments"),
+            CallSyntax("<tool_call>", "name", "arguments"),
             "<think>\n</think>\n<tool_call>{call}</tool_call>",
         ),
-        (templates.THOUGHTLESS, Syntax("<tool_call>", "name", "arguments"), "<tool_call>{call}</tool_call>"),
+        (templates.THOUGHTLESS, CallSyntax("<tool_call>", "name", "arguments"), "<tool_call>{call}</tool_call>"),
     ],
 )
 def test_the_format_is_read_off_the_template(
-    tiny_tokenizer: PreTrainedTokenizerBase, template: str, syntax: Syntax, text: str
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str, syntax: CallSyntax, text: str
 ) -> None:
     found = format_of(tiny_tokenizer, template)
     assert found.syntax == syntax
     said = text.replace("{call}", '{"name": "add", "arguments": {"a": 1, "b": 2}}')
-    assert found.read(turn(found, said), ()) == [ToolCall("add", '{"a": 1, "b": 2}')]
-    assert found.read(turn(found, "The answer is 3."), ()) == []
+    assert found.parse_calls(turn(found, said), ()) == [ToolCall("add", '{"a": 1, "b": 2}')]
+    assert found.parse_calls(turn(found, "The answer is 3."), ()) == []
 
 
 def test_several_calls_in_one_turn_come_in_order(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     found = format_of(tiny_tokenizer, templates.HERMES)
     one, two = '{"name": "a", "arguments": {}}', '{"name": "b", "arguments": {"x": [1]}}'
-    calls = found.read(turn(found, f"<tool_call>{one}</tool_call> and <tool_call>{two}</tool_call>"), ())
+    calls = found.parse_calls(turn(found, f"<tool_call>{one}</tool_call> and <tool_call>{two}</tool_call>"), ())
     assert [(call.name, call.arguments) for call in calls] == [("a", "{}"), ("b", '{"x": [1]}')]
     listed = format_of(tiny_tokenizer, templates.LIST)
-    assert [c.name for c in listed.read(turn(listed, f"[TOOL_CALLS][{one}, {two}]"), ())] == ["a", "b"]
+    assert [c.name for c in listed.parse_calls(turn(listed, f"[TOOL_CALLS][{one}, {two}]"), ())] == ["a", "b"]
 
 
 @pytest.mark.parametrize("template", [templates.HERMES, templates.BARE, templates.LIST])
@@ -108,13 +108,13 @@ def test_answers_are_what_the_template_itself_appends(tiny_tokenizer: PreTrained
 
     whole, before = ids([*chat, answer], True), ids(chat, False)
     last = max(place for place, token in enumerate(before) if token in found.stop_ids)
-    assert found.response([ADD], found.stop_ids[0]).tolist() == whole[last + 1 :]
-    assert found.response([ADD]).tolist() == whole[last:]
+    assert found.encode_response([ADD], found.stop_ids[0]).tolist() == whole[last + 1 :]
+    assert found.encode_response([ADD]).tolist() == whole[last:]
 
 
 def test_what_a_tool_says_never_becomes_a_control_token(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     found = format_of(tiny_tokenizer, templates.HERMES)
-    plain, evil = found.response([ADD]), found.response([SUB])
+    plain, evil = found.encode_response([ADD]), found.encode_response([SUB])
     stops = set(found.stop_ids)
     assert sum(int(t) in stops for t in evil) == sum(int(t) in stops for t in plain)
     assert "not <|im_end|> done" in str(found.tokenizer.decode(evil.tolist()))
@@ -144,13 +144,13 @@ def test_a_tokenizer_with_a_response_template_is_parsed_by_it(tiny_tokenizer: Pr
     other = speaks(tiny_tokenizer, templates.TAGS)
     other.response_template = tagged()
     assert isinstance(other.eos_token_id, int)
-    found = ToolFormat.of(other, {}, (other.eos_token_id,))
+    found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
     assert found.syntax is None
     said = turn(found, "Hm.<tool_call>\n<function=add><parameter=a>1</parameter></function>\n</tool_call>")
     tools = [Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}})]
-    assert found.read(said, tools) == [ToolCall("add", '{"a": 1}')]
-    assert found.read(turn(found, "Just text."), tools) == []
-    (broken,) = found.read(turn(found, "<tool_call>\n<function=><parameter=a>"), tools)
+    assert found.parse_calls(said, tools) == [ToolCall("add", '{"a": 1}')]
+    assert found.parse_calls(turn(found, "Just text."), tools) == []
+    (broken,) = found.parse_calls(turn(found, "<tool_call>\n<function=><parameter=a>"), tools)
     assert broken.error
     assert "could not be read" in broken.output
 
@@ -164,24 +164,26 @@ def test_a_response_template_that_comes_to_no_end_loses_its_call_alone(
     template["fields"]["tool_calls"]["open_pattern"] = pattern
     other.response_template = template
     assert isinstance(other.eos_token_id, int)
-    found = ToolFormat.of(other, {}, (other.eos_token_id,))
-    monkeypatch.setattr(other_process, "SECONDS", 1.0)
+    found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
+    monkeypatch.setattr(other_process, "TIMEOUT_SECONDS", 1.0)
     began = time.monotonic()
-    (call,) = found.read(turn(found, "a" * 5000 + "!"), ())
+    (call,) = found.parse_calls(turn(found, "a" * 5000 + "!"), ())
     assert call.error
     assert re.search("still at work after 1 s|MemoryError", call.output)
     assert time.monotonic() - began < 30
     other.response_template = tagged()
-    assert found.read(turn(found, "Just text."), ()) == []
+    assert found.parse_calls(turn(found, "Just text."), ()) == []
 
 
 def test_a_marker_inside_the_arguments_is_part_of_them() -> None:
     inner = '{"name": "python", "arguments": {"code": "print(\'<tool_call>{}\')"}}'
-    assert [c.name for c in Syntax("<tool_call>", "name", "arguments").read(f"<tool_call>{inner} then")] == ["python"]
+    assert [c.name for c in CallSyntax("<tool_call>", "name", "arguments").parse_calls(f"<tool_call>{inner} then")] == [
+        "python"
+    ]
 
 
 def test_an_answer_that_is_json_is_no_call() -> None:
-    assert Syntax("", "name", "parameters").read('{"name": "Ann", "age": 3}') == []
+    assert CallSyntax("", "name", "parameters").parse_calls('{"name": "Ann", "age": 3}') == []
 
 
 @pytest.mark.parametrize("inside", ['"\\ud800"', "[" * 300 + "]" * 300, "[" * 900 + "]" * 900, '"\\u0000"', "NaN"])
@@ -191,11 +193,11 @@ def test_whatever_the_arguments_hold_an_answer_can_be_appended(
 ) -> None:
     found = format_of(tiny_tokenizer, template)
     assert found.syntax is not None
-    said = f'{found.syntax.opening}{{"name": "add", "{found.syntax.arguments}": {{"a": {inside}}}}}'
-    calls = found.syntax.read(said)
+    said = f'{found.syntax.opening}{{"name": "add", "{found.syntax.arguments_key}": {{"a": {inside}}}}}'
+    calls = found.syntax.parse_calls(said)
     assert len(calls) == 1
     (calls[0].arguments + calls[0].output).encode()
-    assert len(found.response(calls)) > 0
+    assert len(found.encode_response(calls)) > 0
 
 
 ONE, TWO = '{"name": "one", "arguments": {}}', '{"name": "two", "arguments": {}}'
@@ -216,31 +218,31 @@ class TestCallsInThoughts:
     ])  # fmt: skip
     def test_they_are_not_made(self, tiny_tokenizer: PreTrainedTokenizerBase, text: str, names: list[str]) -> None:
         found = format_of(tiny_tokenizer, templates.THINKS)
-        assert [call.name for call in found.read(turn(found, text), ())] == names
+        assert [call.name for call in found.parse_calls(turn(found, text), ())] == names
 
     def test_a_turn_whose_thought_the_template_begins_calls_after_it(
         self, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:
         found = format_of(tiny_tokenizer, templates.BEGUN)
         call = f"<tool_call>{ONE}</tool_call>"
-        assert found.read(turn(found, f"Hm {call}"), ()) == []
-        assert [c.name for c in found.read(turn(found, f"Hm {call}</think> {call}"), ())] == ["one"]
-        assert found.content(f"Hm {call}</think>\nSo. {call}") == f"Hm {call}</think>\nSo."
-        assert found.content(f"So. {call}") == "So."  # its thought was dropped
+        assert found.parse_calls(turn(found, f"Hm {call}"), ()) == []
+        assert [c.name for c in found.parse_calls(turn(found, f"Hm {call}</think> {call}"), ())] == ["one"]
+        assert found.text_content(f"Hm {call}</think>\nSo. {call}") == f"Hm {call}</think>\nSo."
+        assert found.text_content(f"So. {call}") == "So."  # its thought was dropped
         closed = turn(found, "Hm.</think>", ended=False)  # by a teammate
-        assert [c.name for c in found.read(turn(found, call), (), closed)] == ["one"]
+        assert [c.name for c in found.parse_calls(turn(found, call), (), closed)] == ["one"]
 
     def test_what_is_said_ends_at_the_call_after_the_thought(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         found = format_of(tiny_tokenizer, templates.THINKS)
         thought = f"<think>maybe <tool_call>{ONE}</tool_call></think>"
         said = f"{thought} I add.\n<tool_call>{TWO}</tool_call>"
-        assert found.content(said) == f"{thought} I add."
-        assert found.certain(said) == len(f"{thought} I add.")
-        assert found.certain(f"{thought} I add.\n<tool") == len(f"{thought} I add.")
+        assert found.text_content(said) == f"{thought} I add."
+        assert found.final_length(said) == len(f"{thought} I add.")
+        assert found.final_length(f"{thought} I add.\n<tool") == len(f"{thought} I add.")
 
     def test_a_model_without_thoughts_calls_wherever_it_likes(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         found = format_of(tiny_tokenizer, templates.HERMES)
-        assert [c.name for c in found.read(turn(found, f"<think><tool_call>{ONE}</tool_call>"), ())] == ["one"]
+        assert [c.name for c in found.parse_calls(turn(found, f"<think><tool_call>{ONE}</tool_call>"), ())] == ["one"]
 
     def test_bare_json_is_a_call_after_a_thought_too(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         found = format_of(tiny_tokenizer, templates.BARE_THINKS)
@@ -248,18 +250,18 @@ class TestCallsInThoughts:
         for text, names in (
             (call, ["one"]), (f"<think>{ONE}</think>\n{call}", ["one"]), (f"<think>{ONE}", []), (f"Hm {call}", []),
         ):  # fmt: skip
-            assert [c.name for c in found.read(turn(found, text), ())] == names
-        assert found.content(f"<think>Hm.</think>\n{call}") == "<think>Hm.</think>"
+            assert [c.name for c in found.parse_calls(turn(found, text), ())] == names
+        assert found.text_content(f"<think>Hm.</think>\n{call}") == "<think>Hm.</think>"
 
     def test_with_a_response_template(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         other = speaks(tiny_tokenizer, templates.TAGS + "{# <think> #}")
         other.response_template = tagged()
         assert isinstance(other.eos_token_id, int)
-        found = ToolFormat.of(other, {}, (other.eos_token_id,))
+        found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
         call = "<tool_call>\n<function=add><parameter=a>1</parameter></function>\n</tool_call>"
-        assert [c.name for c in found.read(turn(found, f"<think>{call}</think>Hm.{call}"), ())] == ["add"]
-        assert found.read(turn(found, f"<think>{call}"), ()) == []
-        assert found.content(f"<think>{call}</think>Hm.{call}") == f"<think>{call}</think>Hm."
+        assert [c.name for c in found.parse_calls(turn(found, f"<think>{call}</think>Hm.{call}"), ())] == ["add"]
+        assert found.parse_calls(turn(found, f"<think>{call}"), ()) == []
+        assert found.text_content(f"<think>{call}</think>Hm.{call}") == f"<think>{call}</think>Hm."
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -267,16 +269,16 @@ def test_a_call_after_the_python_tag_is_a_call(tiny_tokenizer: PreTrainedTokeniz
     other = copy.deepcopy(tiny_tokenizer)
     other.add_tokens([AddedToken("<|python_tag|>", special=special, normalized=False)])
     found = format_of(other, templates.BARE)
-    assert found.syntax == Syntax("", "name", "parameters", "<|python_tag|>")
+    assert found.syntax == CallSyntax("", "name", "parameters", "<|python_tag|>")
     call = '{"name": "add", "parameters": {"a": 1}}'
     for text in (f"<|python_tag|>{call}", f"\n<|python_tag|> {call}", call):
-        assert found.read(turn(found, text), ()) == [ToolCall("add", '{"a": 1}')]
-        assert found.content(text) == ""
-        assert {found.certain(text[:end]) for end in range(len(text))} == {0}
-    assert found.read(turn(found, '<|python_tag|>search.call(query="{}")'), ()) == []
-    assert found.read(turn(found, f"So <|python_tag|>{call}"), ()) == []
+        assert found.parse_calls(turn(found, text), ()) == [ToolCall("add", '{"a": 1}')]
+        assert found.text_content(text) == ""
+        assert {found.final_length(text[:end]) for end in range(len(text))} == {0}
+    assert found.parse_calls(turn(found, '<|python_tag|>search.call(query="{}")'), ()) == []
+    assert found.parse_calls(turn(found, f"So <|python_tag|>{call}"), ()) == []
     plain = format_of(tiny_tokenizer, templates.BARE)
-    assert plain.read(turn(plain, f"<|python_tag|>{call}"), ()) == []
+    assert plain.parse_calls(turn(plain, f"<|python_tag|>{call}"), ()) == []
 
 
 WORDS = st.sampled_from(
@@ -293,9 +295,9 @@ GARBAGE = st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=12).map("".jo
 @BY_NIGHT
 def test_ten_thousand_malformed_calls_are_read_or_refused(texts: list[str]) -> None:
     """Whatever is written, each call comes back whole: a name that can be stored, or an error that says why."""
-    for syntax in (Syntax("<tool_call>", "name", "arguments"), Syntax("", "name", "parameters")):
+    for syntax in (CallSyntax("<tool_call>", "name", "arguments"), CallSyntax("", "name", "parameters")):
         for text in texts:
-            for call in syntax.read(text):
+            for call in syntax.parse_calls(text):
                 (call.name + call.arguments + call.output).encode()
                 assert bool(call.name) != call.error
                 assert not call.error or "could not be read" in call.output
@@ -303,4 +305,4 @@ def test_ten_thousand_malformed_calls_are_read_or_refused(texts: list[str]) -> N
 
 @pytest.mark.parametrize("arguments", ['{"x": "\\ud800"}', {"x": "\ud800"}])
 def test_half_a_character_is_none_however_it_is_written(arguments: object) -> None:
-    assert "half a character" in str(asked("lookup", arguments))
+    assert "half a character" in str(build_tool_call("lookup", arguments))

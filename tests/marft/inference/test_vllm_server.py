@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.inference.apart import vllm_server
-from marft.inference.apart.vllm_server import Server
-from marft.inference.apart.words import (
-    Alive,
-    Ask,
-    Failed,
-    Forget,
-    Load,
-    Loaded,
-    Refused,
-    Said,
-    Weigh,
-    Weighed,
+from marft.inference.subprocess_engine import vllm_server
+from marft.inference.subprocess_engine.messages import (
+    CancelRequest,
+    CommandCompleted,
+    Heartbeat,
+    LoadCommand,
+    Rejected,
+    RequestFailed,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TokenChunk,
 )
+from marft.inference.subprocess_engine.vllm_server import Server
 
-ASK = Ask(10, "actor", np.array([5, 6], np.int32), 0.7, 4, 0.9, 5, 123, [2, 3])
+ASK = SampleRequest(10, "actor", np.array([5, 6], np.int32), 0.7, 4, 0.9, 5, 123, [2, 3])
 
 
 class Engine:
@@ -114,14 +114,14 @@ def served(use: Any) -> Any:
 
 def test_each_version_has_a_salt_and_a_slot_of_its_own_until_its_last_request_is_over() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
-        server.heed(Load(1, "actor", 3, "/weights/1"))
-        server.heed(Load(2, "other", 3, "/weights/2"))
+        server.handle(LoadCommand(1, "actor", 3, "/weights/1"))
+        server.handle(LoadCommand(2, "other", 3, "/weights/2"))
         await turns()
-        server.heed(ASK)
-        server.heed(replace(ASK, number=11, policy="other"))
+        server.handle(ASK)
+        server.handle(replace(ASK, number=11, policy="other"))
         await turns()
-        server.heed(Load(4, "actor", 4, "/weights/4"))
-        server.heed(replace(ASK, number=12))
+        server.handle(LoadCommand(4, "actor", 4, "/weights/4"))
+        server.handle(replace(ASK, number=12))
         await turns()
         assert engine.adapters == [1, 2, 4]  # the old one is still used
         assert [asked.adapter for asked in engine.asked] == [1, 2, 4]
@@ -129,8 +129,8 @@ def test_each_version_has_a_salt_and_a_slot_of_its_own_until_its_last_request_is
         engine.let.set()
         await turns()
         assert engine.adapters == [2, 4]
-        assert [one.number for one in sent if isinstance(one, Loaded)] == [1, 2, 4]
-        said = {one.number: (one.lowest, one.highest) for one in sent if isinstance(one, Said)}
+        assert [one.number for one in sent if isinstance(one, CommandCompleted)] == [1, 2, 4]
+        said = {one.number: (one.lowest, one.highest) for one in sent if isinstance(one, TokenChunk)}
         assert said == {10: (3, 3), 11: (3, 3), 12: (4, 4)}
 
     served(use)
@@ -138,16 +138,16 @@ def test_each_version_has_a_salt_and_a_slot_of_its_own_until_its_last_request_is
 
 def test_a_slot_is_given_back_with_a_request_that_is_forgotten() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
-        server.heed(Load(1, "actor", 3, "/weights/1"))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3, "/weights/1"))
+        server.handle(ASK)
         await turns()
-        server.heed(Load(2, "actor", 4, "/weights/2"))
+        server.handle(LoadCommand(2, "actor", 4, "/weights/2"))
         await turns()
         assert engine.adapters == [1, 2]
-        server.heed(Forget(ASK.number))
+        server.handle(CancelRequest(ASK.number))
         await turns()
         assert engine.adapters == [2]
-        assert not any(isinstance(one, Said) for one in sent)
+        assert not any(isinstance(one, TokenChunk) for one in sent)
 
     served(use)
 
@@ -156,15 +156,15 @@ def test_what_is_asked_while_weights_are_loaded_waits_for_those_and_no_others() 
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
         engine.room.clear()
-        server.heed(Load(1, "actor", 3, "/weights/1"))
-        server.heed(ASK)
-        server.heed(Load(2, "actor", 4, "/weights/2"))
+        server.handle(LoadCommand(1, "actor", 3, "/weights/1"))
+        server.handle(ASK)
+        server.handle(LoadCommand(2, "actor", 4, "/weights/2"))
         await turns()
         assert (engine.asked, sent) == ([], [])
         engine.room.set()
         await turns()
         assert [asked.adapter for asked in engine.asked] == [1]
-        assert [(one.lowest, one.highest) for one in sent if isinstance(one, Said)] == [(3, 3)]
+        assert [(one.lowest, one.highest) for one in sent if isinstance(one, TokenChunk)] == [(3, 3)]
         assert engine.adapters == [2]
 
     served(use)
@@ -173,7 +173,7 @@ def test_what_is_asked_while_weights_are_loaded_waits_for_those_and_no_others() 
 def test_a_slot_that_nobody_uses_is_given_back_with_the_next_version() -> None:
     async def use(server: Server, engine: Engine, _: list[Any]) -> None:
         for number in (1, 2):
-            server.heed(Load(number, "actor", number, f"/weights/{number}"))
+            server.handle(LoadCommand(number, "actor", number, f"/weights/{number}"))
             await turns()
         assert engine.adapters == [2]
 
@@ -182,10 +182,10 @@ def test_a_slot_that_nobody_uses_is_given_back_with_the_next_version() -> None:
 
 def test_an_action_under_way_when_whole_weights_are_replaced_has_both_versions() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
-        server.heed(Load(1, "actor", 3, "/weights/1", whole=True))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3, "/weights/1", full_model=True))
+        server.handle(ASK)
         await turns()
-        server.heed(Load(2, "actor", 4, "/weights/2", whole=True))
+        server.handle(LoadCommand(2, "actor", 4, "/weights/2", full_model=True))
         await turns()
         engine.let.set()
         await turns()
@@ -198,9 +198,9 @@ def test_whole_weights_are_read_in_place_under_another_salt() -> None:
     async def use(server: Server, engine: Engine, _: list[Any]) -> None:
         engine.let.set()
         for number in (1, 2):
-            server.heed(Load(number, "actor", number, f"/weights/{number}", whole=True))
+            server.handle(LoadCommand(number, "actor", number, f"/weights/{number}", full_model=True))
             await turns()
-            server.heed(replace(ASK, number=10 + number))
+            server.handle(replace(ASK, number=10 + number))
             await turns()
         assert engine.calls == [("reload_weights", "/weights/1"), ("reload_weights", "/weights/2")]
         assert [asked.adapter for asked in engine.asked] == [None, None]
@@ -212,8 +212,8 @@ def test_whole_weights_are_read_in_place_under_another_salt() -> None:
 def test_an_action_is_sampled_as_its_request_says() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
-        server.heed(Load(1, "actor", 3))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3))
+        server.handle(ASK)
         await turns()
         (asked,) = engine.asked
         how = asked.sampling
@@ -229,9 +229,9 @@ def test_an_action_is_sampled_as_its_request_says() -> None:
 def test_options_are_weighed_by_their_tokens_after_each_beginning() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
-        server.heed(Load(1, "actor", 3))
+        server.handle(LoadCommand(1, "actor", 3))
         options, sizes = np.array([4, 5, 4, 6, 8], np.int32), np.array([2, 2, 1], np.int32)
-        server.heed(Weigh(20, "actor", np.array([1], np.int32), options, sizes, 0.5))
+        server.handle(ScoreRequest(20, "actor", np.array([1], np.int32), options, sizes, 0.5))
         await turns()
         assert sorted((one.prompt_token_ids, one.sampling.logprob_token_ids) for one in engine.asked) == [
             ([1], [4, 8]),
@@ -239,7 +239,7 @@ def test_options_are_weighed_by_their_tokens_after_each_beginning() -> None:
         ]
         assert {one.sampling.temperature for one in engine.asked} == {0.5}
         weighed = sent[-1]
-        assert isinstance(weighed, Weighed)
+        assert isinstance(weighed, ScoreResponse)
         assert weighed.log_probs.tolist() == [-9.0, -10.0, -8.0]
 
     served(use)
@@ -249,8 +249,8 @@ def test_the_likeliest_tokens_come_by_their_rank() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
         engine.likely = {30: 3, 10: 1, 20: 2}
-        server.heed(Load(1, "actor", 3))
-        server.heed(replace(ASK, alternatives=2))
+        server.handle(LoadCommand(1, "actor", 3))
+        server.handle(replace(ASK, alternatives=2))
         await turns()
         assert (sent[-1].top_ids.tolist(), sent[-1].top_log_probs.tolist()) == ([[10, 20]], [[-1.0, -2.0]])
 
@@ -261,10 +261,10 @@ def test_an_action_that_vllm_gave_up_is_no_action() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
         engine.finish = "abort"
-        server.heed(Load(1, "actor", 3))
-        server.heed(ASK)
+        server.handle(LoadCommand(1, "actor", 3))
+        server.handle(ASK)
         await turns()
-        assert isinstance(sent[-1], Refused)
+        assert isinstance(sent[-1], Rejected)
         assert (sent[-1].number, sent[-1].reason) == (10, "ValueError: it was ended: abort")
 
     served(use)
@@ -276,13 +276,13 @@ def test_a_grammar_that_vllm_does_not_take_fails_its_episode_alone(monkeypatch: 
 
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
-        server.heed(Load(1, "actor", 3))
-        server.heed(replace(ASK, grammar=["lark", "start: x"]))
+        server.handle(LoadCommand(1, "actor", 3))
+        server.handle(replace(ASK, grammar=["lark", "start: x"]))
         await turns()
-        assert isinstance(sent[-1], Failed)
+        assert isinstance(sent[-1], RequestFailed)
         assert sent[-1].number == 10
 
-    monkeypatch.setattr(vllm_server, "_held", refused)
+    monkeypatch.setattr(vllm_server, "_structured_outputs", refused)
     served(use)
 
 
@@ -296,14 +296,14 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ended(status)
 
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(vllm_server, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(vllm_server, "HEARTBEAT_SECONDS", 0.001)
 
 
 @pytest.mark.usefixtures("ends")
 def test_our_process_ends_with_an_engine_that_is_dead() -> None:
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.errored = True
-        await server.beat()
+        await server.send_heartbeats()
 
     with pytest.raises(Ended):
         served(lambda *parts: asyncio.wait_for(use(*parts), 5))
@@ -319,10 +319,10 @@ def test_it_says_that_it_lives_for_as_long_as_the_engine_answers() -> None:
             await asyncio.Event().wait()
             return False
 
-        beating = asyncio.create_task(server.beat())
+        beating = asyncio.create_task(server.send_heartbeats())
         while not sent:
             await asyncio.sleep(0.001)
-        assert isinstance(sent[0], Alive)
+        assert isinstance(sent[0], Heartbeat)
         engine.is_sleeping = hangs  # type: ignore[method-assign]
         await asked.wait()
         said = len(sent)

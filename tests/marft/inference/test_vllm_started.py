@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from marft.inference.apart import vllm_server
-from marft.inference.apart.words import Open
+from marft.inference.subprocess_engine import vllm_server
+from marft.inference.subprocess_engine.messages import EngineInit
 
-OPENED = Open("model", "bfloat16", 100, 7, 2, 16, 5, {"enforce_eager": True})
+OPENED = EngineInit("model", "bfloat16", 100, 7, 2, 16, 5, {"enforce_eager": True})
 TAKEN = (
     "model", "dtype", "max_model_len", "max_num_seqs", "seed", "skip_tokenizer_init", "generation_config",
     "logprobs_mode", "max_logprobs", "enable_prefix_caching", "disable_log_stats", "enable_chunked_prefill",
@@ -26,7 +26,7 @@ TAKEN = (
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """What vLLM is started with."""
 
-    def start(opened: Open, on_cpu: bool = False) -> dict[str, Any]:
+    def start(opened: EngineInit, on_cpu: bool = False) -> dict[str, Any]:
         made: list[Any] = []
         modules = {
             "vllm": {"__version__": "1.0"}, "vllm.engine": {}, "vllm.v1": {}, "vllm.v1.engine": {},
@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             module = ModuleType(name)
             vars(module).update(values)
             monkeypatch.setitem(sys.modules, name, module)
-        assert vllm_server._start(opened, tmp_path)[1] == "vLLM 1.0"
+        assert vllm_server._start_engine(opened, tmp_path)[1] == "vLLM 1.0"
         return {name: value for name, value in vars(made[0]).items() if value is not None}
 
     return start
@@ -57,8 +57,8 @@ def test_vllm_is_started_as_the_run_has_it_and_samples_as_policies_do(started: A
     assert (given["enforce_eager"], "enable_sleep_mode" in given, "enable_chunked_prefill" in given) == (
         True, False, False,
     )  # fmt: skip
-    assert started(replace(OPENED, rests=True))["enable_sleep_mode"] is True
-    on_cpu = started(replace(OPENED, rests=True, adapters=0), on_cpu=True)
+    assert started(replace(OPENED, sleep_mode=True))["enable_sleep_mode"] is True
+    on_cpu = started(replace(OPENED, sleep_mode=True, max_adapters=0), on_cpu=True)
     assert "enable_sleep_mode" not in on_cpu
     assert "enable_lora" not in on_cpu
     assert on_cpu["enable_chunked_prefill"] is False
@@ -71,7 +71,7 @@ def test_what_a_recipe_says_of_vllm_comes_last_and_what_it_does_not_take_is_name
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in vllm_server.SETTINGS:
+    for name in vllm_server.ENVIRONMENT_VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is taken back
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")

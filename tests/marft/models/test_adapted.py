@@ -11,28 +11,35 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from marft.inference.sampling import draw
-from marft.models import adapted as module
-from marft.models.adapted import Frozen, Low, Stretch, _gate_and_up, adapted, gated
-from marft.models.attention import _decode
+from marft.inference.sampling import sample_tokens
+from marft.models import lora_autograd as module
+from marft.models.attention import _decode_attention
 from marft.models.backbone import Backbone
 from marft.models.linear_layers import feed_forward, project
 from marft.models.log_probs import next_logits, scaled_logits
+from marft.models.lora_autograd import (
+    FrozenLinear,
+    LoraFactors,
+    PolicySpan,
+    _apply_gate_and_up,
+    apply_gated_mlp,
+    apply_linears,
+)
 
 WIDTH, INNER = 6, 10
 
 
-def frozen(inputs: int, outputs: int, bias: bool) -> Frozen:
-    return Frozen(torch.randn(outputs, inputs).double(), torch.randn(outputs).double() if bias else None)
+def frozen(inputs: int, outputs: int, bias: bool) -> FrozenLinear:
+    return FrozenLinear(torch.randn(outputs, inputs).double(), torch.randn(outputs).double() if bias else None)
 
 
-def low(layer: Frozen, rank: int) -> Low:
+def low(layer: FrozenLinear, rank: int) -> LoraFactors:
     outputs, inputs = layer.weight.shape
     a, b = torch.randn(rank, inputs).double(), torch.randn(outputs, rank).double()
-    return Low(a.requires_grad_(), b.requires_grad_(), 0.5 * rank)
+    return LoraFactors(a.requires_grad_(), b.requires_grad_(), 0.5 * rank)
 
 
-def plain(x: Tensor, layer: Frozen, stretches: list[Stretch], number: int) -> Tensor:
+def plain(x: Tensor, layer: FrozenLinear, stretches: list[PolicySpan], number: int) -> Tensor:
     out = linear(x, layer.weight, layer.bias)
     parts = []
     for one in stretches:
@@ -43,7 +50,7 @@ def plain(x: Tensor, layer: Frozen, stretches: list[Stretch], number: int) -> Te
     return torch.cat(parts)
 
 
-def plain_gated(x: Tensor, layers: list[Frozen], stretches: list[Stretch]) -> Tensor:
+def plain_gated(x: Tensor, layers: list[FrozenLinear], stretches: list[PolicySpan]) -> Tensor:
     hidden = silu(plain(x, layers[0], stretches, 0)) * plain(x, layers[1], stretches, 1)
     return plain(hidden, layers[2], stretches, 2)
 
@@ -58,19 +65,19 @@ def stretched(draw: st.DrawFn) -> tuple[list[int], list[list[int]], bool]:
 
 def made(
     case: tuple[list[int], list[list[int]], bool], shapes: list[tuple[int, int]]
-) -> tuple[list[Frozen], list[Stretch]]:
+) -> tuple[list[FrozenLinear], list[PolicySpan]]:
     torch.manual_seed(0)
     lengths, ranks, bias = case
     layers = [frozen(*shape, bias) for shape in shapes]
     stretches, start = [], 0
     for length, mine in zip(lengths, ranks, strict=True):
         lows = tuple(low(layer, rank) if rank else None for layer, rank in zip(layers, mine, strict=True))
-        stretches.append(Stretch(start, start + length, lows))
+        stretches.append(PolicySpan(start, start + length, lows))
         start += length
     return layers, stretches
 
 
-def gradients(out: Tensor, x: Tensor, stretches: list[Stretch]) -> list[Tensor]:
+def gradients(out: Tensor, x: Tensor, stretches: list[PolicySpan]) -> list[Tensor]:
     parameters = [part for one in stretches for low in one.adapters if low for part in (low.a, low.b)]
     upstream = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     return list(torch.autograd.grad((out * upstream).sum(), [x, *parameters]))
@@ -81,15 +88,15 @@ def gradients(out: Tensor, x: Tensor, stretches: list[Stretch]) -> list[Tensor]:
 def test_layers_taken_together_and_a_gated_pair_equal_autograd(
     case: tuple[list[int], list[list[int]], bool], block: int
 ) -> None:
-    with patch.object(module, "BLOCK", block):
+    with patch.object(module, "MAX_BLOCK_ROWS", block):
         x = torch.randn(sum(case[0]), WIDTH).double().requires_grad_()
         layers, stretches = made(case, [(WIDTH, 4), (WIDTH, 7), (WIDTH, 1)])
-        mine = torch.cat(adapted(x, layers, stretches), 1)
+        mine = torch.cat(apply_linears(x, layers, stretches), 1)
         other = torch.cat([plain(x, layer, stretches, number) for number, layer in enumerate(layers)], 1)
         torch.testing.assert_close(mine, other)
         torch.testing.assert_close(gradients(mine, x, stretches), gradients(other, x, stretches))
         layers, stretches = made(case, [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
-        mine, other = gated(x, layers, stretches), plain_gated(x, layers, stretches)
+        mine, other = apply_gated_mlp(x, layers, stretches), plain_gated(x, layers, stretches)
         torch.testing.assert_close(mine, other)
         torch.testing.assert_close(gradients(mine, x, stretches), gradients(other, x, stretches))
 
@@ -97,7 +104,7 @@ def test_layers_taken_together_and_a_gated_pair_equal_autograd(
 def test_rows_that_need_no_gradient_get_none_and_adapters_do() -> None:
     layers, stretches = made(([5], [[2, 0, 1]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
     x = torch.randn(5, WIDTH).double()
-    gated(x, layers, stretches).sum().backward()
+    apply_gated_mlp(x, layers, stretches).sum().backward()
     first, last = stretches[0].adapters[0], stretches[0].adapters[2]
     assert first is not None
     assert last is not None
@@ -107,7 +114,7 @@ def test_rows_that_need_no_gradient_get_none_and_adapters_do() -> None:
 
 def test_weights_that_move_between_forward_and_backward_are_noticed() -> None:
     layers, stretches = made(([5], [[2, 2, 2]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
-    out = gated(torch.randn(5, WIDTH).double(), layers, stretches)
+    out = apply_gated_mlp(torch.randn(5, WIDTH).double(), layers, stretches)
     first = stretches[0].adapters[0]
     assert first is not None
     with torch.no_grad():
@@ -131,7 +138,7 @@ def test_a_decoding_step_in_columns_equals_one_in_rows(backbone: Backbone, polic
         with routing.by_row(policies):
             together, fed = project(x, layers, routing), feed_forward(x, layer.mlp, routing)
         for row, policy in enumerate(policies):
-            with routing.by_stretch([(policy, 0, 1)], 1):
+            with routing.by_span([(policy, 0, 1)], 1):
                 alone, fed_alone = (
                     project(x[row : row + 1], layers, routing),
                     feed_forward(x[row : row + 1], layer.mlp, routing),
@@ -149,7 +156,7 @@ def test_rows_of_several_policies_have_their_adapters_where_gradients_are_wanted
     x = torch.randn(2, 64, requires_grad=True)
     with routing.by_row(["one", None]):
         (q,), fed = project(x, (layer.self_attn.q_proj,), routing), feed_forward(x, layer.mlp, routing)
-    with routing.by_stretch([("one", 0, 1), (None, 1, 2)], 2):
+    with routing.by_span([("one", 0, 1), (None, 1, 2)], 2):
         (expected,), expected_fed = project(x, (layer.self_attn.q_proj,), routing), feed_forward(x, layer.mlp, routing)
     torch.testing.assert_close(q, expected)
     torch.testing.assert_close(fed, expected_fed)
@@ -160,12 +167,12 @@ def test_intermediate_values_are_kept_for_gradients_alone(learns: bool) -> None:
     layers, stretches = made(([5], [[2, 2, 2]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
     kept: list[bool] = []
 
-    def spied(x: Tensor, layers: list[Frozen], into: list[Tensor] | None) -> list[Tensor]:
+    def spied(x: Tensor, layers: list[FrozenLinear], into: list[Tensor] | None) -> list[Tensor]:
         kept.append(into is not None)
-        return _gate_and_up(x, layers, into)
+        return _apply_gate_and_up(x, layers, into)
 
-    with patch.object(module, "_gate_and_up", spied), torch.set_grad_enabled(learns):
-        gated(torch.randn(5, WIDTH).double(), layers, stretches)
+    with patch.object(module, "_apply_gate_and_up", spied), torch.set_grad_enabled(learns):
+        apply_gated_mlp(torch.randn(5, WIDTH).double(), layers, stretches)
     assert kept == [learns]
 
 
@@ -179,8 +186,8 @@ def test_next_logits_and_what_is_drawn_from_them_are_those_of_rows() -> None:
                 rows = scaled_logits(hidden, weight, bias, temperatures)
                 torch.testing.assert_close(columns, rows)
                 uniforms = torch.linspace(0.01, 0.99, 7)
-                ids, log_probs = draw(columns.clone(), uniforms, None, None)
-                expected, their_log_probs = draw(rows.contiguous(), uniforms, None, None)
+                ids, log_probs = sample_tokens(columns.clone(), uniforms, None, None)
+                expected, their_log_probs = sample_tokens(rows.contiguous(), uniforms, None, None)
                 assert torch.equal(ids, expected)
                 torch.testing.assert_close(log_probs, their_log_probs)
 
@@ -193,4 +200,4 @@ def test_attention_of_new_tokens_equals_torchs_own() -> None:
     ]
     for one in (None, mask):
         expected = scaled_dot_product_attention(q, k, v, attn_mask=one, scale=0.3)
-        torch.testing.assert_close(_decode(q, k, v, one, 0.3), expected)
+        torch.testing.assert_close(_decode_attention(q, k, v, one, 0.3), expected)

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 
 from marft.config.models import ModelSettings
 from marft.models import attention
-from marft.models import weighing as weighing_module
+from marft.models import attention_spec as weighing_module
 from marft.models.attention import PackedPlan, padded_length
+from marft.models.attention_spec import AttentionSpec
 from marft.models.backbone import Backbone
-from marft.models.loading import load_backbone
+from marft.models.loader import load_backbone
 from marft.models.packed_rows import PackedRows
-from marft.models.weighing import Weighing
 
 
 def rows(*lengths: int) -> list[np.ndarray]:
@@ -30,7 +30,7 @@ def test_packed_rows_equal_the_models_own_forward(
 ) -> None:
     own = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
     batch = rows(*lengths)
-    mine = backbone.hidden_states(PackedRows.of(batch, [None] * len(batch), backbone.device))
+    mine = backbone.hidden_states(PackedRows.from_rows(batch, [None] * len(batch), backbone.device))
     theirs = torch.cat([own.model(torch.from_numpy(row).long()[None]).last_hidden_state[0] for row in batch])
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -42,7 +42,7 @@ def test_gradients_do_not_depend_on_how_rows_are_packed(backbone: Backbone) -> N
     for packs in ([batch], [[row] for row in batch], [batch[::-1][:2], batch[:4]]):
         backbone.model.zero_grad()
         for pack in packs:
-            hidden = backbone.hidden_states(PackedRows.of(pack, [None] * len(pack), backbone.device))
+            hidden = backbone.hidden_states(PackedRows.from_rows(pack, [None] * len(pack), backbone.device))
             (hidden * torch.linspace(-1, 1, hidden.shape[1])).sum().backward()
         gradients.append({n: p.grad.clone() for n, p in backbone.model.named_parameters() if p.grad is not None})
     for other in gradients[1:]:
@@ -74,7 +74,7 @@ def test_other_architectures_load_and_agree(config: LlamaConfig, tmp_path: Path)
         ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32
     )  # checks the forward
     assert backbone.fused
-    rows_of = PackedRows.of(rows(3, 17, 9), [None] * 3, backbone.device)
+    rows_of = PackedRows.from_rows(rows(3, 17, 9), [None] * 3, backbone.device)
     fused = backbone.hidden_states(rows_of)
     backbone.fused = False
     torch.testing.assert_close(fused, backbone.hidden_states(rows_of), rtol=1e-4, atol=1e-5)
@@ -96,9 +96,9 @@ def test_attention_with_a_cap_and_sinks_is_the_same_in_parts(monkeypatch: pytest
     visible = torch.ones(11, 11, dtype=torch.bool).tril()[None]
     results = []
     for scores in (10**9, 3 * 2 * 4 * 11):
-        monkeypatch.setattr(weighing_module, "SCORES", scores)
+        monkeypatch.setattr(weighing_module, "MAX_SCORES", scores)
         leaves = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
-        out = weighing_module.weigh(*leaves[:3], visible, Weighing(0.4, cap=5.0, sinks=leaves[3]))
+        out = weighing_module.eager_attention(*leaves[:3], visible, AttentionSpec(0.4, softcap=5.0, sinks=leaves[3]))
         out.square().sum().backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for whole, parts in zip(*results, strict=True):
@@ -129,15 +129,20 @@ def _save_random(config: LlamaConfig, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "weighing",
-    [Weighing(0.4, 700), Weighing(0.4, 5), Weighing(0.4, None, 1.5), Weighing(0.4, 700, 1.5, torch.linspace(-1, 1, 4))],
+    [
+        AttentionSpec(0.4, 700),
+        AttentionSpec(0.4, 5),
+        AttentionSpec(0.4, None, 1.5),
+        AttentionSpec(0.4, 700, 1.5, torch.linspace(-1, 1, 4)),
+    ],
     ids=["wide", "narrow", "capped", "sinks"],
 )
 def test_a_long_row_attends_some_queries_at_a_time_and_no_mask_is_as_large_as_its_square(
-    weighing: Weighing, monkeypatch: pytest.MonkeyPatch
+    weighing: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes out, and the gradients, are those of one mask for the whole row."""
     largest = [0]
-    plain = weighing_module.weigh
+    plain = weighing_module.eager_attention
     attend = attention.scaled_dot_product_attention
 
     def watched(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -148,10 +153,10 @@ def test_a_long_row_attends_some_queries_at_a_time_and_no_mask_is_as_large_as_it
     torch.manual_seed(0)
     rows = [torch.randn(1300, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     found = []
-    monkeypatch.setattr(attention, "weigh", watched)
+    monkeypatch.setattr(attention, "eager_attention", watched)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    for whole in (attention.WHOLE, 10**6):
-        monkeypatch.setattr(attention, "WHOLE", whole)
+    for whole in (attention.MAX_MASK_LENGTH, 10**6):
+        monkeypatch.setattr(attention, "MAX_MASK_LENGTH", whole)
         out = PackedPlan([1300], torch.device("cpu")).attend(0, *rows, weighing)
         found.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), rows)])
         if whole < 10**6:

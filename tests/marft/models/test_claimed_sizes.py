@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models.adapters import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
+from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone
-from marft.models.checking import LARGEST
-from marft.models.loading import load_backbone
+from marft.models.checkpoint_checks import MAX_SIZES
+from marft.models.loader import load_backbone
 from marft.models.lora import Adapter
 from marft.models.paths import resolve_path
 from tests.families import FAMILY, random_model
@@ -40,7 +40,7 @@ def loaded() -> Backbone:
 
 def says(**keys: object) -> Change:
     def change(folder: Path) -> None:
-        file = folder / CONFIG
+        file = folder / CONFIG_FILE
         file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
 
     return change
@@ -50,14 +50,14 @@ def claims(shape: tuple[int, int]) -> Change:
     """A file of holes, whose header claims a tensor of this shape under the name of each half."""
 
     def change(folder: Path) -> None:
-        names = [name for name in header(folder / WEIGHTS) if name != "__metadata__"]
+        names = [name for name in header(folder / WEIGHTS_FILE) if name != "__metadata__"]
         size = shape[0] * shape[1] * 4
         table = {
             name: {"dtype": "F32", "shape": list(shape), "data_offsets": [at * size, (at + 1) * size]}
             for at, name in enumerate(names)
         }
         text = json.dumps(table).encode()
-        with (folder / WEIGHTS).open("wb") as file:
+        with (folder / WEIGHTS_FILE).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + size * len(names))
 
@@ -70,7 +70,7 @@ def header(file: Path) -> dict[str, Any]:
 
 
 def fewer_layers(folder: Path) -> None:
-    save_file({"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, folder / WEIGHTS)
+    save_file({"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, folder / WEIGHTS_FILE)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_claim_that_the_model_does_not_have_is_refused_first(
         change(tmp_path)
     backbone = loaded()
     monkeypatch.setattr(Adapter, "__init__", lambda *_: pytest.fail("memory was taken"))
-    monkeypatch.setattr("marft.models.adapters.load_file", lambda *_: pytest.fail("memory was taken"))
+    monkeypatch.setattr("marft.models.adapter_files.load_file", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match=message):
         read_adapter(backbone, "actor", tmp_path)
 
@@ -104,11 +104,11 @@ def test_a_claim_that_the_model_does_not_have_is_refused_first(
 def test_weights_of_a_checkpoint_are_compared_first_too(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes())
+    (tmp_path / WEIGHTS_FILE).write_bytes((saved / WEIGHTS_FILE).read_bytes())
     claims((10**6, 128))(tmp_path)
     backbone = loaded()
     backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.targets, 0)
-    monkeypatch.setattr("marft.models.adapters.load_file", lambda *_: pytest.fail("memory was taken"))
+    monkeypatch.setattr("marft.models.adapter_files.load_file", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match="has shape"):
         load_adapter(backbone, "actor", tmp_path)
 
@@ -125,7 +125,7 @@ def config_of(folder: Path, **keys: object) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        *((name, 10**12, rf"config\.json says {name} = {10**12}, and \d+ is the most") for name in LARGEST),
+        *((name, 10**12, rf"config\.json says {name} = {10**12}, and \d+ is the most") for name in MAX_SIZES),
         ("num_hidden_layers", 9_000, r"says num_hidden_layers = 9000, and model\.safetensors has weights of \d+"),
         ("num_hidden_layers", 5, "says num_hidden_layers = 5"),
         ("hidden_size", 2**19, r"model\.safetensors: .* asks for .*hidden_size = 524288"),
@@ -139,7 +139,7 @@ def test_a_model_is_compared_with_its_files_before_memory_is_taken(
     key: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "marft.models.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
+        "marft.models.loader.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
     )
     more: dict[str, object] = {"layer_types": None} if "layer" in key else {}
     more |= {"num_key_value_heads": 1, "head_dim": 32} if key == "num_attention_heads" else {}
@@ -154,7 +154,7 @@ def test_experts_that_no_file_has_take_no_memory(tmp_path: Path, monkeypatch: py
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_local_experts": 5000}))
     monkeypatch.setattr(
-        "marft.models.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
+        "marft.models.loader.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
     )
     with pytest.raises(
         ValueError,
@@ -166,4 +166,4 @@ def test_experts_that_no_file_has_take_no_memory(tmp_path: Path, monkeypatch: py
 def test_what_was_saved_is_read(saved: Path) -> None:
     backbone = loaded()
     assert read_adapter(backbone, "actor", saved) == LORA
-    assert set(backbone.adapters("actor")) == set(backbone.targeted("actor", LORA.targets))
+    assert set(backbone.adapters("actor")) == set(backbone.target_layers("actor", LORA.targets))

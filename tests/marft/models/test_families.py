@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marft.common.types import TokenIds
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models import families
-from marft.models.adapters import save_adapter
+from marft.models import model_families
+from marft.models.adapter_files import save_adapter
 from marft.models.backbone import Backbone
-from marft.models.families import linear_layers
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
+from marft.models.decode_cache import new_decode_cache
+from marft.models.loader import load_backbone
+from marft.models.log_probs import score_tokens
+from marft.models.model_families import linear_layer_names
 from marft.models.packed_rows import PackedRows
-from marft.models.running_rows import running_rows
 from tests.families import FAMILY, OWN, PACKED, random_model
 from tests.nights import BY_NIGHT, some
 
@@ -62,12 +62,12 @@ def theirs(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 def scored(backbone: Backbone, policy: str | None = None) -> Tensor:
     """Log-probs of all tokens but the first of each row, [N − B]."""
-    packed = PackedRows.of(ROWS, [policy] * len(ROWS), CPU)
+    packed = PackedRows.from_rows(ROWS, [policy] * len(ROWS), CPU)
     ends = torch.tensor(packed.lengths).cumsum(0) - 1
     keep = torch.ones(len(packed.ids), dtype=torch.bool).index_fill(0, ends, False)
     targets, head = torch.from_numpy(np.concatenate([row[1:] for row in ROWS])).long(), backbone.head
     hidden = backbone.hidden_states(packed)[keep]
-    return token_scores(hidden, head.weight, head.bias, targets, None, shape=backbone.logit_shape).log_probs
+    return score_tokens(hidden, head.weight, head.bias, targets, None, transform=backbone.logit_transform).log_probs
 
 
 def expected(model: nn.Module, rows: Sequence[TokenIds] = ROWS) -> Tensor:
@@ -113,7 +113,7 @@ def test_half_precision_is_as_near_the_truth_as_transformers_is(name: str, folde
             (scored(backbone), backbone.model), (expected(model), model), (expected(exact), exact),
         )
     )  # fmt: skip
-    assert backbone.wide
+    assert backbone.fp32_residual
     assert (mine - truth).abs().mean() < 1.25 * (other - truth).abs().mean() + 0.01
     assert _distance(found, wanted) < 1.25 * _distance(also, wanted) + 0.01
 
@@ -128,7 +128,9 @@ def _distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 def test_decoding_gives_what_the_whole_row_gives(name: str, dtype: torch.dtype, folders: dict[str, Path]) -> None:
     backbone = ours(folder_of(folders, name), dtype)
     with torch.inference_mode():
-        whole = backbone.logits(backbone.hidden_states(PackedRows.of(ROWS, [None] * 3, CPU)), None).log_softmax(-1)
+        whole = backbone.compute_logits(
+            backbone.hidden_states(PackedRows.from_rows(ROWS, [None] * 3, CPU)), None
+        ).log_softmax(-1)
         decoded = decode(backbone, [len(row) // 3 for row in ROWS])
     likely = whole.topk(8).indices
     difference = (decoded.gather(1, likely) - whole.gather(1, likely)).abs()
@@ -137,8 +139,8 @@ def test_decoding_gives_what_the_whole_row_gives(name: str, dtype: torch.dtype, 
 
 def decode(backbone: Backbone, prompts: Sequence[int]) -> Tensor:
     """Log-probs at every place: prompts of these lengths are prefilled, all other tokens come one at a time."""
-    running = running_rows(backbone)
-    packed = PackedRows.of([row[:n] for row, n in zip(ROWS, prompts, strict=True)], [None] * 3, CPU)
+    running = new_decode_cache(backbone)
+    packed = PackedRows.from_rows([row[:n] for row, n in zip(ROWS, prompts, strict=True)], [None] * 3, CPU)
     found = [list(part) for part in running.prefill(packed, [[0], [1], [2]]).split(packed.lengths)]
     lengths = packed.lengths
     while any(len(states) < len(row) for states, row in zip(found, ROWS, strict=True)):
@@ -147,7 +149,7 @@ def decode(backbone: Backbone, prompts: Sequence[int]) -> Tensor:
         for kept, state, row in zip(found, states, ROWS, strict=True):
             kept.extend([state] if len(kept) < len(row) else [])
         lengths = [length + 1 for length in lengths]
-    return backbone.logits(torch.stack([state for states in found for state in states]), None).log_softmax(-1)
+    return backbone.compute_logits(torch.stack([state for states in found for state in states]), None).log_softmax(-1)
 
 
 FOR_EXPERTS = {"gate_proj", "up_proj", "down_proj"}  # peft takes these for the experts of a model that has any
@@ -163,7 +165,7 @@ LEFT_OUT = {
 def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folder_of(folders, name)
     backbone = ours(folder, torch.float32)
-    targets = set(linear_layers(backbone)) - LEFT_OUT.get(name, set())
+    targets = set(linear_layer_names(backbone)) - LEFT_OUT.get(name, set())
     lora = LoraSettings(rank=3, alpha=6.0, targets=tuple(sorted(targets)))
     backbone.add_adapter("one", lora.rank, lora.alpha, lora.targets, seed=0)
     for adapter in backbone.adapters("one").values():
@@ -186,11 +188,17 @@ def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, P
 @BY_NIGHT
 @pytest.mark.slow
 def test_the_table_of_families_is_what_the_models_say() -> None:
-    assert families.page() == families.PAGE.read_text(encoding="utf-8"), "run python -m marft.models.families"
+    assert model_families.render_page() == model_families.DOCS_PAGE.read_text(encoding="utf-8"), (
+        "run python -m marft.models.model_families"
+    )
 
 
 def test_every_family_that_the_table_says_is_packed_or_its_own_is_one() -> None:
-    lines = [line.split("|") for line in families.PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 5]
+    lines = [
+        line.split("|")
+        for line in model_families.DOCS_PAGE.read_text(encoding="utf-8").splitlines()
+        if line.count("|") == 5
+    ]
     said = {cells[1].strip(): cells[3].strip() for cells in lines}
     assert all(said[name] in ("packed", "packed, fused") for name in PACKED)
     assert all(said[name] == "its own" for name in OWN)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from marft.config.models import ModelSettings
-from marft.models import templates
-from marft.models.formats import load_format, load_tokenizer
-from marft.models.loading import load_backbone, pick_device, pick_dtype
+from marft.models import chat_templates
+from marft.models.loader import load_backbone, pick_device, pick_dtype
+from marft.models.tokenizer_format import load_format, load_tokenizer
 from tests.helpers import settings
 
 
@@ -89,7 +89,7 @@ def test_what_a_template_does_after_the_last_turn_is_tried_out_too(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends of turns are read off there."""
-    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.setattr(chat_templates, "TIMEOUT_SECONDS", 0.3)
     shown = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not add_generation_prompt %}"
     (model / "chat_template.jinja").write_text(f"{shown}{{{{ 1 / 0 }}}}{{% endif %}}")
     assert load_format(ModelSettings(path=str(model))).stop_ids

@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.agents.live import Spelling
-from marft.common.marks import Masks
-from marft.common.types import Option, Sampling
+from marft.agents.streaming import Detokenizer
+from marft.common.token_data import GrammarMasks
+from marft.common.types import Option, SamplingParams
 from marft.config.models import ModelSettings
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.forest import Forest
-from marft.models.held_in_half import hold_in_half
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
-from marft.models.masked import PackedMasks
+from marft.models.half_precision import store_in_half
+from marft.models.loader import load_backbone
+from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
+from marft.models.prefix_tree import PrefixTree
+from marft.models.token_masks import PackedMasks
 from marft.trainer.interfaces import Progress
-from marft.trainer.keeping import not_finite
-from marft.trainer.undoing import Before
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.non_finite_guard import Snapshot
 from tests.learners import begun, episodes, recipe
 from tests.nights import some
 
@@ -45,7 +45,7 @@ def load(request: pytest.FixtureRequest, random_model: Path) -> Load:
     def loaded(dtype: torch.dtype) -> Backbone:
         backbone = load_backbone(ModelSettings(path=str(random_model)), CPU, dtype)
         if request.param == "held":
-            hold_in_half(backbone)
+            store_in_half(backbone)
         torch.manual_seed(5)
         for policy in ("one", "two"):
             backbone.add_adapter(policy, 4, 8.0, ("q_proj", "up_proj"), seed=0)
@@ -57,7 +57,7 @@ def load(request: pytest.FixtureRequest, random_model: Path) -> Load:
 
 
 def log_probs(backbone: Backbone, hidden: Tensor) -> Tensor:
-    return backbone.logits(hidden, None).log_softmax(-1)
+    return backbone.compute_logits(hidden, None).log_softmax(-1)
 
 
 def likely(one: Tensor, other: Tensor) -> float:
@@ -75,8 +75,8 @@ def test_packed_rows(load: Load, forward: str) -> None:
         if forward != "fused" and len({weight.dtype for weight in backbone.base_weights().values()}) > 1:
             pytest.skip("what is held in half precision is fused")
         for _ in range(("fused", "packed", "own").index(forward)):
-            backbone.take_slower_forward()
-        said.append(log_probs(backbone, backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU))))
+            backbone.use_slower_forward()
+        said.append(log_probs(backbone, backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU))))
     assert all(torch.isfinite(one).all() for one in said)
     assert likely(*said) < CLOSE
 
@@ -84,25 +84,25 @@ def test_packed_rows(load: Load, forward: str) -> None:
 @torch.no_grad()
 def test_rows_that_share_what_they_begin_with(load: Load) -> None:
     backbone = load(torch.bfloat16)
-    forest = Forest.of(ROWS, POLICIES)
-    shared = log_probs(backbone, backbone.hidden_states(PackedRows.sharing(forest, CPU)))
-    apart = log_probs(backbone, backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU)))
-    at = torch.from_numpy(np.concatenate(forest.places))
+    forest = PrefixTree.from_rows(ROWS, POLICIES)
+    shared = log_probs(backbone, backbone.hidden_states(PackedRows.from_tree(forest, CPU)))
+    apart = log_probs(backbone, backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU)))
+    at = torch.from_numpy(np.concatenate(forest.token_indices))
     assert likely(shared[at], apart) < CLOSE
 
 
 def test_decoding_says_what_scoring_says(load: Load) -> None:
     backbone = load(torch.bfloat16)
-    batch = RunningBatch(backbone, [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))), prefix_bytes=2**20)
+    batch = RunningBatch(backbone, [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), prefix_bytes=2**20)
     rows = [
-        Row(policy, ids, Sampling(max_new_tokens=6), np.linspace(0.1, 0.9, 6, dtype=np.float32))
+        Row(policy, ids, SamplingParams(max_new_tokens=6), np.linspace(0.1, 0.9, 6, dtype=np.float32))
         for policy, ids in zip(POLICIES, ROWS, strict=True)
     ]
-    done: list[Finished] = batch.admit(rows)
+    done: list[RowResult] = batch.admit(rows)
     while len(batch):
         done += batch.step()
     for one in done:
-        whole = PackedRows.of([np.concatenate([one.row.prompt, one.tokens])], [one.row.adapter], CPU)
+        whole = PackedRows.from_rows([np.concatenate([one.row.prompt, one.tokens])], [one.row.adapter], CPU)
         with torch.no_grad():
             said = log_probs(backbone, backbone.hidden_states(whole))[len(one.row.prompt) - 1 : -1]
         scored = said.gather(1, torch.from_numpy(one.tokens).long()[:, None])[:, 0]
@@ -111,7 +111,7 @@ def test_decoding_says_what_scoring_says(load: Load) -> None:
 
 def test_choices(load: Load) -> None:
     options = [Option(np.arange(60, 62 + n, dtype=np.int32)) for n in range(3)]
-    requests = [ChoiceRequest("one", ids, options, Sampling(temperature=0.0), 0.5) for ids in ROWS]
+    requests = [ChoiceRequest("one", ids, options, SamplingParams(temperature=0.0), 0.5) for ids in ROWS]
     half, whole = (choose(load(dtype), requests) for dtype in (torch.bfloat16, torch.float32))
     for mine, theirs in zip(half, whole, strict=True):
         assert np.exp(mine.log_probs).sum() == pytest.approx(1.0, abs=1e-4)
@@ -122,12 +122,12 @@ def test_masked_scores_of_a_half_precision_head() -> None:
     torch.manual_seed(0)
     hidden, weight, targets = torch.randn(20, 16), torch.randn(64, 16), torch.arange(20)
     bits = np.packbits(np.arange(64) < 40, bitorder="little").tobytes()
-    masks = Masks.of(list(range(0, 20, 2)), [bits] * 10)
-    packed = PackedMasks.of([(masks, masks.rows(20))], CPU)
+    masks = GrammarMasks.from_masks(list(range(0, 20, 2)), [bits] * 10)
+    packed = PackedMasks.from_parts([(masks, masks.mask_indices(20))], CPU)
     found = []
     for head in (weight.bfloat16(), weight.bfloat16().float()):
         states = hidden.bfloat16().to(head.dtype).requires_grad_()
-        scores = token_scores(states, head, None, targets, None, entropy_gradient=True, masks=packed)
+        scores = score_tokens(states, head, None, targets, None, entropy_gradient=True, masks=packed)
         (scores.log_probs.sum() + scores.entropies.sum()).backward()
         found.append([x.detach().float() for x in (*scores, states.grad)])
     for mine, theirs in zip(*found, strict=True):
@@ -161,17 +161,17 @@ class TestLearning:
         run = recipe(
             tmp_path, "marft", "--policies.actor.train", "full", "--policies.actor.lora", "{}", dtype="bfloat16"
         )
-        models = Models(run)
+        models = PolicyRegistry(run)
         assert {p.dtype for p in models.policies["actor"].parameters().values()} == {torch.float32}
-        assert models.bases["base"].layers["model.layers.0.self_attn.q_proj"].base.weight.dtype == torch.bfloat16
+        assert models.base_models["base"].layers["model.layers.0.self_attn.q_proj"].base.weight.dtype == torch.bfloat16
 
     def test_a_step_can_be_undone(self, tmp_path: Path) -> None:
         learner = begun(recipe(tmp_path, "marft", dtype="bfloat16"))
-        before = Before(learner)
+        before = Snapshot(learner)
         before.take()
         first = [p.detach().clone() for one in learner.optimizers.values() for p in one.parameters.values()]
         learner.learn(episodes(), Progress(0, 0))
-        assert not_finite(learner) == []
+        assert find_non_finite(learner) == []
         before.restore()
         again = [p for one in learner.optimizers.values() for p in one.parameters.values()]
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.models import held_in_half
+from marft.models import half_precision
 from marft.models.backbone import Backbone
-from marft.models.digests import digest_of
-from marft.models.held_in_half import hold_in_half
+from marft.models.digests import compute_digest
+from marft.models.half_precision import store_in_half
 from marft.models.linear_layers import project
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.scoring import score_actions
@@ -38,9 +38,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def held(folder: Path, monkeypatch: pytest.MonkeyPatch, has: Mapping[str, Any]) -> Backbone:
-    monkeypatch.setattr(held_in_half.torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(half_precision.torch.cpu, "get_capabilities", lambda: has)
     backbone = ours(folder, torch.bfloat16)
-    hold_in_half(backbone)
+    store_in_half(backbone)
     return backbone
 
 
@@ -113,7 +113,7 @@ def test_few_rows_are_rounded_for_the_weights_and_not_for_adapters(
 
 def test_many_rows_decode_in_float32_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, wide = held(folder, monkeypatch, AVX512_BF16), written_out(folder)
-    monkeypatch.setattr(held_in_half, "FEW_ROWS", 2)
+    monkeypatch.setattr(half_precision, "MAX_DECODE_ROWS", 2)
     mine, theirs = (decode(one, [1, 7, 3]).log_softmax(-1) for one in (backbone, wide))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
@@ -125,24 +125,24 @@ def test_layers_take_half_the_memory_and_are_known_by_the_same_digest(
     weights = backbone.base_weights()
     halves = {name for name, tensor in weights.items() if tensor.dtype == torch.bfloat16}
     assert halves == {name for name in weights if name.endswith("_proj.weight")}
-    assert digest_of(weights) == digest_of(plain.base_weights())
-    assert not backbone.wants_full_batches
+    assert compute_digest(weights) == compute_digest(plain.base_weights())
+    assert not backbone.needs_fixed_size
 
 
 @pytest.mark.slow
 def test_a_run_is_scored_as_one_in_float32_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit whatever a token is packed with, so that prefixes are shared; and steps stay finite."""
-    monkeypatch.setattr(held_in_half.torch.cpu, "get_capabilities", lambda: AVX2)
+    monkeypatch.setattr(half_precision.torch.cpu, "get_capabilities", lambda: AVX2)
     run = recipe(tmp_path, "grpo", "--algorithm.epochs", "1", dtype="bfloat16")
     learner, samples = begun(run), samples_of(episodes())
     assert learner.packing.share
-    alone = replace(learner.packing, share=False).in_one_size([samples])
+    alone = replace(learner.packing, share=False).with_fixed_sizes([samples])
     assert not alone.sizes
     whole = score_actions(alone, samples)
     for sample in samples:
         (key, row), *_ = score_actions(alone, [sample]).items()
         assert np.array_equal(whole[key], row)
-    metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
+    metrics = Learner(run, PolicyRegistry(run)).learn(episodes(), Progress(0, 0))
     assert all(np.isfinite(value) for value in metrics.values())
     assert metrics["agents/actor/kl_to_base"] == 0.0  # of a policy that is its base still
 
@@ -153,7 +153,7 @@ def test_where_halves_are_multiplied_faster_they_are(
 ) -> None:
     backbone = held(folder, monkeypatch, has)
     assert {tensor.dtype for tensor in backbone.base_weights().values()} == {torch.bfloat16}
-    assert backbone.wants_full_batches
+    assert backbone.needs_fixed_size
     assert torch.equal(scored(backbone), scored(ours(folder, torch.bfloat16)))
 
 

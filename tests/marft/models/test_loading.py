@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV32Config, DogeConfig, MiniMaxM3VLTextConfig, Phi3Config
 
 from marft.config.models import ModelSettings
-from marft.models import formats, templates
-from marft.models.checking import refuse_pickled
-from marft.models.formats import context_of, load_config, load_tokenizer
-from marft.models.loading import load_backbone, load_weights
+from marft.models import chat_templates, tokenizer_format
+from marft.models.checkpoint_checks import check_no_pickle
+from marft.models.loader import load_backbone, load_weights
 from marft.models.paths import resolve_path
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.tokenizer_format import context_length, load_config, load_tokenizer
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.families import FAMILY, random_model
 from tests.helpers import settings
 from tests.nights import some
@@ -59,9 +59,9 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
     config = Phi3Config(
         max_position_embeddings=131072, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors}
     )
-    assert context_of(config, ModelSettings(path="phi")) == 4096
+    assert context_length(config, ModelSettings(path="phi")) == 4096
     with pytest.raises(ValueError, match="context 8192 is more than the 4096 tokens"):
-        context_of(config, ModelSettings(path="phi", context=8192))
+        context_length(config, ModelSettings(path="phi", context=8192))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
 )
 def test_a_context_ends_where_a_model_begins_to_choose_what_a_token_sees(config: Any, longest: int) -> None:
     """Rounding would choose otherwise when a row is scored than when it was sampled."""
-    assert context_of(config, ModelSettings(path="it")) == longest
+    assert context_length(config, ModelSettings(path="it")) == longest
     with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
-        context_of(config, ModelSettings(path="it", context=longest + 1))
+        context_length(config, ModelSettings(path="it", context=longest + 1))
 
 
 @pytest.mark.parametrize("name", ["Qwen 3 with experts", "gpt-oss"])
@@ -265,7 +265,7 @@ TEMPLATES = {
 def test_a_chat_template_that_does_not_work_is_refused_in_time(
     model: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.setattr(chat_templates, "TIMEOUT_SECONDS", 0.3)
     template, message = TEMPLATES[name]
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     load_tokenizer(ModelSettings(path=str(model)))  # starts the process that renders
@@ -281,12 +281,12 @@ def test_a_chat_template_that_does_not_work_is_refused_in_time(
 
 @pytest.mark.slow
 def test_a_template_that_is_costly_in_use_alone_loses_its_prompt(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.5)
+    monkeypatch.setattr(chat_templates, "TIMEOUT_SECONDS", 0.5)
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 3 %}{{ (messages | length) ** 100000000 }}{% endif %}"
     (model / "chat_template.jinja").write_text(source)
     tokenizer = load_tokenizer(ModelSettings(path=str(model)))
     chat = [{"role": "user", "content": "hello"}]
-    with pytest.raises(templates.CANNOT_RENDER, match=r"still at work after 0.5 s"):
+    with pytest.raises(chat_templates.RENDER_ERRORS, match=r"still at work after 0.5 s"):
         tokenizer.apply_chat_template(chat * 4, tokenize=False)
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "hello"
 
@@ -301,7 +301,7 @@ def test_a_template_renders_alike_in_either_process(model: Path) -> None:
     ]
     texts = []
     for comment in ("", "{# not ours #}"):
-        source = (Path(formats.__file__).parent / "tiny" / "chat_template.jinja").read_text()
+        source = (Path(tokenizer_format.__file__).parent / "tiny" / "chat_template.jinja").read_text()
         (model / "chat_template.jinja").write_text(source + comment)
         tokenizer = load_tokenizer(ModelSettings(path=str(model)))
         texts.append(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
@@ -317,12 +317,12 @@ def test_a_template_without_system_messages_is_fine(model: Path) -> None:
 def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "check_template", lambda *_: None)
+    monkeypatch.setattr(tokenizer_format, "check_template", lambda *_: None)
     table = json.loads((model / "tokenizer.json").read_text())
     table["model"]["vocab"] |= {f"word{n}": 442 + n for n in range(100)}
     (model / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(ValueError, match=r"models.base: its tokenizer has 5\d\d tokens and its model knows 442"):
-        LocalRollouts(settings(model))
+        LocalRolloutRunner(settings(model))
     for text in ('{"version": "1.0"}', "[" * 100_000, ""):
         (model / "tokenizer.json").write_text(text)
         with pytest.raises(
@@ -338,7 +338,7 @@ def test_an_id_beyond_the_model_is_refused_by_its_token(model: Path) -> None:
     table["model"]["vocab"][word] = 4_000_000_000
     (model / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(ValueError, match=rf"tokenizer.json gives '{word}' the id 4000000000, and its model knows"):
-        LocalRollouts(settings(model))
+        LocalRolloutRunner(settings(model))
 
 
 def test_what_a_tokenizer_makes_of_a_text_is_shown_in_short(model: Path) -> None:
@@ -355,7 +355,7 @@ def test_what_a_tokenizer_makes_of_a_text_is_shown_in_short(model: Path) -> None
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     """An adapter of policy ``actor``, to break."""
-    with LocalRollouts(settings("tiny")) as rollouts:
+    with LocalRolloutRunner(settings("tiny")) as rollouts:
         rollouts.models.save_policy("actor", tmp_path / "adapter")
     return tmp_path / "adapter"
 
@@ -404,7 +404,7 @@ def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
     breaks, message = ADAPTERS[name]
     breaks(adapter)
     with pytest.raises(ValueError, match="adapter at ") as caught:
-        LocalRollouts(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
+        LocalRolloutRunner(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
     assert message in str(caught.value)
 
 
@@ -412,7 +412,7 @@ def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
 def test_no_kind_of_pickle_is_taken_for_weights(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"weights{suffix}").write_bytes(b"")
     with pytest.raises(ValueError, match=rf"weights\{suffix} and no \*.safetensors"):
-        refuse_pickled(tmp_path, "it")
+        check_no_pickle(tmp_path, "it")
 
 
 def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None:
@@ -449,4 +449,4 @@ def test_a_pipe_in_the_folder_of_a_model_is_not_waited_for(tmp_path: Path, name:
 def test_a_pipe_in_the_folder_of_an_adapter_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors, a pipe, .*only regular files are read"):
-        refuse_pickled(tmp_path, "the adapter")
+        check_no_pickle(tmp_path, "the adapter")

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from marft.models import log_probs
-from marft.models.log_probs import token_scores
-from marft.models.logit_shape import AS_THEY_ARE, LogitShape
+from marft.models.log_probs import score_tokens
+from marft.models.logit_transform import IDENTITY, LogitTransform
 
 
 def reference(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor,
-    shape: LogitShape = AS_THEY_ARE,
+    shape: LogitTransform = IDENTITY,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     logits = (hidden @ weight.T + (0 if bias is None else bias)) * shape.scale
-    logits = logits if shape.cap is None else shape.cap * torch.tanh(logits / shape.cap)
+    logits = logits if shape.softcap is None else shape.softcap * torch.tanh(logits / shape.softcap)
     logits = logits / temperatures[:, None]
     log_p = logits.log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
@@ -32,7 +32,7 @@ def problem() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, bias, torch.randint(0, 50, (23,)), temperatures
 
 
-SHAPES = {"plain": AS_THEY_ARE, "scaled": LogitShape(0.25), "capped": LogitShape(1.5, 4.0)}
+SHAPES = {"plain": IDENTITY, "scaled": LogitTransform(0.25), "capped": LogitTransform(1.5, 4.0)}
 
 
 @pytest.mark.parametrize("chunk", [50, 7 * 50, 10**6])
@@ -52,7 +52,7 @@ def test_scores_and_gradients_equal_the_dense_reference(
     bias = bias_ if with_bias else None
     upstream, entropy_upstream = torch.randn(23, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     gradients = []
-    for function in (reference, lambda *a, shape: token_scores(*a, entropy_gradient=True, shape=shape)):
+    for function in (reference, lambda *a, shape: score_tokens(*a, entropy_gradient=True, transform=shape)):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained_head)
         scores, entropies = function(h, w, bias, targets, temperatures, shape=SHAPES[shape])
         ((scores * upstream) + entropies * entropy_upstream).sum().backward()
@@ -66,7 +66,7 @@ def test_finite_differences_agree(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, _, targets, temperatures = problem
 
     def both(h: Tensor) -> tuple[Tensor, Tensor]:
-        scores = token_scores(h, weight, None, targets, temperatures, entropy_gradient=True)
+        scores = score_tokens(h, weight, None, targets, temperatures, entropy_gradient=True)
         return scores.log_probs, scores.entropies
 
     assert torch.autograd.gradcheck(both, (hidden[:, :].clone().requires_grad_(),))
@@ -74,13 +74,13 @@ def test_finite_differences_agree(problem: tuple[Tensor, ...]) -> None:
 
 def test_without_a_gradient_nothing_is_kept_for_one(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, _, targets, temperatures = problem
-    scores = token_scores(hidden, weight, None, targets, temperatures)
+    scores = score_tokens(hidden, weight, None, targets, temperatures)
     assert not scores.log_probs.requires_grad
 
 
 def test_a_token_that_cannot_be_leaves_the_entropy_finite() -> None:
     weight = torch.tensor([[1.0], [2.0], [float("-inf")]])
-    scores = token_scores(torch.ones(1, 1), weight, None, torch.tensor([1]), torch.ones(1))
+    scores = score_tokens(torch.ones(1, 1), weight, None, torch.tensor([1]), torch.ones(1))
     assert torch.isfinite(scores.entropies).all()
 
 
@@ -90,7 +90,7 @@ def test_a_half_precision_head_is_multiplied_in_float32(
     with_bias: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From even odds to near certainty: log-probs to 1e-5, derivatives to the rounding of the hidden states' own."""
-    monkeypatch.setattr(log_probs, "BLOCK", block)
+    monkeypatch.setattr(log_probs, "BLOCK_ROWS", block)
     torch.manual_seed(0)
     vocabulary, width, count = 300, 64, 40
     weight = torch.randn(vocabulary, width).bfloat16()
@@ -104,7 +104,7 @@ def test_a_half_precision_head_is_multiplied_in_float32(
         (hidden.double(), weight.double(), None if bias is None else bias.double(), temperatures.double()),
     ):
         h = h.clone().requires_grad_()
-        scores, entropies = token_scores(h, w, b, targets, t, entropy_gradient=True)
+        scores, entropies = score_tokens(h, w, b, targets, t, entropy_gradient=True)
         (slopes,) = torch.autograd.grad(scores.sum(), h, retain_graph=True)
         (entropy_slopes,) = torch.autograd.grad(entropies.sum(), h)
         results.append([x.detach().double() for x in (scores, entropies, slopes, entropy_slopes)])
@@ -121,17 +121,17 @@ def test_a_split_into_half_precision_parts_keeps_sixteen_bits() -> None:
     """What a GPU multiplies with half-precision kernels that add up in float32."""
     torch.manual_seed(0)
     p, weight = torch.rand(9, 200), torch.randn(200, 32).bfloat16()
-    high, rest = log_probs.halves(p, torch.bfloat16)
+    high, rest = log_probs.split_precision(p, torch.bfloat16)
     assert high.dtype == rest.dtype == torch.bfloat16
     product = high.double() @ weight.double() + rest.double() @ weight.double()
     assert (product - p.double() @ weight.double()).abs().max() < 2**-16 * 200
 
 
 def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probs, "FILLED_ROWS", 10)
+    monkeypatch.setattr(log_probs, "FIXED_CHUNK_ROWS", 10)
     hidden, weight, bias, targets, temperatures = problem
-    plain = token_scores(hidden, weight, bias, targets, temperatures)
-    filled = token_scores(hidden, weight, bias, targets, temperatures, filled=True)
+    plain = score_tokens(hidden, weight, bias, targets, temperatures)
+    filled = score_tokens(hidden, weight, bias, targets, temperatures, fixed_size=True)
     for a, b in zip(plain, filled, strict=True):
         assert a.shape == b.shape == (23,)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -140,7 +140,7 @@ def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], mon
 def test_a_second_derivative_is_refused_and_not_zero(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, bias, targets, temperatures = problem
     h = hidden.clone().requires_grad_()
-    loss = token_scores(h, weight, bias, targets, temperatures)[0].square().sum()
+    loss = score_tokens(h, weight, bias, targets, temperatures)[0].square().sum()
     (slope,) = torch.autograd.grad(loss, h, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.square().sum().backward()

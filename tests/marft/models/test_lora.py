@@ -23,11 +23,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models.adapters import MEANINGLESS, load_adapter, read_adapter, read_lora_settings, save_adapter
+from marft.models.adapter_files import IGNORED_KEYS, load_adapter, read_adapter, read_lora_settings, save_adapter
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
-from marft.models.cache import KVCache
-from marft.models.loading import load_backbone
+from marft.models.kv_cache import KVCache
+from marft.models.loader import load_backbone
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.packed_rows import PackedRows
 from tests.nights import BY_NIGHT, MANY, by_day, some
@@ -64,7 +64,7 @@ def test_the_layer_equals_pefts_layer_to_1e_6_in_float32(tuned: Backbone) -> Non
         theirs = peft_layer(layer.base, adapter, lora)
         x = torch.randn(1, 11, layer.base.in_features)
         mine_x, their_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-        with tuned.routing.by_stretch([(name, 0, 11)], 11):
+        with tuned.routing.by_span([(name, 0, 11)], 11):
             mine = layer(mine_x)
         other = theirs(their_x)
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
@@ -91,7 +91,7 @@ def test_a_whole_model_and_its_saved_adapter_equal_peft(
     base = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float64)
     other = PeftModel.from_pretrained(base, str(tmp_path), is_trainable=True).eval().double()
     theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
-    mine = tuned.hidden_states(PackedRows.of(ROWS, [name] * 3, tuned.device)) @ tuned.head.weight.T
+    mine = tuned.hidden_states(PackedRows.from_rows(ROWS, [name] * 3, tuned.device)) @ tuned.head.weight.T
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     mine.square().sum().backward()
     theirs.square().sum().backward()
@@ -114,9 +114,9 @@ def peft_layer(base: torch.nn.Linear, adapter: Adapter, lora: LoraSettings) -> L
 
 
 def test_all_agents_in_one_forward_equal_each_alone(tuned: Backbone) -> None:
-    together = tuned.hidden_states(PackedRows.of(ROWS, ["one", "two", None], tuned.device))
+    together = tuned.hidden_states(PackedRows.from_rows(ROWS, ["one", "two", None], tuned.device))
     alone = torch.cat([
-        tuned.hidden_states(PackedRows.of([row], [policy], tuned.device))
+        tuned.hidden_states(PackedRows.from_rows([row], [policy], tuned.device))
         for row, policy in zip(ROWS, ["one", "two", None], strict=True)
     ])  # fmt: skip
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
@@ -125,12 +125,12 @@ def test_all_agents_in_one_forward_equal_each_alone(tuned: Backbone) -> None:
 def test_rows_of_many_policies_decode_as_they_would_alone(tuned: Backbone) -> None:
     """One token a row, adapters stacked and masked by row, against the packed forward of the whole rows."""
     policies = ["one", None, "two"]
-    expected = tuned.hidden_states(PackedRows.of(ROWS, policies, tuned.device))
-    cache = KVCache(tuned.depth)
+    expected = tuned.hidden_states(PackedRows.from_rows(ROWS, policies, tuned.device))
+    cache = KVCache(tuned.num_layers)
     cache.reserve(3, 16)
     heads = [row[:-1] for row in ROWS]
     with torch.inference_mode():
-        packed = PackedRows.of(heads, policies, tuned.device)
+        packed = PackedRows.from_rows(heads, policies, tuned.device)
         tuned.hidden_states(packed, PackedPlan(packed.lengths, tuned.device, cache, [[0], [1], [2]]))
         last = torch.tensor([int(row[-1]) for row in ROWS])
         plan = DecodePlan(cache, packed.lengths, tuned.device)
@@ -141,7 +141,7 @@ def test_rows_of_many_policies_decode_as_they_would_alone(tuned: Backbone) -> No
 
 def test_every_agent_of_one_forward_gets_a_gradient(tuned: Backbone) -> None:
     """Switching the active adapter between forwards once left only the last agent with gradients."""
-    hidden = tuned.hidden_states(PackedRows.of(ROWS, ["one", "two", "one"], tuned.device))
+    hidden = tuned.hidden_states(PackedRows.from_rows(ROWS, ["one", "two", "one"], tuned.device))
     hidden[:, 0].sum().backward()
     for name in LORA:
         for adapter in tuned.adapters(name).values():
@@ -150,14 +150,14 @@ def test_every_agent_of_one_forward_gets_a_gradient(tuned: Backbone) -> None:
 
 
 def test_a_policy_without_rows_gets_no_gradient_at_all(tuned: Backbone) -> None:
-    tuned.hidden_states(PackedRows.of(ROWS, ["one", "one", None], tuned.device))[:, 0].sum().backward()
+    tuned.hidden_states(PackedRows.from_rows(ROWS, ["one", "one", None], tuned.device))[:, 0].sum().backward()
     assert all(adapter.a.grad is None for adapter in tuned.adapters("two").values())
 
 
 def test_gradients_are_the_same_when_activations_are_computed_again(tuned: Backbone) -> None:
     """The backward pass runs the layers again: each row must meet its own adapter there too."""
     tuned.fused = False  # as it is when activations are computed again
-    rows = PackedRows.of(ROWS, ["one", "two", "one"], tuned.device)
+    rows = PackedRows.from_rows(ROWS, ["one", "two", "one"], tuned.device)
     forwards: list[int] = []
     tuned.model.get_submodule("model.layers.0.self_attn.q_proj").register_forward_pre_hook(
         lambda *_: forwards.append(1)
@@ -165,7 +165,7 @@ def test_gradients_are_the_same_when_activations_are_computed_again(tuned: Backb
     gradients = []
     for again in (False, True):
         if again:
-            tuned.recompute_activations()
+            tuned.checkpoint_activations()
         tuned.model.zero_grad()
         forwards.clear()
         (tuned.hidden_states(rows) * torch.linspace(-1, 1, 64)).sum().backward()
@@ -176,9 +176,9 @@ def test_gradients_are_the_same_when_activations_are_computed_again(tuned: Backb
 
 
 def test_a_fresh_adapter_changes_nothing(backbone: Backbone) -> None:
-    before = backbone.hidden_states(PackedRows.of(ROWS, [None] * 3, backbone.device))
+    before = backbone.hidden_states(PackedRows.from_rows(ROWS, [None] * 3, backbone.device))
     backbone.add_adapter("new", 4, 16.0, ("q_proj", "o_proj"), seed=0)
-    after = backbone.hidden_states(PackedRows.of(ROWS, ["new"] * 3, backbone.device))
+    after = backbone.hidden_states(PackedRows.from_rows(ROWS, ["new"] * 3, backbone.device))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
@@ -188,7 +188,7 @@ def test_adapters_are_float32_on_a_half_precision_base(random_model: Path) -> No
     half.add_adapter("new", 4, 16.0, ("q_proj",), seed=0)
     for adapter in half.adapters("new").values():
         assert adapter.a.dtype == adapter.b.dtype == torch.float32
-    hidden = half.hidden_states(PackedRows.of(ROWS, ["new"] * 3, half.device))
+    hidden = half.hidden_states(PackedRows.from_rows(ROWS, ["new"] * 3, half.device))
     assert hidden.dtype == torch.bfloat16
     hidden.float().sum().backward()
 
@@ -208,7 +208,7 @@ def test_an_adapters_change_counts_alpha_over_rank_times_in_every_precision(dtyp
     for adapter in adapters.values():
         nn.init.normal_(adapter.b, std=0.5)
     stretches = [("one", 0, 3), ("two", 3, 5), (None, 5, 6), ("one", 6, 7)]
-    with routing.by_row(owners) if how == "rows" else routing.by_stretch(stretches, 7, whole=how == "whole"):
+    with routing.by_row(owners) if how == "rows" else routing.by_span(stretches, 7, full_batch=how == "whole"):
         mine = layer(x)[0]
     halves = {name: (a.a.detach().double(), a.b.detach().double()) for name, a in adapters.items()}
     leaves = [half.requires_grad_() for pair in halves.values() for half in pair]
@@ -272,7 +272,9 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
     load_adapter(backbone, "read", tmp_path)
     with torch.no_grad():
         theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
-        mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+        mine = (
+            backbone.hidden_states(PackedRows.from_rows(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+        )
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -302,9 +304,9 @@ def exact_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
 
 def decoded(backbone: Backbone, policy: str) -> torch.Tensor:
     """Hidden states of the last token of each row, after a prefill of those before it."""
-    cache = KVCache(backbone.depth)
+    cache = KVCache(backbone.num_layers)
     cache.reserve(len(ROWS), 16)
-    packed = PackedRows.of([row[:-1] for row in ROWS], [policy] * len(ROWS), backbone.device)
+    packed = PackedRows.from_rows([row[:-1] for row in ROWS], [policy] * len(ROWS), backbone.device)
     backbone.hidden_states(packed, PackedPlan(packed.lengths, backbone.device, cache, [[n] for n in range(len(ROWS))]))
     plan = DecodePlan(cache, packed.lengths, backbone.device)
     last = torch.tensor([int(row[-1]) for row in ROWS])
@@ -317,7 +319,7 @@ def read_in_float64(backbone: Backbone, other: PeftModel, folder: Path) -> tuple
     backbone.model.double()
     for model in (backbone.model, other):
         norms_in_float64(model)
-    mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+    mine = backbone.hidden_states(PackedRows.from_rows(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
     return mine, torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
 
 
@@ -422,7 +424,7 @@ def test_whatever_peft_takes_as_targets_is_computed_on_all_of_them_or_refused(
             ours.remove_adapter("read")
     if isinstance(targets, list) and set(config) <= {"target_modules", "r", "use_rslora"}:
         try:
-            named = set(ours.targeted("read", LoraSettings(targets=tuple(targets)).targets))
+            named = set(ours.target_layers("read", LoraSettings(targets=tuple(targets)).targets))
         except ValueError:
             return
         assert named == sized
@@ -483,7 +485,7 @@ def test_what_peft_computes_otherwise_is_refused_by_name(
 def test_each_field_of_pefts_configuration_is_computed_or_refused_or_of_no_meaning() -> None:
     """A field that a new version of peft brings is none of it until it is tried."""
     tried = {key for config in (*COMPUTED, *(config for config, _ in REFUSED)) for key in config}
-    known = tried | {*ANOTHER_COMPUTATION, *MEANINGLESS, "peft_type"}
+    known = tried | {*ANOTHER_COMPUTATION, *IGNORED_KEYS, "peft_type"}
     assert {field.name for field in fields(LoraConfig)} <= known
 
 
@@ -580,4 +582,4 @@ def test_an_adapter_that_is_removed_is_gone_from_every_layer_and_no_other_is(tun
 
 def hidden(backbone: Backbone, policies: list[str | None]) -> torch.Tensor:
     with torch.inference_mode():
-        return backbone.hidden_states(PackedRows.of(ROWS, policies, backbone.device))
+        return backbone.hidden_states(PackedRows.from_rows(ROWS, policies, backbone.device))

@@ -11,23 +11,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from marft.common.marks import Masks
+from marft.common.token_data import GrammarMasks
 from marft.config import RunSettings
 from marft.config.algorithm import OptimizerSettings
-from marft.models import held_in_half, log_probs
-from marft.models.log_probs import token_scores
-from marft.models.logit_shape import LogitShape
-from marft.models.masked import PackedMasks
-from marft.models.masters import Masters
-from marft.models.parts import whole
-from marft.models.pool import Models
-from marft.runs.folder import RunFolder
+from marft.models import half_precision, log_probs
+from marft.models.dtensors import full_tensor
+from marft.models.log_probs import score_tokens
+from marft.models.logit_transform import LogitTransform
+from marft.models.master_weights import MasterWeights
+from marft.models.policy_registry import PolicyRegistry
+from marft.models.token_masks import PackedMasks
+from marft.runs.run_folder import RunFolder
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.ranks.group import Group
-from marft.trainer.ranks.member import put_in_parts
+from marft.trainer.ranks.group import RankGroup
+from marft.trainer.ranks.rank_worker import shard_models
 from tests.helpers import settings
 from tests.learners import episodes, recipe
 from tests.marft.runs.test_resume import StopAfter
@@ -47,7 +47,7 @@ def half(*values: float) -> nn.Parameter:
 class TestMasters:
     def test_gradients_add_up_in_float32(self) -> None:
         weight = half(1.0)
-        masters = Masters({"w": weight})
+        masters = MasterWeights({"w": weight})
         for _ in range(1000):
             (weight * 1e-3).sum().backward()
         assert weight.grad is None
@@ -58,28 +58,32 @@ class TestMasters:
 
     def test_steps_that_half_precision_cannot_tell_apart_add_up(self) -> None:
         weight = half(1.0)
-        masters = Masters({"w": weight})
+        masters = MasterWeights({"w": weight})
         for step in range(100):
             with torch.no_grad():
                 masters.parameters["w"].sub_(1e-4)
-            masters.round()
+            masters.copy_to_model()
             assert step or weight.item() == 1.0
         assert weight.item() == pytest.approx(0.99, abs=2**-9)
 
     def test_what_is_taken_is_kept_exactly(self) -> None:
         weight = half(1.0)
-        masters = Masters({"w": weight})
-        masters.take({"w": torch.tensor([0.3])})
+        masters = MasterWeights({"w": weight})
+        masters.load_weights({"w": torch.tensor([0.3])})
         assert masters.parameters["w"].item() == torch.tensor(0.3).item()
         assert weight.item() == torch.tensor(0.3).bfloat16().item()
 
     def test_they_are_part_of_what_an_optimizer_remembers(self) -> None:
-        def optimizer(masters: Masters | None) -> PolicyOptimizer:
+        def optimizer(masters: MasterWeights | None) -> PolicyOptimizer:
             parameters = masters.parameters if masters else {"w": nn.Parameter(torch.tensor([0.3]))}
             return PolicyOptimizer(parameters, OptimizerSettings(), 0.1, 9, masters)
 
         weights = half(0.3), half(0.3)
-        one, other, none = optimizer(Masters({"w": weights[0]})), optimizer(Masters({"w": weights[1]})), optimizer(None)
+        one, other, none = (
+            optimizer(MasterWeights({"w": weights[0]})),
+            optimizer(MasterWeights({"w": weights[1]})),
+            optimizer(None),
+        )
         one.parameters["w"].grad = torch.ones(1)
         one.step()
         assert torch.equal(weights[0], one.parameters["w"].bfloat16())
@@ -92,14 +96,14 @@ class TestMasters:
 
     def test_what_an_optimizer_writes_to_them_is_rounded(self) -> None:
         weight = half(0.5)
-        masters = Masters({"w": weight})
+        masters = MasterWeights({"w": weight})
         optimizer = PolicyOptimizer(masters.parameters, OptimizerSettings(), 0.1, 9, masters)
         before = optimizer.snapshot()
         masters.parameters["w"].grad = torch.ones(1)
         optimizer.step()
         after = optimizer.snapshot()
         assert weight.item() != 0.5
-        optimizer.place_between(before, after, 0.25)
+        optimizer.interpolate(before, after, 0.25)
         assert weight.item() == pytest.approx(0.75 * 0.5 + 0.25 * float(after.parameters[0]), abs=2**-9)
         optimizer.restore(before)
         assert weight.item() == 0.5
@@ -107,14 +111,14 @@ class TestMasters:
 
 @pytest.mark.parametrize("chunk", [2**22, 2**9], ids=["one chunk", "many chunks"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [LogitShape(), LogitShape(0.5, 3.0)], ids=["plain", "capped"])
+@pytest.mark.parametrize("shape", [LogitTransform(), LogitTransform(0.5, 3.0)], ids=["plain", "capped"])
 @pytest.mark.parametrize("masks", [False, True])
 def test_a_half_precision_head_that_learns(
-    chunk: int, bias: bool, shape: LogitShape, masks: bool, monkeypatch: pytest.MonkeyPatch
+    chunk: int, bias: bool, shape: LogitTransform, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores and gradients are those of its float32 copy; the head's is rounded once, however many chunks there are."""
     monkeypatch.setattr(log_probs, "CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(log_probs, "LEAST_CHUNK", 4)
+    monkeypatch.setattr(log_probs, "MIN_CHUNK_ROWS", 4)
     torch.manual_seed(0)
     count, size, width = 37, 64, 16
     hidden, weight = torch.randn(count, width).bfloat16(), torch.randn(size, width).bfloat16()
@@ -123,14 +127,14 @@ def test_a_half_precision_head_that_learns(
     packed = None
     if masks:
         bits = np.packbits(np.arange(size) < 50, bitorder="little").tobytes()
-        some = Masks.of(list(range(0, count, 2)), [bits] * len(range(0, count, 2)))
-        packed = PackedMasks.of([(some, some.rows(count))], torch.device("cpu"))
+        some = GrammarMasks.from_masks(list(range(0, count, 2)), [bits] * len(range(0, count, 2)))
+        packed = PackedMasks.from_parts([(some, some.mask_indices(count))], torch.device("cpu"))
     scores, grads = [], []
     for dtype in (torch.bfloat16, torch.float32):
         leaves = [t.to(dtype).clone().requires_grad_() for t in (hidden, weight, *([added] if bias else []))]
-        found = token_scores(
+        found = score_tokens(
             leaves[0], leaves[1], leaves[2] if bias else None, targets, temperatures, entropy_gradient=True,
-            shape=shape, masks=packed,
+            transform=shape, masks=packed,
         )  # fmt: skip
         (found.log_probs * torch.linspace(-1, 2, count) + 0.3 * found.entropies).sum().backward()
         scores.append([part.detach() for part in found])
@@ -143,7 +147,7 @@ def test_a_half_precision_head_that_learns(
 def test_entropies_without_gradient_give_a_half_precision_head_none() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 8).bfloat16(), torch.randn(12, 8).bfloat16().requires_grad_()
-    scores = token_scores(hidden, weight, None, torch.arange(5), None)
+    scores = score_tokens(hidden, weight, None, torch.arange(5), None)
     assert scores.log_probs.requires_grad
     assert not scores.entropies.requires_grad
 
@@ -151,13 +155,13 @@ def test_entropies_without_gradient_give_a_half_precision_head_none() -> None:
 @pytest.mark.usefixtures("multiplies_halves")
 class TestPolicies:
     def test_a_policy_begins_as_its_base_and_needs_no_other_reference(self, tmp_path: Path) -> None:
-        models = Models(recipe(tmp_path, "marft", *FULL, dtype="bfloat16"))
+        models = PolicyRegistry(recipe(tmp_path, "marft", *FULL, dtype="bfloat16"))
         actor = models.policies["actor"]
-        assert actor.reference is models.bases["base"]
-        assert not models.whole
-        assert not actor.masters, "nobody learns yet"
+        assert actor.reference is models.base_models["base"]
+        assert not models.float32_bases
+        assert not actor.master_weights, "nobody learns yet"
         assert all(parameter.dtype == torch.float32 for parameter in actor.parameters().values())
-        assert actor.masters
+        assert actor.master_weights
         assert actor.backbone.head.weight.dtype == torch.bfloat16
         assert actor.backbone is not models.policies["reasoner"].backbone
 
@@ -165,7 +169,9 @@ class TestPolicies:
     def test_a_step_is_about_that_of_float32(self, tmp_path: Path) -> None:
         found = {}
         for dtype in ("bfloat16", "float32"):
-            learner = Learner(run := recipe(tmp_path, "marft", *FULL, *SMOOTH, dtype=dtype), models := Models(run))
+            learner = Learner(
+                run := recipe(tmp_path, "marft", *FULL, *SMOOTH, dtype=dtype), models := PolicyRegistry(run)
+            )
             before = {n: p.detach().clone() for n, p in models.policies["actor"].parameters().items()}
             metrics = learner.learn(episodes(), Progress(0, 0))
             moved = {n: p.detach() - before[n] for n, p in models.policies["actor"].parameters().items()}
@@ -180,15 +186,15 @@ class TestPolicies:
         norms = []
         for tokens in ("150", "100000"):
             run = recipe(tmp_path, "marft", *FULL, "--training.tokens_per_micro_batch", tokens, dtype="bfloat16")
-            norms.append(Learner(run, Models(run)).learn(episodes(), Progress(0, 0))["gradient_norm"])
+            norms.append(Learner(run, PolicyRegistry(run)).learn(episodes(), Progress(0, 0))["gradient_norm"])
         assert norms[0] == pytest.approx(norms[1], rel=2e-2)
 
     def test_what_is_not_finite_is_undone_and_masters_are_what_they_were(self, tmp_path: Path) -> None:
-        from marft.trainer.undoing import Before
+        from marft.trainer.non_finite_guard import Snapshot
 
         run = recipe(tmp_path, "marft", *FULL, dtype="bfloat16")
-        learner = Learner(run, models := Models(run))
-        kept = Before(learner)
+        learner = Learner(run, models := PolicyRegistry(run))
+        kept = Snapshot(learner)
         kept.take()
         said = self._said(models)
         learner.learn(episodes(), Progress(0, 0))
@@ -198,11 +204,13 @@ class TestPolicies:
 
     @staticmethod
     @torch.no_grad()
-    def _said(models: Models) -> Tensor:
+    def _said(models: PolicyRegistry) -> Tensor:
         from marft.models.packed_rows import PackedRows
 
         backbone = models.policies["actor"].backbone
-        return backbone.hidden_states(PackedRows.of([np.arange(3, 30, dtype=np.int32)], [None], torch.device("cpu")))
+        return backbone.hidden_states(
+            PackedRows.from_rows([np.arange(3, 30, dtype=np.int32)], [None], torch.device("cpu"))
+        )
 
     @pytest.mark.slow
     @BY_NIGHT
@@ -210,7 +218,7 @@ class TestPolicies:
         changes = (*FULL, "--models.base.dtype", "bfloat16", "--training.steps", "2", "--algorithm.entropy", "0.1")
         _, straight = finished(tmp_path / "straight", *changes)
         folder = RunFolder.create(run := settings("tiny", tmp_path / "stopped", *changes))
-        train(run, folder, observer=StopAfter(1))
+        train(run, folder, callback=StopAfter(1))
         train(run, RunFolder.open(folder.path), resume=True)
         for name in ("policies/actor/model.safetensors", "optimizer.safetensors"):
             mine, theirs = (load_file(it.checkpoints / "step_000002" / name) for it in (folder, straight))
@@ -227,18 +235,18 @@ class TestPolicies:
         assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
 
 
-def of_ranks(ranks: Group, run: RunSettings, parts: bool) -> Any:
+def of_ranks(ranks: RankGroup, run: RunSettings, parts: bool) -> Any:
     """What one step makes of the weights, and what is remembered, on each of several ranks."""
-    held_in_half.torch.cpu.get_capabilities = lambda: HALVES  # type: ignore[assignment]
-    models = Models(run, for_parts=parts and ranks.rank > 0)
+    half_precision.torch.cpu.get_capabilities = lambda: HALVES  # type: ignore[assignment]
+    models = PolicyRegistry(run, keep_on_cpu=parts and ranks.rank > 0)
     if parts:
-        put_in_parts(models, ranks)
+        shard_models(models, ranks)
     learner = Learner(run, models, ranks)
     metrics = learner.learn(episodes(), Progress(0, 0))
     state = learner.optimizer_state()
-    models.gather(keep=ranks.rank == 0, on_host=True)
+    models.gather_weights(keep=ranks.rank == 0, to_cpu=True)
     saved = models.policies["actor"].backbone.weights() if ranks.rank == 0 and parts else {}
-    masters = {name: whole(p.detach()).clone() for name, p in models.policies["actor"].parameters().items()}
+    masters = {name: full_tensor(p.detach()).clone() for name, p in models.policies["actor"].parameters().items()}
     return metrics, masters, {name: tensor.clone() for name, tensor in saved.items()}, sorted(state)
 
 
@@ -248,7 +256,7 @@ def of_ranks(ranks: Group, run: RunSettings, parts: bool) -> Any:
 def test_ranks_learn_what_one_does(parts: bool, tmp_path: Path, multiplies_halves: None) -> None:
     run = recipe(tmp_path, "marft", *FULL, *SMOOTH, dtype="bfloat16")
     ((first, second),) = together(2, [("tests.marft.models.test_masters:of_ranks", (run, parts))], tmp_path)
-    learner = Learner(run, models := Models(run))
+    learner = Learner(run, models := PolicyRegistry(run))
     before = {name: p.detach().clone() for name, p in models.policies["actor"].parameters().items()}
     metrics = learner.learn(episodes(), Progress(0, 0))
     alone = models.policies["actor"].parameters()

@@ -29,23 +29,31 @@ from transformers import (
 )
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.inference.messages import render_messages
+from marft.inference.chat_messages import render_messages
 from marft.inference.renderer import ChatFormat
-from marft.models.adapters import save_adapter
-from marft.models.control_tokens import leave_thoughts
-from marft.models.families import HEADS, LINEAR, LOCAL, SCALED, SMALL, enlarge, forward_of
-from marft.models.formats import load_format
-from marft.models.loading import OF_TEXT, load_backbone, load_weights, text_config
+from marft.models.adapter_files import save_adapter
+from marft.models.control_tokens import exempt_reasoning_tags
+from marft.models.loader import TEXT_KEY_MAPPING, load_backbone, load_weights, text_config
+from marft.models.model_families import (
+    HEADS_CONFIG,
+    LINEAR_CONFIG,
+    SCALED_ROPE,
+    SMALL_CONFIG,
+    WINDOW_CONFIG,
+    forward_name,
+    scale_up_weights,
+)
+from marft.models.tokenizer_format import load_format
 from tests.marft.models.test_families import CPU, expected, scored
 
-TEXT = {**SMALL, **HEADS}
+TEXT = {**SMALL_CONFIG, **HEADS_CONFIG}
 SMALL_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SQUARES = {"image_size": 28, "patch_size": 14}
 
 
 def gemma3() -> PreTrainedModel:
     config = Gemma3Config(
-        text_config={**TEXT, **LOCAL, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+        text_config={**TEXT, **WINDOW_CONFIG, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
         vision_config={**SMALL_TOWER, **SQUARES}, image_token_index=90, mm_tokens_per_image=4,
     )  # fmt: skip
     return Gemma3ForConditionalGeneration(config)
@@ -53,7 +61,7 @@ def gemma3() -> PreTrainedModel:
 
 def ministral3() -> PreTrainedModel:
     tower = PixtralVisionConfig(**SMALL_TOWER, **SQUARES, head_dim=8)
-    text = Ministral3Config(**TEXT, rope_parameters=SCALED)
+    text = Ministral3Config(**TEXT, rope_parameters=SCALED_ROPE)
     return Mistral3ForConditionalGeneration(
         Mistral3Config(
             text_config=text.to_dict(),
@@ -67,7 +75,7 @@ def ministral3() -> PreTrainedModel:
 def qwen35() -> PreTrainedModel:
     tower = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
              "patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
-    text = {**TEXT, **LINEAR, "num_hidden_layers": 4}
+    text = {**TEXT, **LINEAR_CONFIG, "num_hidden_layers": 4}
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=tower, image_token_id=90))
 
 
@@ -90,7 +98,7 @@ EACH = pytest.mark.parametrize(
 def saved(name: str, folder: Path) -> PreTrainedModel:
     torch.manual_seed(0)
     model = WHOLE[name][0]().eval()
-    enlarge(model)
+    scale_up_weights(model)
     model.save_pretrained(folder)
     return model
 
@@ -99,7 +107,7 @@ def saved(name: str, folder: Path) -> PreTrainedModel:
 def test_the_language_model_says_what_the_whole_does_of_a_text(name: str, tmp_path: Path) -> None:
     whole = saved(name, tmp_path)
     backbone = load_backbone(ModelSettings(path=str(tmp_path)), CPU, torch.float32)
-    assert forward_of(backbone) == WHOLE[name][1]
+    assert forward_name(backbone) == WHOLE[name][1]
     with torch.no_grad():
         torch.testing.assert_close(scored(backbone), expected(whole), rtol=0, atol=1e-4)
 
@@ -125,7 +133,7 @@ def test_a_head_of_its_own_is_said_to_be_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Mistral3ForConditionalGeneration(config)
     model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
-    enlarge(model)
+    scale_up_weights(model)
     model.save_pretrained(tmp_path)
     backbone = load_backbone(ModelSettings(path=str(tmp_path)), CPU, torch.float32)
     tied = backbone.head.weight is backbone.model.get_input_embeddings().weight
@@ -154,7 +162,9 @@ def test_adapters_are_pefts_on_the_language_model(name: str, tmp_path: Path) -> 
     with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "pt") as file:
         assert all(key.startswith("base_model.model.model.layers.") for key in file.keys())  # noqa: SIM118
     text = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "base", config=text_config(AutoConfig.from_pretrained(tmp_path / "base")), key_mapping=OF_TEXT
+        tmp_path / "base",
+        config=text_config(AutoConfig.from_pretrained(tmp_path / "base")),
+        key_mapping=TEXT_KEY_MAPPING,
     )
     other = PeftModel.from_pretrained(text, str(tmp_path / "adapter")).eval()
     with torch.no_grad():
@@ -181,7 +191,7 @@ def test_a_language_model_that_was_tuned_whole_is_saved_and_loaded_as_one(name: 
 def test_nobody_can_write_an_image_into_a_chat(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     """What stands for an image would be read as its embedding, which no image has filled."""
     tiny_tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|image_pad|>"]})
-    leave_thoughts(tiny_tokenizer)
+    exempt_reasoning_tags(tiny_tokenizer)
     format = ChatFormat(tiny_tokenizer, 512, {}, (tiny_tokenizer.eos_token_id,))
     images = tiny_tokenizer.convert_tokens_to_ids(["<image>", "<|image_pad|>"])
     ids = render_messages(format, [{"role": "user", "content": "See <image> and <|image_pad|>."}])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.models.norms_and_rotations import normalised, rotated
+from marft.models.norm_and_rope import apply_rms_norm, apply_rope
 
 
 def weighed(out: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def test_norms(shape: tuple[int, ...], trained: bool) -> None:
     norm = SimpleNamespace(weight=torch.rand(8, dtype=torch.float64) + 0.5, variance_epsilon=0.1)
     norm.weight.requires_grad_(trained)
     wanted = [x, norm.weight] if trained else [x]
-    expected, found = plain_norm(norm, x), normalised(norm, x)
+    expected, found = plain_norm(norm, x), apply_rms_norm(norm, x)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for one, other in zip(*(torch.autograd.grad(weighed(out), wanted) for out in (found, expected)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -44,7 +44,7 @@ def test_norms_of_half_precision_are_taken_in_float32() -> None:
     norm = SimpleNamespace(weight=torch.rand(64), variance_epsilon=1e-5)
     half = SimpleNamespace(weight=norm.weight.bfloat16(), variance_epsilon=1e-5)
     rounded = x.detach().bfloat16().requires_grad_()
-    found = normalised(half, rounded)
+    found = apply_rms_norm(half, rounded)
     assert found.dtype == torch.bfloat16
     exact = SimpleNamespace(weight=half.weight.float(), variance_epsilon=1e-5)
     upcast = rounded.detach().float().requires_grad_()
@@ -63,7 +63,7 @@ def test_rotations(alike: bool) -> None:
     angles = torch.cat([angles[..., :4]] * 2, -1) if alike else angles
     cos, sin = angles.cos(), angles.sin()
     turned = torch.cat((-sin[..., :4], sin[..., 4:]), -1)
-    found = rotated(q, k, cos, turned)
+    found = apply_rope(q, k, cos, turned)
     expected = [plain_rotation(x, cos, sin) for x in (q, k)]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -75,7 +75,7 @@ def test_rotations(alike: bool) -> None:
 def test_what_is_not_learned_from_is_the_same_to_the_bit() -> None:
     x, norm = torch.randn(6, 3, 8), SimpleNamespace(weight=torch.rand(8), variance_epsilon=1e-5)
     cos, turned = torch.rand(6, 1, 8), torch.rand(6, 1, 8)
-    learned = normalised(norm, x.clone().requires_grad_()), *rotated(x.clone().requires_grad_(), x, cos, turned)
+    learned = apply_rms_norm(norm, x.clone().requires_grad_()), *apply_rope(x.clone().requires_grad_(), x, cos, turned)
     with torch.no_grad():
-        read = normalised(norm, x), *rotated(x, x, cos, turned)
+        read = apply_rms_norm(norm, x), *apply_rope(x, x, cos, turned)
     assert all(torch.equal(one, other) for one, other in zip(learned, read, strict=True))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from marft.models.cards import CARDS, card_named
+from marft.models.device_specs import DEVICE_SPECS, find_device_spec
 
 SHEETS = {  # dense bfloat16 and plain float32 teraflops, GB, GB/s of memory; GB/s of NVLink or its like, both ways
     "h100": (989, 67, 80, 3350, 900),
@@ -24,15 +24,15 @@ SHEETS = {  # dense bfloat16 and plain float32 teraflops, GB, GB/s of memory; GB
 @pytest.mark.parametrize("name", SHEETS)
 def test_a_card_is_that_of_its_sheet(name: str) -> None:
     bfloat16, float32, memory, bandwidth, both_ways = SHEETS[name]
-    card = CARDS[name]
+    card = DEVICE_SPECS[name]
     assert (card.flops, card.flops_float32) == (bfloat16 * 1e12, float32 * 1e12)
-    assert (card.memory, card.bandwidth, card.link) == (memory * 1e9, bandwidth * 1e9, both_ways * 1e9 / 2)
-    assert card.host in (32e9, 64e9)  # PCIe 4 or 5, one way
+    assert (card.memory, card.bandwidth, card.link_bandwidth) == (memory * 1e9, bandwidth * 1e9, both_ways * 1e9 / 2)
+    assert card.host_bandwidth in (32e9, 64e9)  # PCIe 4 or 5, one way
 
 
 def test_every_card_has_a_sheet() -> None:
-    assert CARDS.keys() == SHEETS.keys() | {"cpu"}
+    assert DEVICE_SPECS.keys() == SHEETS.keys() | {"cpu"}
 
 
 def test_a_processor_has_all_the_memory_that_its_machine_has() -> None:
-    assert card_named("cpu").memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert find_device_spec("cpu").memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -13,20 +13,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marft.agents.live import Spelling
+from marft.agents.streaming import Detokenizer
 from marft.common import seeds
-from marft.common.types import ActionKey, Completion, Prompt, Sampling
-from marft.inference.decoding import Finished, Row, RunningBatch
-from marft.inference.local import LocalEngine, LocalPolicy, _pass_of
-from marft.inference.prefilling import Asked, Prefill
+from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
+from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.local import LocalEngine, LocalPolicy, _task_pass
+from marft.inference.prefill import Prefill, PrefillRequest
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
-from marft.models.cache import KVCache
-from marft.models.forest import Forest
+from marft.models.decode_cache import new_decode_cache
+from marft.models.kv_cache import KVCache
 from marft.models.packed_rows import PackedRows
-from marft.models.prefixes import Prefixes
-from marft.models.running_rows import running_rows
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.prefix_cache import PrefixCache
+from marft.models.prefix_tree import PrefixTree
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import lengths_read
 from tests.helpers import settings as run_settings
 from tests.nights import BY_NIGHT
@@ -37,7 +37,7 @@ ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1,
 
 @pytest.fixture
 def tuned(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Backbone:
-    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)  # the model is so small that nothing would be shared
+    monkeypatch.setattr(backbone_module, "NODE_COST", 0.0)  # the model is so small that nothing would be shared
     torch.manual_seed(5)
     for policy in ("one", "two"):
         backbone.add_adapter(policy, 4, 8.0, ("q_proj", "k_proj", "v_proj"), seed=0)
@@ -48,10 +48,10 @@ def tuned(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Backbone:
 
 def row(prompt: list[int], adapter: str | None = "one", tasks: str = "", tokens: int = 6, seed: int = 0) -> Row:
     uniforms = seeds.generator(seed, "row", *prompt).random(tokens, np.float32)
-    return Row(adapter, np.array(prompt, np.int32), Sampling(max_new_tokens=tokens), uniforms, tasks)
+    return Row(adapter, np.array(prompt, np.int32), SamplingParams(max_new_tokens=tokens), uniforms, tasks)
 
 
-def finished(batch: RunningBatch, rows: list[Row]) -> list[Finished]:
+def finished(batch: RunningBatch, rows: list[Row]) -> list[RowResult]:
     done = batch.admit(rows)
     while len(batch):
         done += batch.step()
@@ -59,7 +59,7 @@ def finished(batch: RunningBatch, rows: list[Row]) -> list[Finished]:
 
 
 def batch_of(backbone: Backbone, prefix_bytes: int = ROOM) -> RunningBatch:
-    return RunningBatch(backbone, (2,), lambda: Spelling(lambda ids: " ".join(map(str, ids))), prefix_bytes)
+    return RunningBatch(backbone, (2,), lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), prefix_bytes)
 
 
 class Cache(KVCache):
@@ -76,7 +76,7 @@ class Cache(KVCache):
 def test_what_is_found_is_the_longest_prefix_with_its_own_keys_and_no_more_than_allowed_is_kept(
     rows: list[list[int]], limit: int
 ) -> None:
-    kept, everything = Prefixes(limit, least=1), Prefixes(ROOM, least=1)
+    kept, everything = PrefixCache(limit, min_length=1), PrefixCache(ROOM, min_length=1)
     seen: list[list[int]] = []
     for ids in rows:
         array, names = np.array(ids, np.int32), Cache(ids).keys[0]
@@ -89,7 +89,7 @@ def test_what_is_found_is_the_longest_prefix_with_its_own_keys_and_no_more_than_
             for number, sign in ((0, 1), (1, -1)) if len(found) else ():
                 parts = torch.cat(found.tensors(number), 1)
                 assert torch.equal(parts, sign * names[0, :, : len(found)])
-            prefixes.keep(("", None), array, Cache(ids), 0)
+            prefixes.store(("", None), array, Cache(ids), 0)
             assert prefixes.size == stored(prefixes) <= prefixes.limit
         for owner in (("", "other"), ("later", None)):
             assert not len(kept.find(owner, array))
@@ -100,21 +100,21 @@ def common(one: list[int], other: list[int]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def stored(prefixes: Prefixes) -> int:
+def stored(prefixes: PrefixCache) -> int:
     waiting, size = list(prefixes._roots.values()), 0
     while waiting:
         edge = waiting.pop()
         size += edge.size
-        waiting += edge.below.values()
+        waiting += edge.children.values()
     return size
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    prefixes = Prefixes(3 * 8 * 2, least=1)  # three rows of two tokens of two numbers each
+    prefixes = PrefixCache(3 * 8 * 2, min_length=1)  # three rows of two tokens of two numbers each
     for first in (1, 2, 3):
-        prefixes.keep(("", None), np.array([first, 9], np.int32), Cache([first, 9]), 0)
+        prefixes.store(("", None), np.array([first, 9], np.int32), Cache([first, 9]), 0)
     prefixes.find(("", None), np.array([1, 9, 9], np.int32))
-    prefixes.keep(("", None), np.array([4, 9], np.int32), Cache([4, 9]), 0)
+    prefixes.store(("", None), np.array([4, 9], np.int32), Cache([4, 9]), 0)
     left = [first for first in (1, 2, 3, 4) if len(prefixes.find(("", None), np.array([first, 9, 9], np.int32)))]
     assert left == [1, 3, 4]
 
@@ -124,14 +124,14 @@ def test_every_row_of_a_forest_finds_its_own_tokens_and_each_prefix_is_there_onc
     rows: list[list[int]], owners: st.DataObject
 ) -> None:
     of = [owners.draw(st.sampled_from(["a", "b", None])) for _ in rows]
-    forest = Forest.of([np.array(ids, np.int32) for ids in rows], of)
-    assert [forest.ids[places].tolist() for places in forest.places] == rows
-    assert all(forest.positions[places].tolist() == list(range(len(places))) for places in forest.places)
+    forest = PrefixTree.from_rows([np.array(ids, np.int32) for ids in rows], of)
+    assert [forest.ids[places].tolist() for places in forest.token_indices] == rows
+    assert all(forest.positions[places].tolist() == list(range(len(places))) for places in forest.token_indices)
     assert len(forest.ids) == len(
         {(o, *ids[: n + 1]) for o, ids in zip(of, rows, strict=True) for n in range(len(ids))}
     )
-    for places, owner in zip(forest.places, of, strict=True):
-        assert {name for name, start, stop in forest.stretches() if ((start <= places) & (places < stop)).any()} == {
+    for places, owner in zip(forest.token_indices, of, strict=True):
+        assert {name for name, start, stop in forest.owner_spans() if ((start <= places) & (places < stop)).any()} == {
             owner
         }
 
@@ -156,10 +156,10 @@ def test_rows_are_sampled_as_without_what_was_kept(tuned: Backbone, data: st.Dat
             assert one.tokens.tolist() == other.tokens.tolist()
             np.testing.assert_allclose(one.log_probs, other.log_probs, atol=2e-5)
         turns = [[*one.row.prompt.tolist(), *one.tokens.tolist()] for one in done]
-    assert kept.prefill.tokens.asked == plain.prefill.tokens.asked
+    assert kept.prefill.tokens.requested == plain.prefill.tokens.requested
     assert kept.prefill.tokens.computed <= plain.prefill.tokens.computed
-    assert kept.prefill.prefixes is not None
-    assert kept.prefill.prefixes.size <= room
+    assert kept.prefill.prefix_cache is not None
+    assert kept.prefill.prefix_cache.size <= room
 
 
 def test_a_next_turn_computes_only_what_is_new(tuned: Backbone) -> None:
@@ -171,7 +171,7 @@ def test_a_next_turn_computes_only_what_is_new(tuned: Backbone) -> None:
         (done,) = finished(batch, [row(ids, seed=turn)])
         ids = [*ids, *done.tokens.tolist(), 7, 8, 9]
     assert seen == [40, 4, 4, 4]
-    assert (batch.prefill.tokens.asked, batch.prefill.tokens.computed) == (asked, 52)
+    assert (batch.prefill.tokens.requested, batch.prefill.tokens.computed) == (asked, 52)
 
 
 def test_prompts_that_go_on_from_other_places_of_one_row_each_find_their_own_part_of_it(tuned: Backbone) -> None:
@@ -207,10 +207,10 @@ def test_nothing_is_shared_across_policies_passes_and_versions(tuned: Backbone) 
     finished(batch, [row(ids, "one", "train/1")])
     finished(batch, [row(ids, "one", "train/2")])
     finished(batch, [row(ids, "one", "train/1")])
-    batch.clear()
+    batch.clear_cache()
     finished(batch, [row(ids, "one", "train/1")])
     assert seen == [40, 40, 40, 1, 40, 40, 40]
-    assert batch.prefill.tokens.asked == 7 * 40
+    assert batch.prefill.tokens.requested == 7 * 40
 
 
 def test_what_is_sampled_once_weights_have_moved_is_by_the_new_weights(tuned: Backbone) -> None:
@@ -220,7 +220,7 @@ def test_what_is_sampled_once_weights_have_moved_is_by_the_new_weights(tuned: Ba
 
     async def sampled(engine: LocalEngine) -> list[Completion]:
         keys = [ActionKey("test/greedy", "t", 0, 0, name, 0) for name in local]
-        asked = [engine.sample(key.agent, prompt, Sampling(max_new_tokens=4), key) for key in keys]
+        asked = [engine.sample(key.agent, prompt, SamplingParams(max_new_tokens=4), key) for key in keys]
         return await asyncio.gather(*asked)
 
     with ThreadPoolExecutor(1) as worker:
@@ -239,8 +239,10 @@ def test_what_is_sampled_once_weights_have_moved_is_by_the_new_weights(tuned: Ba
     for policy, done in zip(local.values(), completions, strict=True):
         row = np.concatenate([prompt.ids, done.tokens])
         with torch.no_grad():
-            hidden = tuned.hidden_states(PackedRows.of([row], [policy.adapter], tuned.device))[39:-1]
-        scores = tuned.logits(hidden, None).log_softmax(-1).gather(1, torch.from_numpy(done.tokens).long()[:, None])
+            hidden = tuned.hidden_states(PackedRows.from_rows([row], [policy.adapter], tuned.device))[39:-1]
+        scores = (
+            tuned.compute_logits(hidden, None).log_softmax(-1).gather(1, torch.from_numpy(done.tokens).long()[:, None])
+        )
         np.testing.assert_allclose(done.log_probs, scores[:, 0].numpy(), atol=1e-4)
 
 
@@ -255,7 +257,7 @@ class Silent:
 
 def test_a_step_and_its_forks_are_one_pass() -> None:
     streams = ("train/12", "train/12/1", "train/12/fork/a/2", "train/12+3", "train/13", "test/greedy")
-    assert [_pass_of(ActionKey(s, "t", 0, 0, "a", 0)) for s in streams] == [
+    assert [_task_pass(ActionKey(s, "t", 0, 0, "a", 0)) for s in streams] == [
         *["train/12"] * 4,
         "train/13",
         "test/greedy",
@@ -264,52 +266,52 @@ def test_a_step_and_its_forks_are_one_pass() -> None:
 
 def test_prefixes_are_found_where_attention_has_windows_caps_and_sinks() -> None:
     """Through the attention of those layers, which has the keys of a row beside each other."""
-    from marft.models.tree_attention import KnownKeys, TreePlan
-    from marft.models.weighing import Weighing
+    from marft.models.attention_spec import AttentionSpec
+    from marft.models.tree_attention import CachedKeys, TreePlan
 
     torch.manual_seed(0)
     ids = np.arange(20, dtype=np.int32)
     rows = [ids, np.concatenate([ids[:15], ids[3:9]]), np.concatenate([ids[:12], ids[3:5]])]
     q, k, v = (torch.randn(21, 20, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    whole = Forest.of(rows, [None] * 3)
-    rest = Forest.of(rows, [None] * 3, [(0, 10)] * 3, 10)
+    whole = PrefixTree.from_rows(rows, [None] * 3)
+    rest = PrefixTree.from_rows(rows, [None] * 3, [(0, 10)] * 3, 10)
     at = [(forest.ids.astype(int), np.minimum(forest.positions, 19)) for forest in (whole, rest)]
     for weighing in (
-        Weighing(0.4), Weighing(0.4, 5), Weighing(0.4, None, 1.5), Weighing(0.4, 5, 1.5), Weighing(0.4, 7, None, torch.randn(4)),
+        AttentionSpec(0.4), AttentionSpec(0.4, 5), AttentionSpec(0.4, None, 1.5), AttentionSpec(0.4, 5, 1.5), AttentionSpec(0.4, 7, None, torch.randn(4)),
     ):  # fmt: skip
         plan = TreePlan(whole, torch.device("cpu"))
         full = plan.attend(0, q[at[0]], k[at[0]], v[at[0]], weighing)
-        known = KnownKeys([k[ids[:10], np.arange(10)]], [v[ids[:10], np.arange(10)]])
+        known = CachedKeys([k[ids[:10], np.arange(10)]], [v[ids[:10], np.arange(10)]])
         part = TreePlan(rest, torch.device("cpu"), known).attend(0, q[at[1]], k[at[1]], v[at[1]], weighing)
-        for one, other in zip(whole.places, rest.places, strict=True):
+        for one, other in zip(whole.token_indices, rest.token_indices, strict=True):
             torch.testing.assert_close(full[one[10:]], part[other[10:] - 10])
 
 
 def test_where_a_model_runs_on_its_own_forward_nothing_is_kept(tuned: Backbone) -> None:
-    tuned.take_slower_forward()
-    tuned.take_slower_forward()
-    assert tuned.plain
-    prefill = Prefill(tuned, running_rows(tuned), ROOM)
-    assert prefill.prefixes is None
-    prefill.read([Asked("", "one", np.arange(3, 43, dtype=np.int32), [0])])
-    assert (prefill.tokens.asked, prefill.tokens.computed) == (40, 40)
+    tuned.use_slower_forward()
+    tuned.use_slower_forward()
+    assert tuned.native
+    prefill = Prefill(tuned, new_decode_cache(tuned), ROOM)
+    assert prefill.prefix_cache is None
+    prefill.run([PrefillRequest("", "one", np.arange(3, 43, dtype=np.int32), [0])])
+    assert (prefill.tokens.requested, prefill.tokens.computed) == (40, 40)
 
 
 @pytest.mark.slow
 def test_an_engine_says_how_many_tokens_of_prompts_it_computed(
     random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)
+    monkeypatch.setattr(backbone_module, "NODE_COST", 0.0)
 
-    async def twice(rollouts: LocalRollouts) -> None:
+    async def twice(rollouts: LocalRolloutRunner) -> None:
         for sample in range(2):
             key = ActionKey("train/0", "t", sample, 0, "actor", 0)
             prompt = Prompt(np.arange(5, 45, dtype=np.int32))
-            await rollouts.engine.sample("actor", prompt, Sampling(max_new_tokens=2), key)
+            await rollouts.engine.sample("actor", prompt, SamplingParams(max_new_tokens=2), key)
 
     for megabytes, computed in ((1, 41), (0, 80)):
         run = run_settings(random_model, "runs", "--engine.prefix_cache_mb", str(megabytes))
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             rollouts.wait_for(twice(rollouts))
             assert rollouts.usage()["prefill/asked"] == 80
             assert rollouts.usage()["prefill/computed"] == computed

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marft.config.models import ModelSettings
-from marft.models.loading import load_backbone
-from marft.models.quantised import to_one_dtype
+from marft.models.loader import load_backbone
+from marft.models.quantization import convert_dtype
 from tests.families import FAMILY, random_model
 from tests.marft.models.test_families import CPU
 from tests.marft.models.test_multimodal import saved
@@ -132,7 +132,7 @@ def test_what_a_model_keeps_in_float32_stays_so_and_all_else_is_of_the_type_aske
             self.decay, self.proj = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 
     model: Any = Kept()
-    to_one_dtype(model, torch.bfloat16)
+    convert_dtype(model, torch.bfloat16)
     assert {name: weight.dtype for name, weight in model.named_parameters() if name.endswith("weight")} == {
         "decay.weight": torch.float32,
         "proj.weight": torch.bfloat16,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from marft.models import loading
+from marft.models import loader
 from marft.models.critic import ValueHead
-from marft.models.pool import Models
-from marft.runs.folder import RunFolder
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 
 
 def test_models_are_loaded_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, together, most = loading.AutoModelForCausalLM.from_pretrained, [0], [0]
+    whole, together, most = loader.AutoModelForCausalLM.from_pretrained, [0], [0]
 
     def watched(*arguments: Any, **options: Any) -> Any:
         together[0] += 1
@@ -31,10 +31,10 @@ def test_models_are_loaded_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPat
         finally:
             together[0] -= 1
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", watched)
+    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", watched)
     run = settings("tiny", "runs", "--models.base.dtype", "bfloat16")
     with ThreadPoolExecutor(3) as threads:
-        models = list(threads.map(lambda _: Models(run), range(3)))
+        models = list(threads.map(lambda _: PolicyRegistry(run), range(3)))
     assert most == [1]
     weights = [each.policies["actor"].backbone.head.weight for each in models]
     assert all(torch.equal(weights[0], other) for other in weights)
@@ -43,7 +43,7 @@ def test_models_are_loaded_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPat
 
 def test_a_critic_is_made_whole_while_another_thread_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, go_on = threading.Event(), threading.Event()
-    whole = loading.AutoModelForCausalLM.from_pretrained
+    whole = loader.AutoModelForCausalLM.from_pretrained
 
     def slow(*arguments: Any, **options: Any) -> Any:
         with monkeypatch.context() as changed:
@@ -52,10 +52,10 @@ def test_a_critic_is_made_whole_while_another_thread_loads(monkeypatch: pytest.M
             go_on.wait(0.2)
         return whole(*arguments, **options)
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", slow)
+    monkeypatch.setattr(loader.AutoModelForCausalLM, "from_pretrained", slow)
     alone = ValueHead(8, 4, seed=1).state_dict()
     with ThreadPoolExecutor(2) as threads:
-        loading_one = threads.submit(Models, settings("tiny"))
+        loading_one = threads.submit(PolicyRegistry, settings("tiny"))
         loads.wait(60)
         beside = threads.submit(ValueHead, 8, 4, 1).result().state_dict()
         go_on.set()

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.families import SMALL, enlarge
-from marft.models.forward_check import _decoded_logits, _differences, _own_logits, _packed_logits, _rows
+from marft.models.forward_check import _decoded_logits, _log_prob_errors, _make_rows, _native_logits, _packed_logits
+from marft.models.model_families import SMALL_CONFIG, scale_up_weights
 
 WINDOW = 20  # longer than what every row is padded to
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2, 3 * WINDOW)
@@ -27,11 +27,11 @@ MADE: dict[str, tuple[str, dict[str, object], bool]] = {
 
 def backbone_of(kind: str, changes: dict[str, object], fused: bool) -> Backbone:
     """Of a random model whose forward has not been checked: what is wrong shows here."""
-    attention.register()
+    attention.register_attention()
     torch.manual_seed(0)
-    config = getattr(transformers, kind)(**{**SMALL, "sliding_window": WINDOW, **changes})
+    config = getattr(transformers, kind)(**{**SMALL_CONFIG, "sliding_window": WINDOW, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.IMPLEMENTATION)
-    enlarge(model)
+    scale_up_weights(model)
     backbone = Backbone(model.eval().requires_grad_(False), 256)
     backbone.fused = fused
     return backbone
@@ -39,11 +39,11 @@ def backbone_of(kind: str, changes: dict[str, object], fused: bool) -> Backbone:
 
 def off(backbone: Backbone, length: int, compute: Callable[..., Tensor]) -> float:
     """How far log-probs are from transformers' own, at the last tokens of a row that another lies beside."""
-    rows = _rows((length, 7), 96)
-    own = _own_logits(backbone.model, rows, "eager")
+    rows = _make_rows((length, 7), 96)
+    own = _native_logits(backbone.model, rows, "eager")
     last = torch.tensor([length - 1, length + 6])
     found = compute(backbone, rows)
-    return float(_differences(found if len(found) == 2 else found[last], own[last]).max())
+    return float(_log_prob_errors(found if len(found) == 2 else found[last], own[last]).max())
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -58,10 +58,10 @@ def test_a_token_sees_as_many_before_it_as_the_window_has_and_no_more(name: str,
 @pytest.mark.parametrize("name", MADE)
 def test_a_window_of_one_more_or_less_would_show(name: str) -> None:
     kind, changes, fused = MADE[name]
-    rows = _rows((WINDOW + 1, 7), 96)
+    rows = _make_rows((WINDOW + 1, 7), 96)
     logits = [
         _packed_logits(backbone_of(kind, {**changes, "sliding_window": window}, fused), rows)
         for window in (WINDOW - 1, WINDOW, WINDOW + 1)
     ]
     for other in (logits[0], logits[2]):
-        assert _differences(other, logits[1])[WINDOW].max() > 0.01
+        assert _log_prob_errors(other, logits[1])[WINDOW].max() > 0.01

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from marft.rewards.comparing import contains, number_stated, numbers_in, scaled_numbers
+from marft.rewards.text_match import contains, extract_number, parse_numbers, parse_scaled_numbers
 
 
 @pytest.mark.parametrize(("scale", "times"), [
@@ -15,31 +15,31 @@ from marft.rewards.comparing import contains, number_stated, numbers_in, scaled_
     ("trillion", "1000000000000"),
 ])  # fmt: skip
 def test_a_word_behind_a_number_says_how_many_times_it_counts(scale: str, times: str) -> None:
-    assert scaled_numbers(f"1{scale}, then 2{scale}") == [Decimal(times), 2 * Decimal(times)]
-    assert number_stated(f"The answer is 1.5{scale}") == Decimal("1.5") * Decimal(times)
-    assert numbers_in(f"3{scale}") == [3]
+    assert parse_scaled_numbers(f"1{scale}, then 2{scale}") == [Decimal(times), 2 * Decimal(times)]
+    assert extract_number(f"The answer is 1.5{scale}") == Decimal("1.5") * Decimal(times)
+    assert parse_numbers(f"3{scale}") == [3]
 
 
 def test_numbers_of_up_to_four_hundred_digits_are_read() -> None:
-    assert numbers_in("9" * 400) == [10**400 - 1]
-    assert numbers_in("9" * 401) == []
-    assert numbers_in("2^400, 2^401") == [2**400]
+    assert parse_numbers("9" * 400) == [10**400 - 1]
+    assert parse_numbers("9" * 401) == []
+    assert parse_numbers("2^400, 2^401") == [2**400]
 
 
 def test_numbers_are_exact_and_a_share_without_end_has_eight_hundred_digits() -> None:
-    assert numbers_in(f"{'9' * 399} 1/2") == [Decimal("9" * 399 + ".5")]
-    assert numbers_in("1/3") == [Decimal("0." + "3" * 800)]
+    assert parse_numbers(f"{'9' * 399} 1/2") == [Decimal("9" * 399 + ".5")]
+    assert parse_numbers("1/3") == [Decimal("0." + "3" * 800)]
 
 
 def test_what_is_divided_by_nothing_or_beyond_all_measure_is_no_number() -> None:
-    assert numbers_in("1/0, 0/0, 1e9999999999999999999, 7") == [7]
+    assert parse_numbers("1/0, 0/0, 1e9999999999999999999, 7") == [7]
 
 
 def test_a_sign_in_front_makes_another_number_from_twenty_characters_away_at_most() -> None:
     for sign in ("√", "±", r"\sqrt"):
-        assert numbers_in(f"{sign}{' ' * (20 - len(sign))}5") == []
-        assert numbers_in(f"{sign}{' ' * (21 - len(sign))}5") == [5]
-    assert numbers_in("√2 and √3, then 5") == [5]
+        assert parse_numbers(f"{sign}{' ' * (20 - len(sign))}5") == []
+        assert parse_numbers(f"{sign}{' ' * (21 - len(sign))}5") == [5]
+    assert parse_numbers("√2 and √3, then 5") == [5]
 
 
 def test_the_number_in_a_box_is_the_only_one_or_what_equal_sides_come_to() -> None:
@@ -54,7 +54,7 @@ def test_the_number_in_a_box_is_the_only_one_or_what_equal_sides_come_to() -> No
         "": None,
         "4 ≈ 5": 5,
     }
-    assert {inside: number_stated(rf"\boxed{{{inside}}}") for inside in said} == said
+    assert {inside: extract_number(rf"\boxed{{{inside}}}") for inside in said} == said
 
 
 def test_full_width_signs_are_the_same_as_those_of_ascii() -> None:
@@ -73,6 +73,7 @@ def test_the_case_of_letters_does_not_count_unless_it_is_asked_for() -> None:
 
 def test_a_chain_of_equations_in_a_box_states_its_last_number_where_its_numbers_are_one() -> None:
     stated = {
-        text: number_stated(rf"\boxed{{{text}}}") for text in ("x = 5", "x = 5 thousand", "2 + 3 = 5", "5 = 10", "5, 6")
+        text: extract_number(rf"\boxed{{{text}}}")
+        for text in ("x = 5", "x = 5 thousand", "2 + 3 = 5", "5 = 10", "5, 6")
     }
     assert stated == {"x = 5": 5, "x = 5 thousand": 5000, "2 + 3 = 5": 5, "5 = 10": None, "5, 6": None}

@@ -15,8 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.agents.answers import find_answer, last_boxed, stated_answer
-from marft.common.processes.helpers import DiedError, FailedError, NotStartedError, TooSlowError
+from marft.agents.answers import extract_answer, find_answer, last_boxed
+from marft.common.processes.process_pool import (
+    NotStartedError,
+    ProcessExitedError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
 from marft.rewards import grader as grading
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal
@@ -103,8 +108,8 @@ class TestProcesses:
             def __init__(self, module: str, processes: int | None) -> None:
                 asked.append((module, processes))
 
-            def ask(self, request: object, seconds: float) -> object:
-                asked.append((request, seconds))
+            def request(self, payload: object, seconds: float) -> object:
+                asked.append((payload, seconds))
                 if isinstance(self.answer, Exception):
                     raise self.answer
                 return self.answer
@@ -112,7 +117,7 @@ class TestProcesses:
             def close(self) -> None:
                 asked.append("closed")
 
-        monkeypatch.setattr(grading, "Helpers", Pool)
+        monkeypatch.setattr(grading, "ProcessPool", Pool)
         return asked
 
     def test_a_pool_is_asked_with_all_that_the_answer_depends_on(self, asked: list[Any]) -> None:
@@ -123,13 +128,13 @@ class TestProcesses:
         assert asked == [("marft.rewards.grader", 3), (request, 2.5), "closed"]
 
     @pytest.mark.parametrize(("error", "told"), [
-        (FailedError("ValueError: x"), "math-verify failed: ValueError: x"), (DiedError(-9), "the grading process died of this answer"),
-        (TooSlowError("took over 1 s"), "grading took over 1 s"), (NotStartedError("it did not start"), "grading it did not start"),
+        (RequestFailedError("ValueError: x"), "math-verify failed: ValueError: x"), (ProcessExitedError(-9), "the grading process died of this answer"),
+        (RequestTimeoutError("took over 1 s"), "grading took over 1 s"), (NotStartedError("it did not start"), "grading it did not start"),
     ])  # fmt: skip
     def test_an_answer_that_cannot_be_graded_is_not_wrong(
         self, error: Exception, told: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(grading.Helpers, "answer", error, raising=False)
+        monkeypatch.setattr(grading.ProcessPool, "answer", error, raising=False)
         with pytest.raises(GradingError, match=f"^{re.escape(told)}$"):
             Grader(1.0).equal("5", "5")
         assert asked[0] == ("marft.rewards.grader", None)
@@ -140,7 +145,7 @@ def test_answers_are_found_in_a_million_characters_at_once(text: str) -> None:
     text *= 1_000_000 // len(text)
     began = time.process_time()
     find_answer(text)
-    stated_answer(text)
+    extract_answer(text)
     assert time.process_time() - began < 3.0
 
 

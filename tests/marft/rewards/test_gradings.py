@@ -17,18 +17,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from marft.config import parse_recipe
-from marft.envs.gradings import Numeric
+from marft.envs.graders import NumericGrader
 from marft.envs.table import Table
-from marft.rewards.comparing import (
-    LONGEST,
-    close,
+from marft.rewards.text_match import (
+    MAX_NUMBER_LENGTH,
     contains,
-    edits,
-    number_stated,
-    numbers_in,
-    scaled_numbers,
+    edit_distance,
+    extract_number,
+    is_close,
+    normalize_words,
+    parse_numbers,
+    parse_scaled_numbers,
     token_f1,
-    words_of,
 )
 from tests.helpers import recipe
 from tests.marft.envs.test_environments import answer
@@ -164,15 +164,15 @@ def slow_f1(right: str, said: str) -> float:
 
 
 def test_words_keep_their_accents_and_lack_articles_case_and_punctuation() -> None:
-    assert words_of("The café, an “A”!") == ["café"]
-    assert words_of("−3.5 + $2.") == ["-3.5", "2"]
+    assert normalize_words("The café, an “A”!") == ["café"]
+    assert normalize_words("−3.5 + $2.") == ["-3.5", "2"]
     assert token_f1("café", "cafe") == 0.0
     assert (token_f1("the", "a!"), token_f1("the", "cat"), token_f1("cat", "the")) == (1.0, 0.0, 0.0)
 
 
 def test_edits_of_words_with_letters_in_another_order() -> None:
     for one, other, count in (("baab", "aba", 3), ("cbba", "bcb", 3), ("", "ab", 2), ("ab", "", 2), ("", "", 0)):
-        assert edits(one, other) == count
+        assert edit_distance(one, other) == count
 
 
 @pytest.mark.parametrize(("text", "part", "held"), [
@@ -208,16 +208,16 @@ NUMBERS = st.builds(
 class TestNumbers:
     @given(NUMBERS)
     def test_a_number_is_read_as_it_is_written(self, written: str) -> None:
-        (read,) = numbers_in(f"It is {written} in all.")
+        (read,) = parse_numbers(f"It is {written} in all.")
         assert Fraction(read) == Fraction(written.replace("−", "-"))
 
     @given(st.lists(st.integers(-(10**9), 10**9), max_size=6))
     def test_thousands_may_have_commas(self, numbers: list[int]) -> None:
-        assert numbers_in("; ".join(f"{number:,}" for number in numbers)) == [Decimal(number) for number in numbers]
+        assert parse_numbers("; ".join(f"{number:,}" for number in numbers)) == [Decimal(number) for number in numbers]
 
     @given(st.integers(-(10**9), 10**9), st.integers(1, 10**6))
     def test_fractions_are_divided(self, above: int, below: int) -> None:
-        (read,) = numbers_in(f"{above}/{below}")
+        (read,) = parse_numbers(f"{above}/{below}")
         assert abs(Fraction(read) - Fraction(above, below)) < Fraction(1, 10**300)
 
     @given(
@@ -229,20 +229,20 @@ class TestNumbers:
             return Fraction(str(number))
 
         most = max(exactly(tolerance), exactly(relative) * abs(Fraction(right)))
-        assert close(right, said, tolerance, relative) == (abs(Fraction(right) - Fraction(said)) <= most)
+        assert is_close(right, said, tolerance, relative) == (abs(Fraction(right) - Fraction(said)) <= most)
 
     @pytest.mark.parametrize(("text", "numbers"), [
         ("1.234,5e3", ["1234500"]), ("1.234.567,25", ["1234567.25"]), ("2,5", ["2.5"]), ("1 234,5", ["1234.5"]), ("12,34,567", ["1234567"]),
         ("10^{3}", ["1000"]), ("2^{-2}", ["0.25"]), ("2**5", ["32"]), ("3²", ["9"]), ("10⁻²", ["0.01"]), ("2 × 10⁻³", ["0.002"]),
         ("√2 and 5", ["5"]), (r"\sqrt{2}, 5", ["5"]), (r"\sqrt[3]{2}, 5", ["5"]), ("2π or 5", ["5"]), ("±2 or 5", ["5"]), ("x_2 = 5", ["5"]),
-        ("−$5", ["-5"]), ("$-5", ["-5"]), ("−$−5", ["5"]), ("-2 1/2", ["-2.5"]), ("1e9999999^{-2} or 5", ["5"]), ("1" * LONGEST, ["1" * LONGEST]),
-        ("1" * (LONGEST + 1), []), ("100^{200}", ["1e400"]), ("100^{201}", []), ("0.01^{200}", ["1e-400"]), ("0.01^{201}", []), ("1000^{200}", []),
+        ("−$5", ["-5"]), ("$-5", ["-5"]), ("−$−5", ["5"]), ("-2 1/2", ["-2.5"]), ("1e9999999^{-2} or 5", ["5"]), ("1" * MAX_NUMBER_LENGTH, ["1" * MAX_NUMBER_LENGTH]),
+        ("1" * (MAX_NUMBER_LENGTH + 1), []), ("100^{200}", ["1e400"]), ("100^{201}", []), ("0.01^{200}", ["1e-400"]), ("0.01^{201}", []), ("1000^{200}", []),
         ("1^{400}", ["1"]), ("1^{401}", []), ("1^{-400}", ["1"]), ("1^{-401}", []),
     ])  # fmt: skip
     def test_numbers_of_many_forms_are_read_and_what_is_beyond_measure_or_part_of_another_number_is_not(
         self, text: str, numbers: list[str]
     ) -> None:
-        assert numbers_in(text) == [Decimal(number) for number in numbers]
+        assert parse_numbers(text) == [Decimal(number) for number in numbers]
 
     @pytest.mark.parametrize(("text", "number"), [
         ("1, then 5 or 6", None), ("1 or 2, then 5", "5"), ("**12 apples** of 30", "12"), ("**Step 2** gives 30", "30"), ("**12 of 30** apples, 40 pears", "40"),
@@ -252,7 +252,7 @@ class TestNumbers:
         ("The answer is not 9 but 8", "8"), ("The answer is not 9", None), ("It is 7, not 9", "7"), ("", None),
     ])  # fmt: skip
     def test_the_number_of_a_text_is_the_one_that_it_states(self, text: str, number: str | None) -> None:
-        assert number_stated(text) == (None if number is None else Decimal(number))
+        assert extract_number(text) == (None if number is None else Decimal(number))
 
     def test_words_behind_numbers_scale_them(self) -> None:
         text = (
@@ -275,19 +275,19 @@ class TestNumbers:
             50_000,
             60_000,
         ]
-        assert scaled_numbers(text) == scaled
+        assert parse_scaled_numbers(text) == scaled
 
     @given(st.text(max_size=200))
     def test_no_text_is_too_odd(self, text: str) -> None:
-        assert all(number.is_finite() for number in numbers_in(text))
-        assert not Numeric().grade(10**30, {}, re.sub("[0-9]", "", text)).success
+        assert all(number.is_finite() for number in parse_numbers(text))
+        assert not NumericGrader().grade(10**30, {}, re.sub("[0-9]", "", text)).success
 
     @given(st.floats(allow_nan=False, allow_infinity=False))
     def test_every_float_is_close_to_itself(self, number: float) -> None:
         assume(abs(number) < 1e300)
-        (read,) = numbers_in(repr(number))
+        (read,) = parse_numbers(repr(number))
         assert math.isclose(float(read), number)
-        assert Numeric(tolerance=0.0).grade(number, {}, repr(number)).success
+        assert NumericGrader(tolerance=0.0).grade(number, {}, repr(number)).success
 
 
 def half(row: Mapping[str, Any], text: str) -> float:

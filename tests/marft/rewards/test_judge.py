@@ -22,12 +22,12 @@ from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.common.usage import Usage
 from marft.config import parse_recipe
 from marft.config.endpoint import EndpointSettings
-from marft.rewards.composer import RewardComposer
 from marft.rewards.judge import Judge
+from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import Outcome, TermReward
-from marft.rollout.collection import training_tasks
-from marft.rollout.rollouts import LocalRollouts, open_rollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.rollout_batch import load_training_tasks
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
@@ -52,7 +52,7 @@ def judging(
     server: Server, cache: Path | str = "", endpoint: dict[str, Any] | None = None, **fields: Any
 ) -> Iterator[Judge]:
     settings = EndpointSettings(url=server.url, **{"retries": 0, **(endpoint or {})})
-    judge = Judge(endpoint=settings, model="big", cache=str(cache), **fields).opened(["solver"])
+    judge = Judge(endpoint=settings, model="big", cache=str(cache), **fields).open(["solver"])
     try:
         yield judge
     finally:
@@ -61,7 +61,7 @@ def judging(
 
 def compose(judge: Judge, *episodes: Episode) -> list[Episode]:
     async def all_of_them() -> list[Episode]:
-        composer = RewardComposer((judge,), ROLES, LoopThreadPool(), 5.0)
+        composer = RewardManager((judge,), ROLES, LoopThreadPool(), 5.0)
         return list(await asyncio.gather(*(composer(episode) for episode in episodes)))
 
     return asyncio.run(all_of_them())
@@ -119,7 +119,7 @@ def test_a_reply_is_paid_for_once_even_by_another_process(tmp_path: Path) -> Non
         for file in tmp_path.rglob("*.json"):
             file.write_text("{")
         with judging(server, tmp_path) as judge:
-            assert compose(judge, episode())[0].scored
+            assert compose(judge, episode())[0].is_scored
         assert len(server.requests) == 4  # what is damaged is asked again
     kept = [json.loads(file.read_text())["reply"] for file in tmp_path.rglob("*.json") if file.read_text() != "{"]
     assert kept == ["7"]
@@ -211,15 +211,15 @@ def test_a_run_with_a_judge(tmp_path: Path) -> None:
         assert folder.settings() == run
         train(run, folder)
         asked = len(server.requests)
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             rollouts.publish(0)
             attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:2]]
             seen: list[Episode] = []
             first = rollouts.play(attempts, on_done=seen.append)
             again = rollouts.play(attempts)
             assert rollouts.usage()["judge/cache_hits"] >= 2
-    assert all("judge" in one.transitions[0].terms for one in seen if one.scored)
-    assert [e.transitions for e in again if e.scored] == [e.transitions for e in first if e.scored]
+    assert all("judge" in one.transitions[0].terms for one in seen if one.is_scored)
+    assert [e.transitions for e in again if e.is_scored] == [e.transitions for e in first if e.is_scored]
     metrics = folder.read_metrics()[0]
     assert metrics["judge/questions"] == 4
     assert metrics["judge/prompt_tokens"] == 20 * metrics["judge/requests"] > 0
@@ -237,7 +237,7 @@ def test_a_judge_asks_nothing_about_what_has_failed_already() -> None:
             def score(self, episode: Episode) -> Any:
                 raise KeyError("boom")
 
-        made = asyncio.run(RewardComposer((judge, Broken()), ROLES, LoopThreadPool(), 5.0)(episode()))
+        made = asyncio.run(RewardManager((judge, Broken()), ROLES, LoopThreadPool(), 5.0)(episode()))
     assert made.status == "failed"
     assert server.requests == []
 
@@ -264,9 +264,9 @@ def test_judges_that_cannot_work_are_refused(fields: dict[str, Any], complaint: 
 
 def test_a_judge_asks_within_the_limits_of_its_name() -> None:
     endpoint = EndpointSettings(url="http://judge")
-    judge = Judge(endpoint=endpoint, model="big", cache="").opened([])
+    judge = Judge(endpoint=endpoint, model="big", cache="").open([])
     asked: list[object] = []
-    judge.keep_to("judge_2", lambda name, settings: cast("Any", asked.append((name, settings))))
+    judge.share_limits("judge_2", lambda name, settings: cast("Any", asked.append((name, settings))))
     judge.close()
     assert asked == [("judge_2", endpoint)]
 
@@ -334,7 +334,7 @@ def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) 
         run = settings("tiny", tmp_path, "--rollout.processes", "2", rewards=[term])
         with open_rollouts(run) as rollouts:
             rollouts.publish(0)
-            episodes = rollouts.play([Attempt(task, "train/0") for task in training_tasks(run)[:8]])
+            episodes = rollouts.play([Attempt(task, "train/0") for task in load_training_tasks(run)[:8]])
         assert server.most_at_once == 1
     assert {episode.total_reward for episode in episodes} == {0.5}
     assert len(asked) == 8
@@ -372,7 +372,7 @@ def test_a_kept_reply_of_which_nobody_knows_that_it_is_whole_is_asked_for_again(
             json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "finish"})
         )
         with judging(server, tmp_path) as judge:
-            assert compose(judge, episode())[0].scored
+            assert compose(judge, episode())[0].is_scored
         assert len(server.requests) == 2
 
 
@@ -397,19 +397,19 @@ class Known:
 
     def __init__(self, replies: Mapping[str, str]) -> None:
         self.replies, self.asked, self.closed = replies, list[dict[str, Any]](), False
-        self.used = Usage(prompt_tokens=3, completion_tokens=2, cost=0.5, retries=1)
+        self.total_usage = Usage(prompt_tokens=3, completion_tokens=2, cost=0.5, retries=1)
 
     def __call__(self, name: str, settings: EndpointSettings, model: str) -> Known:
         self.url, self.model = settings.url, model
         return self
 
-    def body(self, messages: list[dict[str, object]], fields: dict[str, object]) -> dict[str, Any]:
+    def build_body(self, messages: list[dict[str, object]], fields: dict[str, object]) -> dict[str, Any]:
         return {"messages": messages, **fields}
 
-    async def run(self, function: Any, *arguments: object) -> Any:
+    async def run_on_thread(self, function: Any, *arguments: object) -> Any:
         return await function(*arguments)
 
-    async def ask_here(self, body: dict[str, Any]) -> Any:
+    async def request_on_thread(self, body: dict[str, Any]) -> Any:
         self.asked.append(body)
         return SimpleNamespace(text=self.replies.get(body["messages"][0]["content"], "0"), finish="stop")
 
@@ -429,7 +429,7 @@ class TestScores:
     ) -> Judge:
         monkeypatch.setattr("marft.rewards.judge.Endpoint", known)
         endpoint = EndpointSettings(url="http://judge")
-        return Judge(endpoint=endpoint, model="big", **{"prompt": "{answer}", "cache": "", **fields}).opened(answering)
+        return Judge(endpoint=endpoint, model="big", **{"prompt": "{answer}", "cache": "", **fields}).open(answering)
 
     def test_agents_earn_with_the_last_step_what_all_their_own_text_is_worth(
         self, monkeypatch: pytest.MonkeyPatch
@@ -483,7 +483,7 @@ class TestScores:
 
     def test_a_judge_keeps_its_own_time_whatever_other_terms_may_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
         judge = self.opened(monkeypatch, Known({"five": "7"}))
-        made = asyncio.run(RewardComposer((judge,), ROLES, LoopThreadPool(), timeout=0.0)(episode()))
+        made = asyncio.run(RewardManager((judge,), ROLES, LoopThreadPool(), timeout=0.0)(episode()))
         assert (made.status, made.transitions[0].reward) == ("terminated", 0.7)
 
     def test_to_open_a_judge_leaves_the_one_of_the_recipe_as_it_is_and_to_close_it_ends_the_connection(
@@ -492,7 +492,7 @@ class TestScores:
         known = Known({"five": "7"})
         monkeypatch.setattr("marft.rewards.judge.Endpoint", known)
         closed = Judge(endpoint=EndpointSettings(url="http://judge"), model="big", cache="")
-        judge = closed.opened(["solver"])
+        judge = closed.open(["solver"])
         asyncio.run(judge.score(episode()))
         assert (known.url, known.model) == ("http://judge", "big")
         with pytest.raises(AssertionError, match="open the term first"):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from marft.rewards.math_answers import LONGEST, equal
+from marft.rewards.math_answers import MAX_LENGTH, equal
 
 
 @pytest.mark.parametrize(("gold", "said"), [
@@ -99,8 +99,8 @@ def test_inequalities_and_unions_of_intervals_are_compared_as_sets(gold: str, sa
 
 
 def test_an_answer_that_is_too_long_is_none_and_a_long_text_is_read_from_its_end() -> None:
-    assert not equal("5", rf"\boxed{{{'0' * LONGEST}5}}")
-    assert equal("5", "we add. " * LONGEST + "so it is 5")
+    assert not equal("5", rf"\boxed{{{'0' * MAX_LENGTH}5}}")
+    assert equal("5", "we add. " * MAX_LENGTH + "so it is 5")
 
 
 def test_answers_are_compared_on_any_thread() -> None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from marft.rewards.math_forms import (
-    DEEPEST,
-    asks_for_interval,
-    asks_for_pair,
-    asks_for_percentage,
-    brackets,
-    elements,
-    is_endless,
+from marft.rewards.math_notation import (
+    MAX_DEPTH,
+    bracket_kind,
+    expects_interval,
+    expects_pair,
+    expects_percent,
+    has_different_notation,
     is_interval,
     is_open_interval,
-    plain_formula,
-    same_nothing,
-    told_apart,
-    without_base,
-    without_percent,
-    without_words,
+    is_too_large,
+    normalize_formula,
+    same_no_solution,
+    split_elements,
+    strip_base,
+    strip_percent,
+    strip_words,
 )
 
 
@@ -31,17 +31,17 @@ from marft.rewards.math_forms import (
     ("√(2x) + √3", r"\sqrt{2x} + \sqrt{3}"), ("2sqrt(3)", r"2\sqrt{3}"), (r"\text{90 minutes}", r"90\text{ minutes}"), ("1\n 2", "1 2"), ("½π", r"\frac{1}{2}\pi"),
 ])  # fmt: skip
 def test_answers_are_put_in_the_signs_of_latex(answer: str, plain: str) -> None:
-    assert plain_formula(answer).strip() == plain
+    assert normalize_formula(answer).strip() == plain
 
 
 @pytest.mark.parametrize(("formula", "endless"), [
-    ("(" * DEEPEST + "1" + ")" * DEEPEST, False), ("(" * (DEEPEST + 1) + "1" + ")" * (DEEPEST + 1), True), ("(1)" * (DEEPEST + 1), False), ("{" * (DEEPEST + 1), True),
-    ("[" * (DEEPEST + 1), True), ("2^{9999}", False), ("2^{10000}", True), ("2^{-10000}", True), ("2^10000", True), ("9999!", False), ("10000!", True), ("2^{9^{4}}", False),
+    ("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH, False), ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), True), ("(1)" * (MAX_DEPTH + 1), False), ("{" * (MAX_DEPTH + 1), True),
+    ("[" * (MAX_DEPTH + 1), True), ("2^{9999}", False), ("2^{10000}", True), ("2^{-10000}", True), ("2^10000", True), ("9999!", False), ("10000!", True), ("2^{9^{4}}", False),
     ("2^{10^{4}}", True), ("2^{2^{2^{2}}}", False), ("2^{2^{2^{2^{2}}}}", True), ("2^{3^2}", False), ("2^{9^5}", True), ("2^{1^{12}}", False), ("2^{1^{13}}", True),
     ("2^{01^{7}}", True), ("2^{01^{6}}", False), ("2 ^ {10 000}", True), ("1.10000!", False),
 ])  # fmt: skip
 def test_formulas_that_nobody_works_out_are_endless(formula: str, endless: bool) -> None:
-    assert is_endless(f"${formula}$") is endless
+    assert is_too_large(f"${formula}$") is endless
 
 
 @pytest.mark.parametrize(("expected", "stated", "same"), [
@@ -52,7 +52,7 @@ def test_formulas_that_nobody_works_out_are_endless(formula: str, endless: bool)
 def test_answers_that_there_is_none_are_compared_by_what_they_say(
     expected: str, stated: str, same: bool | None
 ) -> None:
-    assert same_nothing(f"${expected}$", f"${stated}$") is same
+    assert same_no_solution(f"${expected}$", f"${stated}$") is same
 
 
 @pytest.mark.parametrize(("expected", "stated", "apart"), [
@@ -68,29 +68,29 @@ def test_answers_that_there_is_none_are_compared_by_what_they_say(
 def test_answers_differ_in_brackets_repetitions_relations_bases_and_units(
     expected: str, stated: str, apart: bool | None
 ) -> None:
-    assert told_apart(f"${expected}$", f"${stated}$") is apart
+    assert has_different_notation(f"${expected}$", f"${stated}$") is apart
 
 
 def test_brackets_tell_pairs_intervals_and_sets() -> None:
     formulas = ("$(1,2)$", r"$\{1\}$", "$(1,2]$", "$1$", "$$", "$($", r"$\left(1,2\right)$")
-    assert [brackets(formula) for formula in formulas] == ["(", "{", "", "", "", "", "("]
+    assert [bracket_kind(formula) for formula in formulas] == ["(", "{", "", "", "", "", "("]
     opened = ("(1,2)", "(2,1)", "(1,1)", "(-1.5,2)", "(1..2,3)", "(1,2,3)", "[1,2]", "(.,1)")
     assert [is_open_interval(f"${formula}$") for formula in opened] == [True, False, False, True] + [False] * 4
     surely = ("[1,2)", "(1,2]", r"(5,\infty)", "(1,2)", "[1]", "x,[1]", r"\infty,1", "[1,2]")
     assert [is_interval(f"${formula}$") for formula in surely] == [True, True, True, False, False, False, False, True]
-    assert elements("$1, (2,3), [4,{5,6}], 7,890$") == ["1", "(2,3)", "[4,{5,6}]", "7890"]
+    assert split_elements("$1, (2,3), [4,{5,6}], 7,890$") == ["1", "(2,3)", "[4,{5,6}]", "7890"]
 
 
 def test_what_a_question_asks_for_is_read_from_its_words() -> None:
     assert [
-        asks_for_pair(asked) for asked in ("Find the point.", "Which ordered  pair?", "Find (x, y).", "How many?")
+        expects_pair(asked) for asked in ("Find the point.", "Which ordered  pair?", "Find (x, y).", "How many?")
     ] == [True] * 3 + [False]
-    assert [asks_for_interval(asked) for asked in ("What is the domain?", "Give the INTERVAL.", "How many?")] == [
+    assert [expects_interval(asked) for asked in ("What is the domain?", "Give the INTERVAL.", "How many?")] == [
         True,
         True,
         False,
     ]
-    assert [asks_for_percentage(asked) for asked in ("What percent is it?", "What is 20 percent of 8?")] == [
+    assert [expects_percent(asked) for asked in ("What percent is it?", "What is 20 percent of 8?")] == [
         True,
         False,
     ]
@@ -98,12 +98,12 @@ def test_what_a_question_asks_for_is_read_from_its_words() -> None:
 
 def test_words_percent_signs_and_bases_are_left_out_where_they_are_no_mathematics() -> None:
     kept = ("$18 million$", "$2 pi$", "$2 one-half$", "$2 Half$", "$x apples$", "$18$")
-    assert [without_words(formula) for formula in kept] == list(kept)
-    assert [without_words(f"${counted}$") for counted in ("18 square-feet", "-3 cats", "3/4 cup", r"\frac{3}{4} cup")] == [
+    assert [strip_words(formula) for formula in kept] == list(kept)
+    assert [strip_words(f"${counted}$") for counted in ("18 square-feet", "-3 cats", "3/4 cup", r"\frac{3}{4} cup")] == [
         "$18$", "$-3$", "$3/4$", r"$\frac{3}{4}$",
     ]  # fmt: skip
-    assert without_percent(r"$7\text{ percent}$") == ("$7$", True)
-    assert without_percent("$7$") == ("$7$", False)
-    assert without_base("$-18_{2}$", "$18$", "In BASE 2?") == "$-18$"
-    assert without_base("$18_2$", "$18_2$", "In base 2?") == "$18_2$"
-    assert without_base("$18$", "$18$", "In base 2?") == "$18$"
+    assert strip_percent(r"$7\text{ percent}$") == ("$7$", True)
+    assert strip_percent("$7$") == ("$7$", False)
+    assert strip_base("$-18_{2}$", "$18$", "In BASE 2?") == "$-18$"
+    assert strip_base("$18_2$", "$18_2$", "In base 2?") == "$18_2$"
+    assert strip_base("$18$", "$18$", "In base 2?") == "$18$"

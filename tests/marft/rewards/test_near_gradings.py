@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.near_gradings import LONGEST
-from marft.rewards.comparing import edits, similarity
-from marft.rewards.quantities import LARGEST_EXPONENT, quantities_in
-from marft.rewards.units import Unit, every_unit, unit_at, unit_of, word_for
+from marft.envs.fuzzy_graders import MAX_LENGTH
+from marft.rewards.quantities import MAX_EXPONENT, parse_quantities
+from marft.rewards.text_match import edit_distance, similarity
+from marft.rewards.units import Unit, build_units, lookup_unit, match_unit, parse_unit
 from tests.marft.envs.test_table import FORMATS, complaint
 from tests.marft.rewards.test_gradings import reward
 from tests.nights import some
@@ -26,9 +26,9 @@ ASSUMED = {"name": "quantity", "unit": "assumed"}
 RIGHT: list[tuple[Any, Any, str]] = [
     (FUZZY, "Mississippi", "Missisippi"), (FUZZY, "The Beatles", "the answer is beatles."), (FUZZY, "Zürich", "\\boxed{Zurich}"),
     (FUZZY, ["New York", "NYC"], "nyc"), (FREE, "Ada Lovelace", "Lovelace, Ada"), ({**FUZZY, "threshold": 0.5}, "abcd", "abxy"),
-    ({**FUZZY, "ignore": ["case"]}, "CAT", "cat"), (FUZZY, "a" * LONGEST, "a" * LONGEST),
+    ({**FUZZY, "ignore": ["case"]}, "CAT", "cat"), (FUZZY, "a" * MAX_LENGTH, "a" * MAX_LENGTH),
     ({**FUZZY, "ignore": ["punctuation"], "threshold": 1.0}, "cat", "cat!"), ({**FUZZY, "ignore": ["accents"], "threshold": 1.0}, "Zürich", "Zurich"),
-    ("quantity", "3 km", "first 2 km, then 3 km"), ("quantity", "3 km", "well " * LONGEST + "3 km"),
+    ("quantity", "3 km", "first 2 km, then 3 km"), ("quantity", "3 km", "well " * MAX_LENGTH + "3 km"),
     ("quantity", "3 km", "3000 m"), ("quantity", "0.05", "5 %"), ("quantity", "5 %", "0.05"), ("quantity", "5 %", r"\boxed{5\%}"),
     ("quantity", "$5", "500 cents"), ("quantity", "$5", "USD 5.00"), ("quantity", "€2 million", "2,000,000 euros"),
     ("quantity", "6 ft 3 in", "75 inches"), ("quantity", "1.5 h", "1 hour and 30 minutes"), ("quantity", "20 °C", "68 degrees Fahrenheit"),
@@ -41,7 +41,7 @@ RIGHT: list[tuple[Any, Any, str]] = [
 WRONG: list[tuple[Any, Any, str]] = [
     (FUZZY, "Austria", "Australia"), (FUZZY, "Paris", "Rome"), (FUZZY, "Paris", ""), (FUZZY, "Paris", "the"), (FUZZY, "Ada Lovelace", "Lovelace Ada"),
     ({**FUZZY, "ignore": ["case"], "threshold": 1.0}, "cat", "cat!"), ({**FUZZY, "ignore": ["case"], "threshold": 1.0}, "Zürich", "zurich"),
-    ({**FUZZY, "ignore": []}, "Cat", "cAT"), ({**FUZZY, "threshold": 1.0}, "abc", "abd"), (FUZZY, "a" * 10, "a" * (LONGEST + 1)),
+    ({**FUZZY, "ignore": []}, "Cat", "cAT"), ({**FUZZY, "threshold": 1.0}, "abc", "abd"), (FUZZY, "a" * 10, "a" * (MAX_LENGTH + 1)),
     ("quantity", "3 km", "3 m"), ("quantity", "3 km", "3"), ("quantity", "3", "3 km"), ("quantity", "5 %", "5"), ("quantity", "5", "5 %"),
     ("quantity", "$5", "5 €"), ("quantity", "5 pounds", "£5"), ("quantity", "3 km", "3 kg"), ("quantity", "3 m", "3 m^2"), ("quantity", "3 m", "3 m/s"),
     ("quantity", "9", "9^9^9^9"), ("quantity", "9", "\\boxed{9^{2}}"), ("quantity", "3 km", "\\boxed{3 km or 4 km}"), ("quantity", "3 km", "none"),
@@ -74,7 +74,7 @@ def test_edits_are_those_of_the_table_of_all_beginnings(one: str, other: str) ->
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
         row = _next(row, i, a, other)
-    assert edits(one, other) == row[-1]
+    assert edit_distance(one, other) == row[-1]
     assert similarity(one, other) == pytest.approx(1 - row[-1] / max(len(one), len(other), 1))
 
 
@@ -91,13 +91,13 @@ def _next(row: list[int], first: int, character: str, other: str) -> list[int]:
     ("KM", "km"), ("kWh", "kilowatt hours"), ("$", "dollars"), ("cubic inches", "in³"), ("V", "W/A"), ("Ω", "V/A"), ("eV", "electronvolts"), ("ft", "foot"), ("%", "percent"),
 ])  # fmt: skip
 def test_a_unit_has_several_names(one: str, other: str) -> None:
-    assert unit_of(one) is not None
-    assert unit_of(one) == unit_of(other)
+    assert parse_unit(one) is not None
+    assert parse_unit(one) == parse_unit(other)
 
 
 @pytest.mark.parametrize("text", ["apples", "a", "", "km apples", "m" * 1000, "celsius per hour", "in the", "°C²"])
 def test_what_is_no_unit_is_none(text: str) -> None:
-    assert unit_of(text) is None
+    assert parse_unit(text) is None
 
 
 PREFIXES = {
@@ -110,10 +110,10 @@ NAMES = {
 
 
 def test_prefixes_are_those_of_the_si() -> None:
-    assert word_for("°") == Unit(Fraction(math.pi) / 180, (("rad", 1),))
+    assert lookup_unit("°") == Unit(Fraction(math.pi) / 180, (("rad", 1),))
     for prefixes, unit in ((PREFIXES, "W"), (NAMES, "watt")):
         for prefix, power in prefixes.items():
-            found = word_for(prefix + unit)
+            found = lookup_unit(prefix + unit)
             assert found is not None, prefix
             assert found.factor == Fraction(10) ** power, prefix
 
@@ -127,7 +127,7 @@ def test_prefixes_are_those_of_the_si() -> None:
     ("Kelvin", "1", "K1"), ("celsius", "1", "K1"), ("hundred km", "100000", "m1"), ("m in", None, None), ("m celsius", None, None), ("m.", "1", "m1"),
 ])  # fmt: skip
 def test_units_are_products_of_powers(text: str, factor: str | None, dimensions: str | None) -> None:
-    unit = unit_of(text)
+    unit = parse_unit(text)
     if factor is None:
         assert unit is None
         return
@@ -141,11 +141,11 @@ def test_units_are_products_of_powers(text: str, factor: str | None, dimensions:
     ("5 apples", 1, None, 1), ("5 m apples", 1, "m", 3), ("5 m/apple", 1, "m", 3), ("5 m² of it", 1, "m²", 4),
 ])  # fmt: skip
 def test_a_unit_ends_before_what_is_none(text: str, start: int, unit: str | None, end: int) -> None:
-    assert unit_at(text, start) == (unit and unit_of(unit), end)
+    assert match_unit(text, start) == (unit and parse_unit(unit), end)
 
 
 def test_every_word_for_a_unit_has_one_meaning() -> None:
-    units = every_unit()
+    units = build_units()
     known = {
         "km": ("1000", "m1"), "kilometre": ("1000", "m1"), "nanosecond": ("1e-9", "s1"), "min": ("60", "s1"), "minute": ("60", "s1"), "cd": ("1", "cd1"),
         "V": ("1", "A-1 kg1 m2 s-3"), "mV": ("0.001", "A-1 kg1 m2 s-3"), "kg": ("1", "kg1"), "g": ("0.001", "kg1"), "inches": ("0.0254", "m1"), "celsius": ("1", "K1"),
@@ -163,8 +163,8 @@ def test_every_word_for_a_unit_has_one_meaning() -> None:
 
 
 def test_a_quantity_has_a_value_in_every_unit_of_its_kind() -> None:
-    units = every_unit()
-    warm, far = quantities_in("20 °C or 3 km")
+    units = build_units()
+    warm, far = parse_quantities("20 °C or 3 km")
     assert warm.in_unit(units["fahrenheit"]) == 68
     assert (far.in_unit(units["mi"]), far.in_unit(units["s"])) == (Fraction(3000) / Fraction("1609.344"), None)
 
@@ -172,24 +172,24 @@ def test_a_quantity_has_a_value_in_every_unit_of_its_kind() -> None:
 def test_no_word_is_a_unit_of_its_own_and_a_prefixed_one() -> None:
     """Minutes are no milli-inches, and feet no femto-tonnes."""
     for word, metres in (("ft", 0.3048), ("min", None), ("cd", None), ("yd", 0.9144), ("mi", 1609.344), ("nmi", 1852)):
-        unit = word_for(word)
+        unit = lookup_unit(word)
         assert unit is not None
         assert metres is None or float(unit.factor) == pytest.approx(metres)
-    assert unit_of("min") == unit_of("minutes")
-    assert unit_of("pt") == unit_of("pints")
+    assert parse_unit("min") == parse_unit("minutes")
+    assert parse_unit("pt") == parse_unit("pints")
 
 
 @given(st.floats(0.001, 1e6), st.sampled_from(["km", "ft", "min", "lb", "°C", "m/s", "L", "$", "%"]))
 def test_a_quantity_says_its_value_and_unit_again(value: float, unit: str) -> None:
-    (found,) = quantities_in(f"{value:.6f} {unit}")
-    own = unit_of("celsius" if unit == "°C" else unit)
+    (found,) = parse_quantities(f"{value:.6f} {unit}")
+    own = parse_unit("celsius" if unit == "°C" else unit)
     assert own is not None
     assert math.isclose(float(found.in_unit(own) or 0), round(value, 6), rel_tol=1e-9)
 
 
 @given(st.text(string.digits + "kmsgft $€%°^.,-/ \\{}*éµ", max_size=30))
 def test_no_text_is_too_strange_for_quantities(text: str) -> None:
-    for found in quantities_in(text):
+    for found in parse_quantities(text):
         assert found.in_unit(found.unit) == found.value
 
 
@@ -199,13 +199,13 @@ def test_no_text_is_too_strange_for_quantities(text: str) -> None:
     ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]), ("5 kg, 6 ft 3 in", ["5", "1.905"]), ("5 m 3 g", ["5", "0.003"]), ("20 °C 5 °F", ["293.15", "258.15"]), ("300 K 1 °F", ["300", "46067/180"]),
     ("20 °C 300 mK", ["293.15", "0.3"]), ("1 h 0 h", ["3600", "0"]), ("3 in 0 ft", ["0.0762", "0"]),
     ("300 K 20 °C", ["300", "293.15"]), ("20 °C 3 K", ["293.15", "3"]), ("1 million 5 hundred", ["1000000", "500"]), ("5 %2", ["0.0005"]), ("0e999 kg", ["0"]),
-    (f"1e{LARGEST_EXPONENT} kg", [f"1e{LARGEST_EXPONENT}"]), (f"1e{LARGEST_EXPONENT + 1} kg", []), (f"1e-{LARGEST_EXPONENT + 1} kg", []), ("5⁰⁰⁰⁰ or 6", ["6"]),
+    (f"1e{MAX_EXPONENT} kg", [f"1e{MAX_EXPONENT}"]), (f"1e{MAX_EXPONENT + 1} kg", []), (f"1e-{MAX_EXPONENT + 1} kg", []), ("5⁰⁰⁰⁰ or 6", ["6"]),
     ("$5$", ["5"]), ("$", []), ("", []), ("5 USD", ["5"]), ("$5 million", ["5000000"]), ("$5 km", ["5000"]), ("EUR 5 or 6 m", ["5", "6"]),
     (r"3\text{ m}^{2}", ["3"]), (r"\frac{3}{4}\text{ km}", ["750"]), (r"5\mu m", ["0.000005"]), (r"5\,\mu\text{m}", ["0.000005"]), (r"5\,\mathrm{\mu m}", ["0.000005"]), (r"68^\circ\text{F}", ["293.15"]), (r"2 \times 10^{3}\,\text{m}", ["2000"]),
     ("2 m**2", ["2"]), ("3 km^-1", ["0.003"]), ("180 deg C", ["453.15"]),
 ])  # fmt: skip
 def test_quantities_are_read_in_base_units(text: str, values: list[str]) -> None:
-    assert [found.in_base_units for found in quantities_in(text)] == [Fraction(value) for value in values]
+    assert [found.in_base_units for found in parse_quantities(text)] == [Fraction(value) for value in values]
 
 
 @pytest.mark.parametrize(("text", "of"), [
@@ -213,13 +213,13 @@ def test_quantities_are_read_in_base_units(text: str, values: list[str]) -> None
     ("3 km^-1", "m-1"), ("5 kg m/s^2", "kg1 m1 s-2"), ("XUSD 5", ""), ("£5 million", "sterling1"), ("₹5", "rupee1"), ("¥5", "yen1"),
 ])  # fmt: skip
 def test_quantities_have_the_dimensions_of_their_units(text: str, of: str) -> None:
-    (found,) = quantities_in(text)
+    (found,) = parse_quantities(text)
     assert " ".join(f"{base}{power}" for base, power in found.unit.dimensions) == of
 
 
 def test_numbers_beyond_all_measure_are_none() -> None:
-    assert quantities_in("1e99999 kg") == []
-    assert len(quantities_in("1e300 kg")) == 1
+    assert parse_quantities("1e99999 kg") == []
+    assert len(parse_quantities("1e300 kg")) == 1
 
 
 @pytest.mark.parametrize("text", some(["9^", "5 m/", "\\text{", "$", "1e9 ", "m", "5 m² "]))

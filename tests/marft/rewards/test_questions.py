@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from marft.common.errors import EpisodeFailedError
-from marft.rewards import questions
-from marft.rewards.questions import Questions, digest
+from marft.rewards import cached_scorer
+from marft.rewards.cached_scorer import CachedScorer, digest
 
 
 class Scripted:
@@ -23,10 +23,10 @@ class Scripted:
     def __init__(self, *replies: str) -> None:
         self.replies, self.asked = list(replies), list[object]()
 
-    async def run(self, function: Any, *arguments: object) -> Any:
+    async def run_on_thread(self, function: Any, *arguments: object) -> Any:
         return await function(*arguments)
 
-    async def ask_here(self, body: object) -> Any:
+    async def request_on_thread(self, body: object) -> Any:
         self.asked.append(body)
         await asyncio.sleep(0.0)
         reply = self.replies.pop(0)
@@ -37,9 +37,9 @@ def score_of(reply: str) -> float | None:
     return float(reply) if reply.isdecimal() else None
 
 
-def asking(folder: Path | None, *replies: str) -> tuple[Questions, Scripted]:
+def asking(folder: Path | None, *replies: str) -> tuple[CachedScorer, Scripted]:
     endpoint = Scripted(*replies)
-    return Questions(cast("Any", endpoint), folder, score_of), endpoint
+    return CachedScorer(cast("Any", endpoint), folder, score_of), endpoint
 
 
 class TestQuestions:
@@ -47,9 +47,9 @@ class TestQuestions:
         asker, endpoint = asking(None, "none", "3", "[4", "<think>5</think>6", "7")
 
         async def ask() -> list[float]:
-            first = await asker.ask([{"q": 1}, {"q": 1, "again": True}])
-            second = await asker.ask([{"q": 2}, {"q": 2, "again": True}])
-            return [first, second, await asker.ask([{"q": 3}, {"q": 3, "again": True}])]
+            first = await asker.score([{"q": 1}, {"q": 1, "again": True}])
+            second = await asker.score([{"q": 2}, {"q": 2, "again": True}])
+            return [first, second, await asker.score([{"q": 3}, {"q": 3, "again": True}])]
 
         assert asyncio.run(ask()) == [3.0, 6.0, 7.0]
         assert endpoint.asked == [{"q": 1}, {"q": 1, "again": True}, {"q": 2}, {"q": 2, "again": True}, {"q": 3}]
@@ -63,8 +63,8 @@ class TestQuestions:
 
         async def ask() -> float:
             with pytest.raises(EpisodeFailedError, match=f"'judge' gave no score in 2 answers, the last: .*{why}"):
-                await asker.ask([{"q": 1}, {"q": 2}])
-            return await asker.ask([{"q": 1}, {"q": 2}])
+                await asker.score([{"q": 1}, {"q": 2}])
+            return await asker.score([{"q": 1}, {"q": 2}])
 
         assert asyncio.run(ask()) == 8.0
         assert len(endpoint.asked) == 3
@@ -74,7 +74,7 @@ class TestQuestions:
         asker, endpoint = asking(None, "5")
 
         async def ask() -> float:
-            first, second = (asyncio.create_task(asker.ask([{"q": 1}])) for _ in range(2))
+            first, second = (asyncio.create_task(asker.score([{"q": 1}])) for _ in range(2))
             await asyncio.sleep(0.0)
             first.cancel()
             return await second
@@ -89,7 +89,7 @@ class TestQuestions:
 
         async def ask() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-            task = asyncio.create_task(asker.ask([{"q": 1}]))
+            task = asyncio.create_task(asker.score([{"q": 1}]))
             await asyncio.sleep(0.0)
             task.cancel()
             for _ in range(9):
@@ -100,16 +100,16 @@ class TestQuestions:
 
     def test_scores_are_kept_in_a_folder_under_the_digest_of_the_question(self, tmp_path: Path) -> None:
         asker, _ = asking(tmp_path, "7")
-        assert asyncio.run(asker.ask([{"q": 1}])) == 7.0
+        assert asyncio.run(asker.score([{"q": 1}])) == 7.0
         name = digest("http://judge", {"q": 1})
         (file,) = tmp_path.rglob("*.json")
         assert file == tmp_path / name[:2] / f"{name}.json"
         table = {"url": "http://judge", "model": "big", "reply": "7", "finish": "stop"}
         assert json.loads(file.read_text()) == table
         again, endpoint = asking(tmp_path)
-        assert asyncio.run(again.ask([{"q": 1}])) == 7.0
+        assert asyncio.run(again.score([{"q": 1}])) == 7.0
         file.unlink()
-        assert asyncio.run(again.ask([{"q": 1}])) == 7.0  # in memory
+        assert asyncio.run(again.score([{"q": 1}])) == 7.0  # in memory
         assert (endpoint.asked, again.counts) == ([], {"questions": 2, "cache_hits": 2})
 
     @pytest.mark.parametrize(
@@ -125,16 +125,16 @@ class TestQuestions:
         file.parent.mkdir()
         file.write_text(kept)
         asker, _ = asking(tmp_path, "8")
-        assert asyncio.run(asker.ask([{"q": 1}])) == 8.0
+        assert asyncio.run(asker.score([{"q": 1}])) == 8.0
         assert json.loads(file.read_text())["reply"] == "8"
         assert asker.counts == {"questions": 1, "requests": 1}
 
     def test_the_oldest_score_in_memory_is_forgotten_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(questions, "MOST_IN_MEMORY", 2)
+        monkeypatch.setattr(cached_scorer, "MAX_CACHED_SCORES", 2)
         asker, endpoint = asking(None, "1", "2", "3", "4")
 
         async def ask() -> list[float]:
-            return [await asker.ask([{"q": number}]) for number in (1, 2, 3, 2, 3, 1)]
+            return [await asker.score([{"q": number}]) for number in (1, 2, 3, 2, 3, 1)]
 
         assert asyncio.run(ask()) == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0]
         assert endpoint.asked == [{"q": 1}, {"q": 2}, {"q": 3}, {"q": 1}]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from marft.config.algorithm import RewardSettings
-from marft.rewards.shaping import earned_alike, price_overlong, rewards_for_credit
+from marft.rewards.shaping import have_equal_rewards, penalize_overlong, rewards_for_credit
 from tests.episodes import make_action
 
 
@@ -49,16 +49,16 @@ class TestLength:
     @pytest.mark.parametrize(("tokens", "price"), [(5, 0.0), (6, 0.0), (7, 0.25), (9, 0.75), (10, 1.0)])
     def test_it_costs_from_the_buffer_on(self, tokens: int, price: float) -> None:
         one = episode(make_action("a", tokens=(1,) * tokens))
-        assert price_overlong([one], {"a": 10}, 4)[0].transitions[0].agent_rewards == {"a": 1.0 - price}
+        assert penalize_overlong([one], {"a": 10}, 4)[0].transitions[0].agent_rewards == {"a": 1.0 - price}
 
     def test_who_pays_nothing_has_no_reward_of_0(self) -> None:
         """A reward of 0 would be a grade."""
         one = episode(make_action("b", tokens=(1,) * 6), make_action("c", index=1, tokens=(1,) * 10))
-        assert price_overlong([one], {"b": 10}, 4)[0].transitions == one.transitions
+        assert penalize_overlong([one], {"b": 10}, 4)[0].transitions == one.transitions
 
     def test_every_action_pays_and_those_after_one_that_pays_nothing_too(self) -> None:
         """Tokens that tools wrote cost nothing, and neither does a choice from a list."""
-        tool = make_action("b", tokens=(1,) * 10, marks=(int(Mark.TOOL),) * 5 + (int(Mark.SAMPLED),) * 5)
+        tool = make_action("b", tokens=(1,) * 10, marks=(int(TokenSource.TOOL),) * 5 + (int(TokenSource.SAMPLED),) * 5)
         options = (Option(np.ones(10, np.int32)), Option(np.ones(3, np.int32)))
         listed = replace(
             make_action("b", tokens=(1,) * 10), choice=Choice(options, 0, np.log(np.array([0.5, 0.5], np.float32)))
@@ -66,11 +66,11 @@ class TestLength:
         stranger = make_action("c", tokens=(1,) * 10)
         long = make_action("b", tokens=(1,) * 8)
         one = episode(tool, listed, stranger, long, long)
-        assert price_overlong([one], {"b": 10}, 4)[0].transitions[0].agent_rewards == {"a": 1.0, "b": -1.0}
+        assert penalize_overlong([one], {"b": 10}, 4)[0].transitions[0].agent_rewards == {"a": 1.0, "b": -1.0}
 
     def test_an_action_after_the_last_step_that_was_paid_has_nothing_to_pay_from(self) -> None:
         one = episode(make_action("a", step=1, tokens=(1,) * 10))
-        assert price_overlong([one], {"a": 10}, 4)[0].transitions == one.transitions
+        assert penalize_overlong([one], {"a": 10}, 4)[0].transitions == one.transitions
 
 
 class TestWhatIsEarnedAlike:
@@ -81,15 +81,15 @@ class TestWhatIsEarnedAlike:
 
     def test_rewards_of_steps_within_1e_8_are(self) -> None:
         one = self.paid((0.0, {}), (1.0, {"a": 0.5}))
-        assert earned_alike([one, self.paid((0.0, {}), (1.0 + 9e-9, {"a": 0.5}))])
-        assert not earned_alike([one, self.paid((0.0, {}), (1.0 + 2e-8, {"a": 0.5}))])
-        assert earned_alike([one])
-        assert earned_alike([])
+        assert have_equal_rewards([one, self.paid((0.0, {}), (1.0 + 9e-9, {"a": 0.5}))])
+        assert not have_equal_rewards([one, self.paid((0.0, {}), (1.0 + 2e-8, {"a": 0.5}))])
+        assert have_equal_rewards([one])
+        assert have_equal_rewards([])
 
     def test_an_end_pays_nothing_and_neither_does_an_agent_without_a_grade(self) -> None:
-        assert earned_alike([self.paid((0.0, {"a": 0.0})), self.paid((0.0, {}), (0.0, {}), (0.0, {"b": 0.0}))])
+        assert have_equal_rewards([self.paid((0.0, {"a": 0.0})), self.paid((0.0, {}), (0.0, {}), (0.0, {"b": 0.0}))])
 
     def test_who_earned_it_and_when_tell_apart(self) -> None:
         one = self.paid((1.0, {}), (0.0, {}))
         for other in (((0.0, {}), (1.0, {})), ((1.0, {}), (0.0, {"a": 1.0})), ((1.0, {}), (0.0, {}), (-1.0, {}))):
-            assert not earned_alike([one, one, self.paid(*other)])
+            assert not have_equal_rewards([one, one, self.paid(*other)])

@@ -14,12 +14,12 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThread, LoopThreadPool
-from marft.common.declared import Declared
 from marft.common.errors import EpisodeFailedError
+from marft.common.step_info import StepInfo
 from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
 from marft.config import parse_recipe
 from marft.evaluation.metrics import episode_metrics
-from marft.rewards.composer import RewardComposer
+from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import (
     Format,
     Function,
@@ -32,11 +32,11 @@ from marft.rewards.terms import (
     ToolErrors,
     Trajectory,
     TrajectoryScore,
-    names_of,
+    unique_names,
 )
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
@@ -55,7 +55,7 @@ def episode(*rewards: float, success: bool | None = True) -> Episode:
 
 
 def compose(of: Episode, terms: Sequence[Term], timeout: float = 5.0) -> Episode:
-    return asyncio.run(RewardComposer(terms, ("a", "b"), LoopThreadPool(), timeout)(of))
+    return asyncio.run(RewardManager(terms, ("a", "b"), LoopThreadPool(), timeout)(of))
 
 
 def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
@@ -85,7 +85,7 @@ def test_terms_add_up_after_clip_and_weight_and_are_kept_apart() -> None:
 
 
 def step(reward: float = 0.0, progress: float | None = None) -> Transition:
-    return Transition(Observation("o"), reward, declared=Declared(progress=progress))
+    return Transition(Observation("o"), reward, declared=StepInfo(progress=progress))
 
 
 def of_steps(*transitions: Transition, actions: Sequence[Action] = ()) -> Episode:
@@ -155,9 +155,9 @@ def test_terms_count_once_unclipped_unless_they_say_otherwise_and_only_some_shap
     assert [term.shapes for term in terms] == [False] * 4 + [True] * 4
     for term in terms:
         assert (term.weight, term.clip, term.own_timeout, term.label, dict(term.counts())) == (1.0, None, False, "", {})
-        assert term.opened(["a"]) is term
-        assert term.weighed(-7.0) == -7.0
-    assert [Outcome(weight=2.0, clip=(-1.0, 3.0)).weighed(value) for value in (-2.0, 0.5, 4.0)] == [-2.0, 1.0, 6.0]
+        assert term.open(["a"]) is term
+        assert term.apply_weight(-7.0) == -7.0
+    assert [Outcome(weight=2.0, clip=(-1.0, 3.0)).apply_weight(value) for value in (-2.0, 0.5, 4.0)] == [-2.0, 1.0, 6.0]
     assert Function(call="tests.marft.rewards.test_rewards:by_agent").label == "by_agent"
 
 
@@ -168,7 +168,7 @@ def test_terms_count_once_unclipped_unless_they_say_otherwise_and_only_some_shap
 def test_weights_of_zero_and_clips_without_a_range_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Outcome(**settings)
-    assert Outcome(weight=1.0, clip=None).weighed(5.0) == 5.0
+    assert Outcome(weight=1.0, clip=None).apply_weight(5.0) == 5.0
 
 
 def brevity(episode: Episode) -> float:
@@ -221,7 +221,7 @@ def stranger(episode: Episode) -> dict[str, float]:
 )
 def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name: str, reason: str) -> None:
     made = compose(episode(1.0), (Function(call=f"tests.marft.rewards.test_rewards:{name}"),))
-    assert (made.status, made.scored) == ("failed", False)
+    assert (made.status, made.is_scored) == ("failed", False)
     assert reason in made.error
 
 
@@ -231,7 +231,7 @@ def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nob
         of = episode(1.0)
         of = replace(of, actions=(replace(of.actions[0], text="a" * 60 + "!"),))
         composing = asyncio.create_task(
-            RewardComposer((Format(pattern="(a|a)+$"),), ("a", "b"), LoopThreadPool(), 10.0)(of)
+            RewardManager((Format(pattern="(a|a)+$"),), ("a", "b"), LoopThreadPool(), 10.0)(of)
         )
         turns = 0
         while not composing.done():
@@ -240,7 +240,7 @@ def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nob
         return await composing, turns
 
     made, turns = asyncio.run(beside())
-    assert (made.status, made.scored) == ("timed_out", False)
+    assert (made.status, made.is_scored) == ("timed_out", False)
     assert "'(a|a)+$' searched a text for over 2 s" in made.error
     assert turns > 20
 
@@ -345,8 +345,8 @@ def test_threads_serve_again_unless_their_term_failed() -> None:
     threads = CountedThreads()
 
     async def all_of_them() -> list[str]:
-        composer = RewardComposer((StepCost(), Outcome()), ("a", "b"), threads, 5.0)
-        failing = RewardComposer((Odd(given=None),), ("a", "b"), threads, 5.0)
+        composer = RewardManager((StepCost(), Outcome()), ("a", "b"), threads, 5.0)
+        failing = RewardManager((Odd(given=None),), ("a", "b"), threads, 5.0)
         return [(await one(episode(1.0))).status for one in (composer, failing, composer, composer)]
 
     assert asyncio.run(all_of_them()) == ["terminated", "failed", "terminated", "terminated"]
@@ -359,18 +359,18 @@ class CountedThreads(LoopThreadPool):
         super().__init__()
         self.released = list[bool]()
 
-    async def release(self, thread: LoopThread, suspect: bool) -> None:
-        self.released.append(suspect)
-        await super().release(thread, suspect)
+    async def release(self, thread: LoopThread, failed: bool) -> None:
+        self.released.append(failed)
+        await super().release(thread, failed)
 
 
 def test_two_functions_are_told_apart_and_one_kind_is_not_named_like_another_term() -> None:
     here = "tests.marft.rewards.test_rewards"
     one, two = Function(call=f"{here}:brevity"), Function(call=f"{here}:by_agent")
-    assert names_of([one, two]) == ["Function_brevity", "Function_by_agent"]
-    assert names_of([one, StepCost()]) == ["Function", "StepCost"]
-    assert names_of([StepCost(), StepCost(), StepCost()]) == ["StepCost", "StepCost_2", "StepCost_3"]
-    assert names_of([]) == []
+    assert unique_names([one, two]) == ["Function_brevity", "Function_by_agent"]
+    assert unique_names([one, StepCost()]) == ["Function", "StepCost"]
+    assert unique_names([StepCost(), StepCost(), StepCost()]) == ["StepCost", "StepCost_2", "StepCost_3"]
+    assert unique_names([]) == []
 
 
 def pays_one(episode: Episode) -> float:
@@ -412,11 +412,11 @@ def test_a_term_that_hangs_loses_its_own_episode_alone_and_holds_up_nobody(tmp_p
     environment = {"name": "tests.plugins:Flaky"}
     run = settings("tiny", tmp_path, "--rewards", terms, "--rollout.timeout_seconds", "0.3", environment=environment)
     done: list[Episode] = []
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
         attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:3]]  # type: ignore[attr-defined]
         played = rollouts.play(attempts, on_done=done.append)
-        assert rollouts.game.threads.given_up == 1
+        assert rollouts.game.threads.blocked_threads == 1
     assert [episode.status for episode in played] == ["terminated", "timed_out", "terminated"]
     assert played[1].error == "reward term 'function' took over 0.3 s"
     assert played[0].transitions[0].terms == {"function": 1.0}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.errors import EpisodeFailedError
-from marft.rewards.scores import read_score
+from marft.rewards.score_parser import parse_score
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,18 @@ from marft.rewards.scores import read_score
     ],
 )  # fmt: skip
 def test_scores_are_read(reply: str, options: dict[str, Any], score: float | None) -> None:
-    read = read_score(reply, **{"scale": (0.0, 10.0), **options})
+    read = parse_score(reply, **{"scale": (0.0, 10.0), **options})
     assert read == (pytest.approx(score) if score is not None else None)
 
 
 @given(st.text() | st.text('0123456789.-/ e{}":'), st.sampled_from(["", "score"]))
 def test_whatever_is_replied_is_a_score_or_none(reply: str, field: str) -> None:
-    score = read_score(reply, (0.0, 10.0), json_field=field)
+    score = parse_score(reply, (0.0, 10.0), json_field=field)
     assert score is None or 0.0 <= score <= 1.0
 
 
 @pytest.mark.slow
 def test_a_pattern_that_searches_for_ever_is_no_score_and_no_end() -> None:
     with pytest.raises(EpisodeFailedError, match="searched a text for over 2 s") as caught:
-        read_score("a" * 60 + "!", (0.0, 10.0), pattern="(a|a)+$")
+        parse_score("a" * 60 + "!", (0.0, 10.0), pattern="(a|a)+$")
     assert caught.value.status == "timed_out"

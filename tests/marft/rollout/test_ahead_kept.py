@@ -8,22 +8,22 @@ from typing import Any, cast
 import pytest
 
 from marft.config import RunSettings
-from marft.rollout.ahead.gathering import Gathering
-from marft.rollout.ahead.opening import open_gathering
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout.factory import open_source
+from marft.rollout.async_rollout.sources import RolloutSource
+from marft.rollout.runner import RolloutRunner
 from marft.runs.checkpoints import State
 from tests.playing_ahead import TASKS, FakeRollouts, ahead_of, fake, next_step
 
 CHAIN = ("--algorithm", "{name = 'marft'}")  # whose credit compares no attempts
 
 
-def opened(run: RunSettings, state: State, folder: Path | None = None) -> tuple[Gathering, FakeRollouts]:
+def opened(run: RunSettings, state: State, folder: Path | None = None) -> tuple[RolloutSource, FakeRollouts]:
     rollouts = fake(run)
     rollouts.now = state.step
-    return open_gathering(cast("Rollouts", rollouts), TASKS, state, folder), rollouts
+    return open_source(cast("RolloutRunner", rollouts), TASKS, state, folder), rollouts
 
 
-def steps(run: RunSettings, count: int) -> tuple[Gathering, State, list[Any]]:
+def steps(run: RunSettings, count: int) -> tuple[RolloutSource, State, list[Any]]:
     gathering, rollouts = opened(run, State())
     state, found = State(), []
     for _ in range(count):
@@ -36,7 +36,7 @@ def steps(run: RunSettings, count: int) -> tuple[Gathering, State, list[Any]]:
 def test_a_run_that_goes_on_has_what_it_had_played(tmp_path: Path, lag: int, reuse: int) -> None:
     run = ahead_of(lag, "--rollout.reuse", str(reuse), *CHAIN)
     gathering, state, _ = steps(run, 5)
-    gathering.write(tmp_path)
+    gathering.save(tmp_path)
     again, rollouts = opened(run, state, tmp_path)
     _, collection = next_step(again, rollouts, state)
     assert len(rollouts.begun) == 2 * 1  # of the step that there is room for now; all before had been played
@@ -50,4 +50,4 @@ def test_an_episode_is_recorded_in_its_own_step_alone_and_learned_from_in_others
     assert len(set(recorded)) == len(recorded) == 4 * 4
     learned = [episode.name for collection in found for episode in collection.credit_inputs]
     assert [learned.count(name) for name in recorded] == [2] * 12 + [1] * 4
-    assert [len(collection.played) for collection in found] == [4] * 4
+    assert [len(collection.episodes) for collection in found] == [4] * 4

@@ -11,18 +11,18 @@ from typing import Any, cast
 import pytest
 
 from marft.common.errors import RunError
-from marft.rollout.ahead import producer as producers
-from marft.rollout.ahead.clock import Clock
-from marft.rollout.ahead.groups import Group
-from marft.rollout.ahead.producer import Producer
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout import producer as producers
+from marft.rollout.async_rollout.groups import Group
+from marft.rollout.async_rollout.idle_clock import IdleClock
+from marft.rollout.async_rollout.producer import Producer
+from marft.rollout.runner import RolloutRunner
 from tests.helpers import until
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead_of, fake
 
 
 @contextmanager
 def producing(rollouts: FakeRollouts) -> Iterator[Producer]:
-    producer = Producer(cast("Rollouts", rollouts), TASKS)
+    producer = Producer(cast("RolloutRunner", rollouts), TASKS)
     try:
         yield producer
     finally:
@@ -50,16 +50,16 @@ class TestWhatItHas:
                 producer.begin(number)
             rollouts.finish(2)
             rollouts.begun[1][1].outcome.set_exception(RunError("the engine is gone"))
-            assert [group.number for group in producer.over()] == [6, 7]
-            assert producer.in_play == 1
+            assert [group.number for group in producer.finished_groups()] == [6, 7]
+            assert producer.unfinished_count == 1
 
     def test_what_was_played_before_is_let_go_of_too(self) -> None:
         with producing(plain()) as producer:
             producer.put(Group(3, [], []))
             producer.begin(4)
-            assert producer.end() == 2
-            assert not producer.has(3)
-            assert producer.end() == 0
+            assert producer.cancel() == 2
+            assert not producer.has_group(3)
+            assert producer.cancel() == 0
 
     def test_of_a_group_that_was_taken_nothing_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rollouts, ended = plain(), list[FakeBegun]()
@@ -69,7 +69,7 @@ class TestWhatItHas:
             rollouts.finish(0)
             producer.take(0)
             monkeypatch.setattr(rollouts, "end", ended.extend)
-            producer.end()
+            producer.cancel()
         assert ended == [rollouts.begun[1][1]]
 
     def test_whoever_waits_sleeps_until_one_of_the_groups_in_play_is_over(
@@ -93,7 +93,7 @@ class TestWhatItHas:
     def test_nothing_is_played_from_when_the_last_group_is_over(self, fails: bool) -> None:
         rollouts, now = plain(), [0.0]
         with producing(rollouts) as producer:
-            producer.clock = Clock(lambda: now[0])
+            producer.clock = IdleClock(lambda: now[0])
             producer.begin(0)
             now[0] = 2.0
             if fails:
@@ -124,7 +124,7 @@ class TestForks:
         monkeypatch.setattr(rollouts, "end", lambda _: None)
         with producing(rollouts) as producer:
             group = self.begun(producer, rollouts)
-            producer.end()
+            producer.cancel()
             assert isinstance(group.exception(5.0), CancelledError)
 
     def test_one_that_is_let_go_of_begins_nothing_more(
@@ -134,7 +134,7 @@ class TestForks:
         monkeypatch.setattr(rollouts, "end", lambda _: rollouts.finish(0))
         with producing(rollouts) as producer:
             group = self.begun(producer, rollouts)
-            producer.end()
+            producer.cancel()
             assert isinstance(group.exception(5.0), CancelledError)
         assert len(rollouts.begun) == 1
 

@@ -14,10 +14,10 @@ import pytest
 from marft.agents.game import Attempt
 from marft.common.types import Choice, Episode
 from marft.common.usage import Usage
-from marft.rollout.ahead.gathering import Synchronous
-from marft.rollout.ahead.reuse import Reusing
-from marft.rollout.ahead.taken import taken
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout.replay_buffer import ReplayBuffer
+from marft.rollout.async_rollout.sources import SyncRolloutSource
+from marft.rollout.async_rollout.usage import compute_usage
+from marft.rollout.runner import RolloutRunner
 from marft.runs.checkpoints import State
 from tests.episodes import make_action
 from tests.playing_ahead import TASKS, ahead, ahead_of, fake, next_step
@@ -31,7 +31,7 @@ class TestMetrics:
         threading.Timer(0.05, lambda: [rollouts.finish(number) for number in (2, 0, 1)]).start()
         collection = gathering.collect(State(), lambda episode: heard.append(episode.name))
         assert (collection.metrics["ahead/waiting"], collection.metrics["ahead/in_play"]) == (1.0, 1.0)
-        assert heard == [episode.name for episode in collection.played]
+        assert heard == [episode.name for episode in collection.episodes]
         assert len(heard) == 4
         gathering.close()
 
@@ -43,14 +43,14 @@ class TestMetrics:
         for _ in range(3):
             collection = gathering.collect(state, lambda episode: heard.append(episode.name))
             state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-            gathering.published(state)
+            gathering.on_publish(state)
         assert len(heard) == len(set(heard)) > 12
 
     def test_who_waits_for_whom_is_counted_since_the_last_groups_were_there(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, idle = [0.0], [0.0]
-        monkeypatch.setattr("marft.rollout.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr("marft.rollout.async_rollout.sources.time", SimpleNamespace(perf_counter=lambda: now[0]))
         rollouts = fake(ahead_of(1))
         gathering, state = ahead(rollouts), State()
         monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
@@ -66,9 +66,9 @@ class TestMetrics:
             assert collection.metrics["ahead/sampler_idle"] == idled
             assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
             assert collection.metrics["ahead/learner_idle"] == 0.0
-            assert gathering.seconds(0.5) == waited
+            assert gathering.usage_seconds(0.5) == waited
             state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-            gathering.published(state)
+            gathering.on_publish(state)
         assert "ahead/overlap" not in gathering.collect(state, lambda _: None).metrics  # no time has passed since
 
 
@@ -80,15 +80,15 @@ class TestUsage:
         rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
         gathering = ahead(rollouts)
         gathering.collect(State(), lambda _: None)
-        gathering.used()
+        gathering.usage()
         sampled = make_action("actor")
         remote = replace(make_action("judge"), usage=Usage(cost=0.25))
         validation = Episode(TASKS[0], "validation/sampled", 0, (sampled, remote), "terminated")
         counted |= {"sampled_tokens": 40.0 + len(sampled.tokens), "remote_cost": 1.25}
-        gathering.validated([validation])
-        used = gathering.used()
+        gathering.exclude_validation([validation])
+        used = gathering.usage()
         assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
-        assert gathering.used()["sampled_tokens"] == 0.0
+        assert gathering.usage()["sampled_tokens"] == 0.0
 
     def test_without_a_lag_it_is_what_was_taken_since_a_step_began(self) -> None:
         rollouts = fake(ahead_of(0))
@@ -100,32 +100,32 @@ class TestUsage:
 
         rollouts.play = play  # type: ignore[attr-defined]
         rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
-        gathering, state = Synchronous(cast("Rollouts", rollouts), TASKS), State()
+        gathering, state = SyncRolloutSource(cast("RolloutRunner", rollouts), TASKS), State()
         for _ in range(2):
             state, _ = next_step(gathering, rollouts, state)
-            assert gathering.used() == {"sampled_tokens": 4.0}
-            assert gathering.seconds(0.5) == 0.5
+            assert gathering.usage() == {"sampled_tokens": 4.0}
+            assert gathering.usage_seconds(0.5) == 0.5
             counted["sampled_tokens"] += 100.0  # of a validation
 
     def test_what_is_counted_for_the_first_time_is_counted_from_zero(self) -> None:
         rollouts = fake(ahead_of(1))
         gathering = ahead(rollouts)
         rollouts.usage = lambda: {"remote_cost": 0.25}  # type: ignore[method-assign]
-        assert gathering.used() == {"remote_cost": 0.25}
+        assert gathering.usage() == {"remote_cost": 0.25}
 
     def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
         rollouts = fake(ahead_of(1))
-        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
-        before = gathering.used()["sampled_tokens"]
-        gathering.validated([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
-        assert gathering.used()["sampled_tokens"] < before
+        gathering = ReplayBuffer(ahead(rollouts), cast("RolloutRunner", rollouts), TASKS)
+        before = gathering.usage()["sampled_tokens"]
+        gathering.exclude_validation([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
+        assert gathering.usage()["sampled_tokens"] < before
 
 
 def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
     own = make_action("actor")
     remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
     chosen = replace(own, choice=Choice((), 0, np.zeros(2, np.float32)))  # is read, and not sampled
-    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote, chosen), "terminated")])
+    found = compute_usage([Episode(TASKS[0], "validation/sampled", 0, (own, remote, chosen), "terminated")])
     assert found == {
         "sampled_tokens": float(len(own.tokens)), "prefill/asked": 2.0 * len(own.prompt), "remote_prompt_tokens": 7.0,
         "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,

@@ -13,24 +13,27 @@ import pytest
 import torch
 
 from marft.agents.game import Attempt
-from marft.common.observing import Silent
+from marft.common.callbacks import NullCallback
 from marft.config import RunSettings
-from marft.rollout.ahead.gathering import Gathering
-from marft.rollout.ahead.keeping import read_groups
-from marft.rollout.drawing import Draws
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout.sources import RolloutSource
+from marft.rollout.async_rollout.storage import read_groups
+from marft.rollout.runner import RolloutRunner
+from marft.rollout.task_sampler import TaskSampler
 from marft.runs.checkpoints import State
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer import loop as training
-from marft.trainer.ranks.learners import Learners
+from marft.trainer.ranks.backends import LearnerBackend
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 
 MODELS: Any = SimpleNamespace(device=torch.device("cpu"))
 GAUGE: Any = SimpleNamespace(begin=lambda: None, metrics=lambda *_: {})
 LEARNERS = cast(
-    "Learners",
+    "LearnerBackend",
     SimpleNamespace(
-        learn=lambda *_: {"environment_steps": 4.0}, noting=lambda _: None, kept=None, restore=lambda _: None
+        learn=lambda *_: {"environment_steps": 4.0},
+        set_note_callback=lambda _: None,
+        learner_state=None,
+        restore=lambda _: None,
     ),
 )
 
@@ -71,11 +74,11 @@ def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_pat
     folder, run = run_of(1, tmp_path)
     rollouts = Published(run)
     gathering, state = ahead(rollouts), State()
-    rollouts.set_aside["t9"] = "it ended its workers"
+    rollouts.excluded_tasks["t9"] = "it ended its workers"
     for _ in range(3):
-        playing = cast("Rollouts", rollouts)
+        playing = cast("RolloutRunner", rollouts)
         state, metrics = training._step(
-            playing, LEARNERS, state, gathering, Draws(run, TASKS), folder, Silent(), GAUGE, print
+            playing, LEARNERS, state, gathering, TaskSampler(run, TASKS), folder, NullCallback(), GAUGE, print
         )
     assert versions(rollouts) == [0, 0, 1, 2, 3]
     assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
@@ -93,7 +96,7 @@ class Back:
     def target(self, state: State, _: object) -> Any:
         return self.at if state.step == 3 else None
 
-    def go_back(self, state: State, *_: object) -> State:
+    def roll_back(self, state: State, *_: object) -> State:
         return replace(state, returns=1)
 
 
@@ -106,18 +109,22 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
         arguments[-1](tmp_path / f"{state.step}")
 
     watch = SimpleNamespace(
-        look=lambda _: SimpleNamespace(metrics=dict, well=lambda: None), cooled=lambda: 0.5, go_back=lambda _: None
+        check=lambda _: SimpleNamespace(metrics=dict, last_good_step=lambda: None),
+        learning_rate_factor=lambda: 0.5,
+        roll_back=lambda _: None,
     )
-    monkeypatch.setattr(training, "Checkpoints", lambda *_, **__: SimpleNamespace(save=save))
-    monkeypatch.setattr(training, "Watch", lambda *_: watch)
-    monkeypatch.setattr(training, "Returning", lambda *_: Back())
+    monkeypatch.setattr(training, "CheckpointManager", lambda *_, **__: SimpleNamespace(save=save))
+    monkeypatch.setattr(training, "GuardMonitor", lambda *_: watch)
+    monkeypatch.setattr(training, "Rollback", lambda *_: Back())
 
     def gone(lag: int, observer: Any) -> tuple[State, Published, list[dict[str, Any]]]:
         folder, run = run_of(lag, tmp_path / "runs")
         rollouts = Published(run)
         observer.rollouts = rollouts
-        playing, gathering = cast("Rollouts", rollouts), ahead(rollouts)
-        state = training._go_on(playing, MODELS, LEARNERS, State(), gathering, Draws(run, TASKS), folder, observer)
+        playing, gathering = cast("RolloutRunner", rollouts), ahead(rollouts)
+        state = training._run_steps(
+            playing, MODELS, LEARNERS, State(), gathering, TaskSampler(run, TASKS), folder, observer
+        )
         return state, rollouts, folder.read_metrics()
 
     return gone
@@ -126,7 +133,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
 def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone_back_to(
     go: Callable[..., Any], tmp_path: Path
 ) -> None:
-    state, rollouts, rows = go(1, Silent())
+    state, rollouts, rows = go(1, NullCallback())
     assert (state.step, state.returns) == (6, 1)
     assert versions(rollouts) == [0, 0, 1, 2, 3, 3, 3, 4]
     assert rollouts.played_with[::2] == [0, 0, 1, 2, 3, 4, 4, 5]
@@ -144,10 +151,10 @@ def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone
 
 
 def test_what_was_lost_is_counted_in_the_step_in_which_it_was(go: Callable[..., Any]) -> None:
-    class Losing(Silent):
+    class Losing(NullCallback):
         rollouts: Published
 
-        def step(self, step: int, metrics: dict[str, float]) -> None:
+        def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
             self.rollouts.lost += step in (1, 4)
 
     _, _, rows = go(1, Losing())
@@ -165,11 +172,11 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
     """One that begins with a checkpoint of its own, and does not go on from it, has played nothing."""
     folder, run = run_of(1, tmp_path / "runs")
     rollouts, asked = Published(run), list[Any]()
-    rollouts.models = SimpleNamespace(notes=list)  # type: ignore[attr-defined]
+    rollouts.models = SimpleNamespace(slow_model_warnings=list)  # type: ignore[attr-defined]
     state = State(step=3, tasks_drawn=7, set_aside={"t2": "it ended its workers"})
 
     def opened(*arguments: Any) -> None:
-        asked.extend([*arguments[2:], rollouts.now, dict(rollouts.set_aside)])
+        asked.extend([*arguments[2:], rollouts.now, dict(rollouts.excluded_tasks)])
         raise EnoughError
 
     start = SimpleNamespace(
@@ -177,21 +184,21 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
         with_tasks=lambda state, _: state,
     )  # fmt: skip
     learners = SimpleNamespace(join=lambda _: None, load=lambda _: state)
-    monkeypatch.setattr(training, "open_learners", lambda *_: nullcontext(learners))
+    monkeypatch.setattr(training, "open_learner", lambda *_: nullcontext(learners))
     monkeypatch.setattr(training, "open_rollouts", lambda *_, **__: nullcontext(rollouts))
-    monkeypatch.setattr(training, "training_tasks", lambda _: TASKS)
-    monkeypatch.setattr(training, "open_gathering", opened)
+    monkeypatch.setattr(training, "load_training_tasks", lambda _: TASKS)
+    monkeypatch.setattr(training, "open_source", opened)
     with pytest.raises(EnoughError):
-        training._train(cast("Any", start), Silent(), 0)
+        training._train(cast("Any", start), NullCallback(), 0)
     assert asked == [state, start.record.path if resume else None, 3, dict(state.set_aside)]
 
 
 def test_what_a_validation_played_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run, told = ahead_of(1), list[Any]()
-    monkeypatch.setattr(training, "tasks_of", lambda *_: TASKS)
+    monkeypatch.setattr(training, "read_tasks", lambda *_: TASKS)
     monkeypatch.setattr(
         training, "evaluate", lambda *_, **__: (SimpleNamespace(accuracy=0.5, reward=None), ["episodes"])
     )
-    gathering = cast("Gathering", SimpleNamespace(validated=told.extend))
-    assert training._validate(cast("Rollouts", fake(run)), gathering) == {"validation_accuracy": 0.5}
+    gathering = cast("RolloutSource", SimpleNamespace(exclude_validation=told.extend))
+    assert training._validate(cast("RolloutRunner", fake(run)), gathering) == {"validation_accuracy": 0.5}
     assert told == ["episodes"]

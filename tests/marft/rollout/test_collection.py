@@ -13,9 +13,9 @@ from marft.agents.game import Attempt
 from marft.common.errors import RunError
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.rewards.shaping import priced_lengths, rewards_for_credit
-from marft.rollout.collection import Collection, attempts_at, collect, told_apart
-from marft.rollout.rollouts import LocalRollouts
+from marft.rewards.shaping import length_limits, rewards_for_credit
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import RolloutBatch, collect, rewards_vary, sample_attempts
 from marft.trainer.interfaces import CreditInputs
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -37,7 +37,7 @@ class Rollouts:
     pay: Pay
     roles: tuple[str, ...] = ("actor",)
     asked: list[list[str]] = field(default_factory=list)  # tasks of each round
-    set_aside: dict[str, str] = field(default_factory=dict)
+    excluded_tasks: dict[str, str] = field(default_factory=dict)
     tasks: Sequence[Task] = ()  # all of them, where there are none
     length: Callable[[Attempt], int] = lambda _: 2  # of an action, in tokens
 
@@ -62,8 +62,8 @@ class Rollouts:
             (earned,) if earned else (), fork=Fork("root", actions[0].id) if attempt.replay else None,
         )  # fmt: skip
 
-    def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> Collection:
-        return collect(cast(LocalRollouts, self), self.tasks or TASKS, 0, drawn, on_done)
+    def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> RolloutBatch:
+        return collect(cast(LocalRolloutRunner, self), self.tasks or TASKS, 0, drawn, on_done)
 
 
 def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:
@@ -73,7 +73,7 @@ def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunS
 
 def order(run: RunSettings) -> list[str]:
     """Tasks in the order in which the first pass over them comes by."""
-    return [attempt.task.id for attempt in attempts_at(run, TASKS, 0, 0, 7) if attempt.sample == 0]
+    return [attempt.task.id for attempt in sample_attempts(run, TASKS, 0, 0, 7) if attempt.sample == 0]
 
 
 def telling(*tasks: str) -> Pay:
@@ -94,8 +94,8 @@ class TestDynamicSampling:
         assert [list(dict.fromkeys(names)) for names in rollouts.asked] == [line[:2], line[2:3], line[3:4]]
         assert tasks_of(found.credit_inputs) == [line[1], line[3]]
         assert len(found.credit_inputs) == 4
-        assert tasks_of(found.played) == tasks_of(found.recorded) == line[:4]
-        assert done == found.played
+        assert tasks_of(found.episodes) == tasks_of(found.recorded) == line[:4]
+        assert done == found.episodes
         assert found.tasks_drawn == 4
         assert found.metrics == {"groups_discarded": 2.0}
 
@@ -210,7 +210,7 @@ class TestDynamicSampling:
         """All are wrong in every group, and no draw is left."""
         run = of("dapo", dynamic_sampling=1, reward={"overlong_buffer": 6})
         found = Rollouts(run, lambda _: paid(0.0), length=lambda a: 1 + 7 * a.sample, tasks=tasks).collect()
-        episodes = rewards_for_credit(found.credit_inputs, run.algorithm.reward, priced_lengths(run))
+        episodes = rewards_for_credit(found.credit_inputs, run.algorithm.reward, length_limits(run))
         assert episodes
         credits = cast(Any, run.algorithm.credit).assign(CreditInputs(tuple(episodes), level="action"))
         assert not any(row.any() for row in credits.advantages)
@@ -226,7 +226,7 @@ class TestDynamicSampling:
                     else (paid(pay),), fork=Fork("root", action.id))
             for action, pay, steps in branches
         ]  # fmt: skip
-        assert told_apart(group, run) is better
+        assert rewards_vary(group, run) is better
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -244,9 +244,9 @@ def test_a_candidate_is_carried_on_by_the_price_that_it_learns_by(
         scores.extend(score(replace(episode, fork=Fork("root", episode.actions[0].id))) for episode in played)
         return played, played
 
-    monkeypatch.setattr("marft.rollout.forking.tree.tree", tree)
+    monkeypatch.setattr("marft.rollout.fork_plans.tree.grow_tree", tree)
     found = rollouts.collect()
-    learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, priced_lengths(run))
+    learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, length_limits(run))
     assert scores == [e.transitions[0].reward + e.transitions[0].agent_rewards.get("actor", 0.0) for e in learned]
     assert set(scores) == {1.0 if frozen else 0.0}
 
@@ -265,25 +265,25 @@ def test_without_dynamic_sampling_one_round_is_played_and_all_that_was_scored_is
 class TestAttempts:
     def test_a_task_that_is_set_aside_is_passed_over_wherever_the_pass_comes_by_it(self) -> None:
         run = of("grpo")
-        line = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 14) if a.sample == 0]
-        rollouts = Rollouts(run, telling(), set_aside={line[1]: "it ended a worker"})
+        line = [a.task.id for a in sample_attempts(run, TASKS, 0, 0, 14) if a.sample == 0]
+        rollouts = Rollouts(run, telling(), excluded_tasks={line[1]: "it ended a worker"})
         found = rollouts.collect()
-        assert tasks_of(found.played) == [line[0], line[2]]
+        assert tasks_of(found.episodes) == [line[0], line[2]]
         assert found.tasks_drawn == 3
-        drawn = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 12, rollouts.set_aside) if a.sample == 0]
+        drawn = [a.task.id for a in sample_attempts(run, TASKS, 0, 0, 12, rollouts.excluded_tasks) if a.sample == 0]
         assert drawn == [task for task in line if task != line[1]]
 
     def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
-        rollouts = Rollouts(of("grpo"), telling(), set_aside={task.id: "it ended a worker" for task in TASKS})
+        rollouts = Rollouts(of("grpo"), telling(), excluded_tasks={task.id: "it ended a worker" for task in TASKS})
         with pytest.raises(RunError, match="all 7 training tasks are set aside: it ended a worker"):
             rollouts.collect()
 
     def test_a_step_goes_on_where_the_last_one_ended_and_every_pass_has_an_order_of_its_own(self) -> None:
         run = of("grpo")
-        passes = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 21) if a.sample == 0]
+        passes = [a.task.id for a in sample_attempts(run, TASKS, 0, 0, 21) if a.sample == 0]
         assert all(sorted(passes[k : k + 7]) == [task.id for task in TASKS] for k in (0, 7, 14))
         assert passes[:7] != passes[7:14] != passes[14:]
-        later = attempts_at(run, TASKS, 4, 6, 2)
+        later = sample_attempts(run, TASKS, 4, 6, 2)
         assert [(a.task.id, a.stream, a.sample) for a in later] == [
             (passes[6], "train/4", 0), (passes[6], "train/4", 1), (passes[7], "train/4/1", 0), (passes[7], "train/4/1", 1)
         ]  # fmt: skip
@@ -294,7 +294,7 @@ class TestAttempts:
 
     @pytest.mark.parametrize(("preset", "kept"), [("marft", True), ("grpo", False)])
     def test_what_a_critic_reads_is_kept_where_there_is_one(self, preset: str, kept: bool) -> None:
-        assert {attempt.critic_states for attempt in attempts_at(of(preset), TASKS, 0, 0, 2)} == {kept}
+        assert {attempt.critic_states for attempt in sample_attempts(of(preset), TASKS, 0, 0, 2)} == {kept}
 
 
 class TestForks:
@@ -304,16 +304,16 @@ class TestForks:
         rollouts = Rollouts(run, lambda a: None if a.replay and a.stream.endswith("1") and not a.sample else paid(1.0))
         done: list[Episode] = []
         found = rollouts.collect(on_done=done.append)
-        assert done == found.played
-        assert len(found.played) == 4
-        assert found.recorded[:4] == found.played
+        assert done == found.episodes
+        assert len(found.episodes) == 4
+        assert found.recorded[:4] == found.episodes
         assert found.metrics == {"forks": 8.0, "forks_failed": 2.0}
         assert len(found.credit_inputs) == 10
 
     def test_crossed_samples_are_played_beside_those_that_were_made_together(self) -> None:
         run = of("magrpo", "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"})
         found = Rollouts(run, lambda _: paid(1.0), ("reasoner", "actor")).collect()
-        assert len(found.played) == 4
+        assert len(found.episodes) == 4
         assert found.metrics == {"forks": 4.0, "forks_failed": 0.0}  # of two samples of two agents, at two tasks
 
     def test_candidates_are_judged_by_what_the_algorithm_makes_of_rewards(
@@ -331,11 +331,11 @@ class TestForks:
             come_to.append(replace(candidate, fork=Fork("root", "9/actor/0")))
             return come_to, [candidate, come_to[0]] if as_played else come_to
 
-        monkeypatch.setattr("marft.rollout.forking.tree.tree", tree)
+        monkeypatch.setattr("marft.rollout.fork_plans.tree.grow_tree", tree)
         for as_played in (True, False):
             come_to.clear()
             scores.clear()
             done: list[Episode] = []
             found = Rollouts(run, lambda _: paid(0.0)).collect(on_done=done.append)
             assert scores == [0.5 * 4.0 + 2.0 * 1.0, 0.0]  # the second one failed before its candidate was made
-            assert found.played == done == ([found.recorded[0]] if as_played else come_to)
+            assert found.episodes == done == ([found.recorded[0]] if as_played else come_to)

@@ -17,14 +17,20 @@ from marft.common.types import Episode, Task
 from marft.config import RunSettings
 from marft.config.curriculum import CurriculumSettings
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.rollout.ahead.gathering import Ahead, Synchronous
-from marft.rollout.collection import attempts_at, training_tasks
-from marft.rollout.curriculum import begun, levels_of, moved, shares, taken_back
-from marft.rollout.drawing import Draws, advanced
-from marft.rollout.playing import Rollouts
+from marft.rollout.async_rollout.sources import AsyncRolloutSource, SyncRolloutSource
+from marft.rollout.curriculum import (
+    difficulty_levels,
+    initial_curriculum,
+    level_shares,
+    restore_curriculum,
+    update_curriculum,
+)
+from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
+from marft.rollout.runner import RolloutRunner
+from marft.rollout.task_sampler import TaskSampler, advance_curriculum
 from marft.runs.checkpoints import State
-from marft.runs.folder import RunFolder
-from marft.runs.stated import Standing, WrittenStanding
+from marft.runs.run_folder import RunFolder
+from marft.runs.state_schema import CurriculumSchema, CurriculumState
 from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.marft.runs.test_resume import StopAfter, assert_same
@@ -39,60 +45,66 @@ def run_of(*overrides: str, **curriculum: Any) -> RunSettings:
     return settings("tiny", "runs", *overrides, curriculum={"episodes": 4, "up": 0.75, "down": 0.25, **curriculum})
 
 
-def after(standing: Standing, *solved: tuple[int, bool], levels: int = 3, draw: int = 100) -> Standing:
-    return moved(standing, BY, levels, solved, draw)
+def after(standing: CurriculumState, *solved: tuple[int, bool], levels: int = 3, draw: int = 100) -> CurriculumState:
+    return update_curriculum(standing, BY, levels, solved, draw)
 
 
 class TestMoving:
     def test_a_harder_level_is_asked_once_the_hardest_is_solved_often_enough(self) -> None:
-        standing = after(begun(BY, 3), *[(0, True)] * 3, (0, False))
-        assert standing == Standing((0, 100), (0, 1))
+        standing = after(initial_curriculum(BY, 3), *[(0, True)] * 3, (0, False))
+        assert standing == CurriculumState((0, 100), (0, 1))
 
     def test_an_easier_one_once_it_hardly_ever_is(self) -> None:
-        standing = after(Standing((0,), (1,)), *[(1, False)] * 3, (1, True))
-        assert standing == Standing((0, 100), (1, 0))
+        standing = after(CurriculumState((0,), (1,)), *[(1, False)] * 3, (1, True))
+        assert standing == CurriculumState((0, 100), (1, 0))
 
     def test_nothing_moves_in_between_and_what_was_solved_is_counted_anew(self) -> None:
-        assert after(Standing((0,), (1,)), (1, True), (1, True), (1, False), (1, False)) == Standing((0,), (1,))
+        assert after(CurriculumState((0,), (1,)), (1, True), (1, True), (1, False), (1, False)) == CurriculumState(
+            (0,), (1,)
+        )
 
     def test_a_run_begins_at_the_level_that_it_is_told_to_or_the_hardest_that_there_is(self) -> None:
-        begins = [begun(CurriculumSettings(start=start), 3) for start in (1, 2, 3, 9)]
-        assert begins == [Standing((0,), (hardest,)) for hardest in (0, 1, 2, 2)]
+        begins = [initial_curriculum(CurriculumSettings(start=start), 3) for start in (1, 2, 3, 9)]
+        assert begins == [CurriculumState((0,), (hardest,)) for hardest in (0, 1, 2, 2)]
 
     def test_nothing_moves_before_enough_was_tried(self) -> None:
-        standing = after(begun(BY, 3), (0, True), (0, True), (0, True))
-        assert standing == Standing((0,), (0,), solved=3, tried=3)
+        standing = after(initial_curriculum(BY, 3), (0, True), (0, True), (0, True))
+        assert standing == CurriculumState((0,), (0,), solved=3, tried=3)
         assert after(standing, (0, True)).hardest == (0, 1)
 
     def test_only_what_is_at_the_hardest_level_counts(self) -> None:
-        standing = Standing((0,), (1,))
+        standing = CurriculumState((0,), (1,))
         assert after(standing, *[(0, True)] * 9, *[(2, False)] * 9) == standing
 
     def test_there_is_nothing_beyond_the_last_level_nor_before_the_first(self) -> None:
-        assert after(Standing((0,), (2,)), *[(2, True)] * 4) == Standing((0,), (2,))
-        assert after(begun(BY, 3), *[(0, False)] * 4) == Standing((0,), (0,))
+        assert after(CurriculumState((0,), (2,)), *[(2, True)] * 4) == CurriculumState((0,), (2,))
+        assert after(initial_curriculum(BY, 3), *[(0, False)] * 4) == CurriculumState((0,), (0,))
 
     @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=25))
     def test_what_is_drawn_at_a_place_never_changes_once_it_may_have_begun(self, steps: list[tuple[bool, int]]) -> None:
-        standing, draw = begun(BY, 3), 0
+        standing, draw = initial_curriculum(BY, 3), 0
         seen: dict[int, int] = {}
         for solved, more in steps:
             draw += more
-            seen |= {place: standing.at(place) for place in range(draw)}
+            seen |= {place: standing.level_at(place) for place in range(draw)}
             standing = after(standing, *[(standing.hardest[-1], solved)] * 4, draw=draw)
-            assert all(standing.at(place) == hardest for place, hardest in seen.items())
+            assert all(standing.level_at(place) == hardest for place, hardest in seen.items())
             assert list(standing.begins) == sorted(set(standing.begins))
             assert set(standing.hardest) <= {0, 1, 2}
 
     def test_a_run_that_goes_back_asks_what_it_asked_then(self) -> None:
-        standing = Standing((0, 50, 90), (0, 1, 2), solved=3, tried=3)
-        assert taken_back(standing, Standing((0,), (0,)), draw=80) == Standing((0, 50, 80), (0, 1, 0))
-        assert taken_back(standing, Standing((0, 50, 90), (0, 1, 2)), draw=95) == Standing((0, 50, 90), (0, 1, 2))
+        standing = CurriculumState((0, 50, 90), (0, 1, 2), solved=3, tried=3)
+        assert restore_curriculum(standing, CurriculumState((0,), (0,)), draw=80) == CurriculumState(
+            (0, 50, 80), (0, 1, 0)
+        )
+        assert restore_curriculum(standing, CurriculumState((0, 50, 90), (0, 1, 2)), draw=95) == CurriculumState(
+            (0, 50, 90), (0, 1, 2)
+        )
 
     @given(st.integers(1, 9), st.floats(0, 0.99), st.data())
     def test_shares_are_one_in_sum_and_none_is_for_harder_levels(self, levels: int, review: float, data: Any) -> None:
         hardest = data.draw(st.integers(0, levels - 1))
-        found = shares(hardest, levels, review)
+        found = level_shares(hardest, levels, review)
         assert sum(found) == pytest.approx(1.0)
         assert all(share == 0.0 for share in found[hardest + 1 :])
         assert found[hardest] >= (1.0 if hardest == 0 else 1.0 - review - 1e-12)
@@ -101,9 +113,9 @@ class TestMoving:
 class TestLevels:
     def test_they_are_in_the_order_of_their_numbers_or_as_named(self) -> None:
         tasks = [Task(str(n), "o", {"level": f"Level {n}"}) for n in (10, 9, 2)]
-        assert levels_of(CurriculumSettings(), tasks) == ["Level 2", "Level 9", "Level 10"]
+        assert difficulty_levels(CurriculumSettings(), tasks) == ["Level 2", "Level 9", "Level 10"]
         named = CurriculumSettings(levels=("Level 9", "Level 2", "Level 10", "Level 11"))
-        assert levels_of(named, tasks) == ["Level 9", "Level 2", "Level 10"]
+        assert difficulty_levels(named, tasks) == ["Level 9", "Level 2", "Level 10"]
 
     @pytest.mark.parametrize(("data", "told"), [
         ({"size": 3}, r"task 'a' has no level 'level' in its data, .* its fields: size"), ({"level": 0.5}, "has no level 'level'"),
@@ -112,7 +124,7 @@ class TestLevels:
     def test_a_task_without_one_is_refused(self, data: dict[str, Any], told: str) -> None:
         levels = ("even",) if "odd" in data.values() else ()
         with pytest.raises(ValueError, match=told):
-            levels_of(CurriculumSettings(levels=levels), [Task("a", "o", data)])
+            difficulty_levels(CurriculumSettings(levels=levels), [Task("a", "o", data)])
 
     @pytest.mark.parametrize(("changes", "told"), [
         ({"up": 0.2, "down": 0.2}, "down is at or above up"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
@@ -125,7 +137,7 @@ class TestLevels:
 
 class TestDrawing:
     def test_tasks_are_of_the_levels_that_are_asked_in_their_shares(self) -> None:
-        draws, standing = Draws(run_of(review=0.4), TASKS), Standing((0, 300), (0, 2))
+        draws, standing = TaskSampler(run_of(review=0.4), TASKS), CurriculumState((0, 300), (0, 2))
         first = Counter(task_at(draws, n, standing).data["level"] for n in range(300))
         assert set(first) == {1}
         later = Counter(task_at(draws, n, standing).data["level"] for n in range(300, 900))
@@ -133,10 +145,10 @@ class TestDrawing:
         assert later[1] / 600 == pytest.approx(0.2, abs=0.05)
 
     def test_a_pass_holds_no_task_twice_and_the_commonest_always(self) -> None:
-        draws, standing = Draws(run_of(), TASKS), Standing((0,), (1,))
+        draws, standing = TaskSampler(run_of(), TASKS), CurriculumState((0,), (1,))
         passes: dict[str, list[str]] = {}
         for number in range(400):
-            task, name = draws.at(number, standing)
+            task, name = draws.task_at(number, standing)
             assert task is not None
             passes.setdefault(name, []).append(task.id)
         hardest = {task.id for task in TASKS if task.data["level"] == 2}
@@ -146,29 +158,29 @@ class TestDrawing:
         assert len(passes) > 10
 
     def test_what_is_drawn_is_a_pure_function_of_the_place(self) -> None:
-        standing = Standing((0, 7, 30), (0, 1, 2))
-        one = Draws(run_of(), TASKS)
-        forwards = [one.at(number, standing) for number in range(60)]
-        backwards = [Draws(run_of(), TASKS).at(number, standing) for number in reversed(range(60))]
+        standing = CurriculumState((0, 7, 30), (0, 1, 2))
+        one = TaskSampler(run_of(), TASKS)
+        forwards = [one.task_at(number, standing) for number in range(60)]
+        backwards = [TaskSampler(run_of(), TASKS).task_at(number, standing) for number in reversed(range(60))]
         assert forwards == backwards[::-1]
         assert len({(task.id, name) for task, name in forwards if task}) == 60, "no stream comes twice"
 
     def test_a_level_that_is_asked_again_begins_with_other_tasks(self) -> None:
-        draws, standing = Draws(run_of(), TASKS), Standing((0, 10, 20), (0, 1, 0))
+        draws, standing = TaskSampler(run_of(), TASKS), CurriculumState((0, 10, 20), (0, 1, 0))
         first, again = ([task_at(draws, begin + n, standing).id for n in range(10)] for begin in (0, 20))
         assert sorted(first) == sorted(again)
         assert first != again
 
     def test_streams_of_attempts_differ_wherever_a_task_comes_again(self) -> None:
-        standing = Standing((0, 5), (0, 1))
-        attempts = attempts_at(run_of(), TASKS, 3, 0, 60, standing=standing)
+        standing = CurriculumState((0, 5), (0, 1))
+        attempts = sample_attempts(run_of(), TASKS, 3, 0, 60, curriculum=standing)
         keys = [(attempt.stream, attempt.task.id, attempt.sample) for attempt in attempts]
         assert len(set(keys)) == len(keys) == 120
 
     def test_a_level_that_no_task_has_any_more_is_said(self) -> None:
-        draws = Draws(run_of(), [task for task in TASKS if task.data["level"] == 1])
+        draws = TaskSampler(run_of(), [task for task in TASKS if task.data["level"] == 1])
         with pytest.raises(RunError, match="the run has come to level 3, and its tasks are of 1; go on with"):
-            draws.at(0, Standing((0,), (2,)))
+            draws.task_at(0, CurriculumState((0,), (2,)))
 
     @pytest.mark.parametrize(
         "table",
@@ -182,14 +194,14 @@ class TestDrawing:
     )
     def test_a_standing_that_no_run_has_is_refused(self, table: dict[str, Any]) -> None:
         with pytest.raises(ValidationError, match="curriculum: stretches that are"):
-            WrittenStanding.model_validate({"solved": 0, "tried": 1, **table})
+            CurriculumSchema.model_validate({"solved": 0, "tried": 1, **table})
 
     def test_levels_that_are_all_set_aside_are_said(self) -> None:
         aside = {task.id: "it ended its workers" for task in TASKS if task.data["level"] == 1}
-        draws = Draws(run_of(), TASKS)
+        draws = TaskSampler(run_of(), TASKS)
         with pytest.raises(RunError, match="all 10 training tasks are set aside: it ended its workers"):
-            draws.at(0, Standing((0,), (0,)), aside)
-        assert draws.at(0, Standing((0,), (2,)), aside) is not None
+            draws.task_at(0, CurriculumState((0,), (0,)), aside)
+        assert draws.task_at(0, CurriculumState((0,), (2,)), aside) is not None
 
     def test_odds_say_how_often_a_task_comes(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.csv"
@@ -197,7 +209,7 @@ class TestDrawing:
         run = settings(environment={
             "name": "table", "path": str(path), "weight": "weight", "shares": {"validation": 0.0, "test": 0.0},
         })  # fmt: skip
-        draws = training_tasks(run)
+        draws = load_training_tasks(run)
         assert [task.prompt for task in draws] == ["0?", "1?", "2?", "3?"], "one of weight 0 is never trained on"
         found = Counter(task_at(draws, number).prompt for number in range(1600))
         assert [found[f"{n}?"] / 1600 for n in range(4)] == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.04)
@@ -208,97 +220,99 @@ class TestDrawing:
         path.write_text(f"question,answer,weight\na?,1,1\nb?,2,{weight}\n")
         run = settings(environment={"name": "table", "path": str(path), "weight": "weight"})
         with pytest.raises(ValueError, match=r"line 3: column 'weight' holds .* is no weight: 2 is twice as often"):
-            training_tasks(run)
+            load_training_tasks(run)
 
     def test_odds_say_which_tasks_of_a_level_come_and_not_how_often_the_level_does(self) -> None:
         class Odd(ReasoningGym):
-            def odds(self, task: Task) -> float:
+            def sampling_weight(self, task: Task) -> float:
                 return {1: 4.0, 2: 1.0}[task.data["level"]] * (3.0 if task.id in ("t0", "t1") else 1.0)
 
         environment = Odd.model_validate({"dataset": "chain_sum"})
         run = run_of(review=0.5).model_copy(update={"environment": environment})
-        draws = Draws(run, [task for task in TASKS if task.data["level"] < 3])
-        found = Counter(task_at(draws, n, Standing((0,), (1,))).id for n in range(2400))
+        draws = TaskSampler(run, [task for task in TASKS if task.data["level"] < 3])
+        found = Counter(task_at(draws, n, CurriculumState((0,), (1,))).id for n in range(2400))
         for first, level in (("t0", 0), ("t1", 1)):
             of_level = sum(count for name, count in found.items() if int(name[1:]) % 3 == level)
             assert of_level / 2400 == pytest.approx(0.5, abs=0.04)
             assert found[first] / of_level == pytest.approx(3 / 12, abs=0.04)
 
     def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
-        draws = Draws(settings(), TASKS)
+        draws = TaskSampler(settings(), TASKS)
         with pytest.raises(RunError, match="all 30 training tasks are set aside: it ended its workers"):
-            draws.at(0, Standing(), {task.id: "it ended its workers" for task in TASKS})
+            draws.task_at(0, CurriculumState(), {task.id: "it ended its workers" for task in TASKS})
 
     def test_odds_that_cannot_be_meant_are_named(self) -> None:
         class Odd(ReasoningGym):
-            def odds(self, task: Task) -> float:
+            def sampling_weight(self, task: Task) -> float:
                 return float("nan") if task.id == "t3" else 1.0
 
         run = settings()
         run = run.model_copy(update={"environment": Odd.model_validate({"dataset": "chain_sum"})})
         with pytest.raises(ValueError, match="odds of training task 't3' are nan"):
-            Draws(run, TASKS)
+            TaskSampler(run, TASKS)
 
 
-def task_at(draws: Draws, number: int, standing: Standing | None = None) -> Task:
-    task, _ = draws.at(number, standing or Standing())
+def task_at(draws: TaskSampler, number: int, standing: CurriculumState | None = None) -> Task:
+    task, _ = draws.task_at(number, standing or CurriculumState())
     assert task is not None
     return task
 
 
 def test_a_step_moves_the_level_and_says_how_each_was_solved() -> None:
-    draws = Draws(run_of(), TASKS)
+    draws = TaskSampler(run_of(), TASKS)
     played = [Episode(TASKS[n], "train/0", 0, (), "terminated", success=True) for n in (0, 3, 6, 9)]
     played += [Episode(TASKS[1], "train/0", s, (), "terminated", success=bool(s)) for s in (0, 1)]
     played += [Episode(TASKS[0], "train/0", 9, (), "failed"), Episode(TASKS[0], "train/0", 8, (), "terminated")]
-    standing, metrics = advanced(draws, draws.begun(), played, draw=8)
-    assert standing == Standing((0, 8), (0, 1))
+    standing, metrics = advance_curriculum(draws, draws.initial_curriculum(), played, draw=8)
+    assert standing == CurriculumState((0, 8), (0, 1))
     assert metrics == {"curriculum/level": 2.0, "curriculum/solved/1": 1.0, "curriculum/solved/2": 0.5}
 
 
 def test_what_is_in_play_ahead_of_the_learner_keeps_its_level() -> None:
     run = run_of(*PROCESS, "--rollout.max_policy_lag", "2", "--training.steps", "50")
     rollouts, state = fake(run), State()
-    gathering = Ahead(cast("Rollouts", rollouts), TASKS, state)
-    draws = Draws(run, TASKS)
+    gathering = AsyncRolloutSource(cast("RolloutRunner", rollouts), TASKS, state)
+    draws = TaskSampler(run, TASKS)
     collection = gathering.collect(state, lambda _: None)
-    assert (collection.begun, collection.tasks_drawn) == (6, 2)
-    solved = [replace(episode, success=True) for episode in collection.played]
-    standing, _ = advanced(draws, draws.begun(), solved, collection.begun)
-    assert standing == Standing((0, 6), (0, 1))
+    assert (collection.next_draw, collection.tasks_drawn) == (6, 2)
+    solved = [replace(episode, success=True) for episode in collection.episodes]
+    standing, _ = advance_curriculum(draws, draws.initial_curriculum(), solved, collection.next_draw)
+    assert standing == CurriculumState((0, 6), (0, 1))
     state = State(step=1, tasks_drawn=2, curriculum=standing)
     rollouts.now = 1
-    gathering.published(state)
+    gathering.on_publish(state)
     levels = [attempts[0].task.data["level"] for attempts, _, _ in rollouts.begun]
     assert levels[:6] == [1] * 6
     assert 2 in levels[6:]
     later = gathering.collect(state, lambda _: None)
-    again = Ahead(cast("Rollouts", fake(run)), TASKS, state).collect(state, lambda _: None)
-    assert [e.name for e in again.played] == [e.name for e in later.played], "a run that goes on plays the same"
-    assert again.begun == later.begun
+    again = AsyncRolloutSource(cast("RolloutRunner", fake(run)), TASKS, state).collect(state, lambda _: None)
+    assert [e.name for e in again.episodes] == [e.name for e in later.episodes], "a run that goes on plays the same"
+    assert again.next_draw == later.next_draw
 
 
 def test_without_a_lag_a_step_draws_from_where_the_pass_and_the_curriculum_stand() -> None:
     rollouts: Any = fake(run_of())
     rollouts.play = lambda attempts, **_: [rollouts.episode(attempt, 0) for attempt in attempts]
-    standing = Standing((0,), (1,))
-    found = Synchronous(rollouts, TASKS).collect(State(step=3, tasks_drawn=7, curriculum=standing), lambda _: None)
-    expected = attempts_at(rollouts.run, TASKS, 3, 7, 2, standing=standing)
-    assert [(e.stream, e.task.id, e.sample) for e in found.played] == [
+    standing = CurriculumState((0,), (1,))
+    found = SyncRolloutSource(rollouts, TASKS).collect(
+        State(step=3, tasks_drawn=7, curriculum=standing), lambda _: None
+    )
+    expected = sample_attempts(rollouts.run, TASKS, 3, 7, 2, curriculum=standing)
+    assert [(e.stream, e.task.id, e.sample) for e in found.episodes] == [
         (one.stream, one.task.id, one.sample) for one in expected
     ]
 
 
 def test_a_task_of_the_level_that_is_asked_now_is_passed_over_where_it_is_set_aside() -> None:
     run = run_of(*PROCESS, "--rollout.max_policy_lag", "2", "--training.steps", "50")
-    state = State(curriculum=Standing((0,), (1,)))
-    draws = Draws(run, TASKS)
+    state = State(curriculum=CurriculumState((0,), (1,)))
+    draws = TaskSampler(run, TASKS)
     aside = task_at(draws, 3, state.curriculum)
     rollouts = fake(run)
-    rollouts.set_aside[aside.id] = "it ended its workers"
-    collection = Ahead(cast("Rollouts", rollouts), TASKS, state).collect(state, lambda _: None)
+    rollouts.excluded_tasks[aside.id] = "it ended its workers"
+    collection = AsyncRolloutSource(cast("RolloutRunner", rollouts), TASKS, state).collect(state, lambda _: None)
     expected = [task_at(draws, number, state.curriculum).id for number in range(7) if number != 3]
-    assert (rollouts.numbers, collection.begun) == (expected, 7)
+    assert (rollouts.numbers, collection.next_draw) == (expected, 7)
 
 
 class TestMixtures:
@@ -331,7 +345,7 @@ class TestMixtures:
         run = settings(environment={
             "name": "reasoning_gym", "mixture": [few, {"dataset": "gcd"}], "train_tasks": 1000, "held_out_tasks": 10,
         })  # fmt: skip
-        draws = training_tasks(run)
+        draws = load_training_tasks(run)
         assert sum(task.data["dataset"] == "chain_sum" for task in draws) < 200
         found = Counter(task_at(draws, number).data["dataset"] for number in range(1000))
         assert found["gcd"] / 1000 == pytest.approx(0.5, abs=0.05)
@@ -373,7 +387,7 @@ def test_a_run_with_a_curriculum_that_stops_and_goes_on_equals_one_that_never_di
     assert standing is not None
     assert standing.begins[0] == 0
     assert len(standing.begins) > 1, "it has moved"
-    assert train(stopped.settings(), stopped, observer=StopAfter(1)).step == 1
+    assert train(stopped.settings(), stopped, callback=StopAfter(1)).step == 1
     assert train(stopped.settings(), stopped, resume=True).step == 3
     assert_same(stopped, straight, "step_000003")
     assert {row["curriculum/level"] for row in straight.read_metrics()} != {2.0}

@@ -10,10 +10,10 @@ import pytest
 from marft.agents.game import Attempt
 from marft.common.errors import RunError
 from marft.common.types import Episode
-from marft.common.usage import RESTARTS
+from marft.common.usage import ENGINE_RESTARTS
 from marft.config import RunSettings
-from marft.rollout.rollouts import LocalRollouts, open_rollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
@@ -79,7 +79,7 @@ def test_a_training_run_is_that_of_one_process(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, *ELSEWHERE)
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
         Elsewhere.opened[0].process.kill()
         Elsewhere.opened[0].process.wait()
@@ -91,7 +91,7 @@ def test_an_engine_that_is_gone_ends_the_run(tmp_path: Path) -> None:
 def test_restarts_between_two_samplings_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the learner learns nobody samples; an engine that ends then has ended all the same."""
     counts = iter([0.0] * 2 + [1.0] * 2 + [3.0] * 99)
-    monkeypatch.setattr("marft.trainer.loop._lost", lambda _: {RESTARTS: next(counts)})
-    monkeypatch.setattr(LocalRollouts, "usage", lambda self: {**self.engine.usage(), RESTARTS: 7.0})
+    monkeypatch.setattr("marft.trainer.loop._count_failures", lambda _: {ENGINE_RESTARTS: next(counts)})
+    monkeypatch.setattr(LocalRolloutRunner, "usage", lambda self: {**self.engine.usage(), ENGINE_RESTARTS: 7.0})
     train(run := settings("tiny", tmp_path, "--training.steps", "4"), folder := RunFolder.create(run))
-    assert [row[RESTARTS] for row in folder.read_metrics()] == [0.0, 1.0, 0.0, 2.0]
+    assert [row[ENGINE_RESTARTS] for row in folder.read_metrics()] == [0.0, 1.0, 0.0, 2.0]

@@ -11,10 +11,10 @@ import pytest
 from marft.agents.game import Attempt, Replay
 from marft.common.errors import RunError
 from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
-from marft.rollout.forking.counterfactual import Counterfactuals, counterfactuals, dependents
-from marft.rollout.forking.crossed import Crossed, crossed
-from marft.rollout.forking.interface import Step, as_played
-from marft.rollout.forking.tree import Candidates, tree
+from marft.rollout.fork_plans.counterfactual import CounterfactualForks, find_dependents, play_counterfactuals
+from marft.rollout.fork_plans.cross_product import CrossProductForks, play_missing
+from marft.rollout.fork_plans.interface import ForkContext, select_on_policy
+from marft.rollout.fork_plans.tree import CandidateTree, grow_tree
 from marft.trainer.credit.counterfactual import Counterfactual
 from marft.trainer.credit.tree import Tree
 from tests.episodes import make_action
@@ -48,8 +48,8 @@ class Playing:
         return [attempt.replay for attempt in self.asked[-1] if attempt.replay]
 
 
-def step_of(done: list[Episode], *trained: str) -> Step:
-    return Step(trained, lambda episodes: episodes, done.append)
+def step_of(done: list[Episode], *trained: str) -> ForkContext:
+    return ForkContext(trained, lambda episodes: episodes, done.append)
 
 
 class TestCounterfactuals:
@@ -60,29 +60,29 @@ class TestCounterfactuals:
     )  # fmt: skip
 
     def test_what_saw_an_action_depends_on_it_directly_or_not(self) -> None:
-        assert dependents(self.ACTIONS, self.ACTIONS[0]) == {"0/a/0", "0/b/0", "1/a/0", "2/a/0"}
-        assert dependents(self.ACTIONS, self.ACTIONS[1]) == {"0/b/0", "1/a/0", "2/a/0"}
-        assert dependents(self.ACTIONS, self.ACTIONS[2]) == {"0/c/0"}
+        assert find_dependents(self.ACTIONS, self.ACTIONS[0]) == {"0/a/0", "0/b/0", "1/a/0", "2/a/0"}
+        assert find_dependents(self.ACTIONS, self.ACTIONS[1]) == {"0/b/0", "1/a/0", "2/a/0"}
+        assert find_dependents(self.ACTIONS, self.ACTIONS[2]) == {"0/c/0"}
 
     def test_of_its_own_step_and_those_before_all_is_served_that_does_not_depend_on_it(self) -> None:
         play = Playing()
-        counterfactuals(play, [TWO], [made(TWO, *self.ACTIONS, steps=3)], 2, ["b"])
+        play_counterfactuals(play, [TWO], [made(TWO, *self.ACTIONS, steps=3)], 2, ["b"])
         assert [attempt.stream for attempt in play.asked[0]] == [
             "train/0/fork/0/b/0/0", "train/0/fork/0/b/0/1", "train/0/fork/1/b/0/0", "train/0/fork/1/b/0/1"
         ]  # fmt: skip
         first, _, second, _ = play.replays()
         assert (first.origin, first.stream, first.sample) == ("train/0 t #1", "train/0", 1)
-        assert (first.at, list(first.actions), first.observations) == ("0/b/0", ["0/a/0", "0/c/0"], ["after 0"])
+        assert (first.fork_id, list(first.actions), first.observations) == ("0/b/0", ["0/a/0", "0/c/0"], ["after 0"])
         assert list(second.actions) == ["0/a/0", "0/b/0", "0/c/0", "1/a/0"]
-        assert (second.at, second.observations) == ("1/b/0", ["after 0", "after 1"])
-        assert [r.instead_of and r.instead_of.prompt.tolist() for r in (first, second)] == [[4, 4], [9, 9, 9]]
+        assert (second.fork_id, second.observations) == ("1/b/0", ["after 0", "after 1"])
+        assert [r.replaced_action and r.replaced_action.prompt.tolist() for r in (first, second)] == [[4, 4], [9, 9, 9]]
 
     def test_an_episode_that_failed_is_not_forked_and_only_attempts_are_told_of(self) -> None:
         play = Playing(
             lambda attempt: made(attempt, self.ACTIONS[0], status="failed" if attempt is TWO else "terminated")
         )
         done: list[Episode] = []
-        played, everything = Counterfactuals(2).play(play, [ONE, TWO], step_of(done, "a"))
+        played, everything = CounterfactualForks(2).play(play, [ONE, TWO], step_of(done, "a"))
         assert [attempt.sample for attempt in play.asked[1]] == [0, 0]
         assert done == played == everything[:2]
         assert len(everything) == 4
@@ -98,7 +98,7 @@ class TestCrossed:
     def test_every_tuple_that_was_not_made_together_is_played_in_a_stream_of_its_own(self) -> None:
         play, done = Playing(self.sampled), list[Episode]()
         other = replace(ONE, task=Task("u", "go"))
-        played, everything = Crossed().play(play, [ONE, other, TWO], step_of(done))
+        played, everything = CrossProductForks().play(play, [ONE, other, TWO], step_of(done))
         assert done == played == everything[:3]
         assert [attempt.stream for attempt in play.asked[1]] == ["train/0/cross/0-1", "train/0/cross/1-0"]
         first, second = play.replays()
@@ -117,8 +117,8 @@ class TestCrossed:
     )
     def test_what_cannot_be_crossed_is_refused_unless_it_failed_anyway(self, wrong: Episode, needs: str) -> None:
         with pytest.raises(RunError, match=needs):
-            crossed(Playing(), [ONE, TWO], [self.sampled(ONE), wrong])
-        assert crossed(Playing(), [ONE, TWO], [self.sampled(ONE), replace(wrong, status="failed")]) == []
+            play_missing(Playing(), [ONE, TWO], [self.sampled(ONE), wrong])
+        assert play_missing(Playing(), [ONE, TWO], [self.sampled(ONE), replace(wrong, status="failed")]) == []
 
 
 class Growing(Playing):
@@ -153,7 +153,7 @@ class Growing(Playing):
 
 
 def grown(play: Growing, *attempts: Attempt, carry: Any = "best") -> tuple[list[Episode], list[Episode]]:
-    return tree(play, attempts, 3, carry, lambda episode: episode.total_reward)
+    return grow_tree(play, attempts, 3, carry, lambda episode: episode.total_reward)
 
 
 class TestTree:
@@ -195,10 +195,10 @@ def test_what_policies_made_by_themselves_are_attempts_or_whole_episodes_from_th
     own = replace(whole, fork=Fork("x", "0/a/0"))
     later, shown = replace(own, fork=Fork("x", "0/b/0")), replace(own, status="paused")
     nobody = replace(own, actions=())
-    assert as_played([own, later, shown, nobody]) == [own]
-    assert as_played([own, whole, later]) == [whole]
+    assert select_on_policy([own, later, shown, nobody]) == [own]
+    assert select_on_policy([own, whole, later]) == [whole]
 
 
 def test_by_its_name_alone_a_credit_forks_as_often_as_was_published() -> None:
-    assert Counterfactual().forking == Counterfactuals(resamples=2)
-    assert Tree().forking == Candidates(candidates=4, carry="best")
+    assert Counterfactual().fork_plan == CounterfactualForks(resamples=2)
+    assert Tree().fork_plan == CandidateTree(candidates=4, carry="best")

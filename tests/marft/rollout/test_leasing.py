@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from marft.config.endpoint import EndpointSettings
-from marft.rollout.workers.client import Client
+from marft.rollout.workers.client import SamplerClient
+from marft.rollout.workers.leased_limits import LeasedLimits, LeasedThreadPool
 from marft.rollout.workers.leases import Leases
-from marft.rollout.workers.leasing import LeasedLimits, LeasingThreads
-from marft.rollout.workers.messages import GiveBack, Granted, Lease, Turn
+from marft.rollout.workers.messages import LeaseGranted, LeaseRequest, ReleaseLease, TurnRequest
 
 
 async def passes() -> None:
@@ -24,17 +24,19 @@ async def passes() -> None:
 class TestAnEndpointsLimits:
     """As a worker sees them."""
 
-    def leased(self, test: Callable[[LeasedLimits, Client, list[Any]], Awaitable[None]], **limits: float) -> None:
+    def leased(
+        self, test: Callable[[LeasedLimits, SamplerClient, list[Any]], Awaitable[None]], **limits: float
+    ) -> None:
         async def whole() -> None:
             sent: list[Any] = []
-            client = Client(sent.append, ())
+            client = SamplerClient(sent.append, ())
             settings = EndpointSettings(url="http://127.0.0.1:1/v1", **limits)
             await test(LeasedLimits(client, asyncio.get_running_loop(), "judge", settings), client, sent)
 
         asyncio.run(whole())
 
     def test_a_slot_is_held_from_when_it_is_granted_until_it_has_been_used(self) -> None:
-        async def test(limits: LeasedLimits, client: Client, sent: list[Any]) -> None:
+        async def test(limits: LeasedLimits, client: SamplerClient, sent: list[Any]) -> None:
             used, enough = list[str](), asyncio.Event()
 
             async def use() -> None:
@@ -44,30 +46,30 @@ class TestAnEndpointsLimits:
 
             using = asyncio.create_task(use())
             await passes()
-            assert (sent, used) == ([Lease(0, "judge", 3)], [])
-            client.hear(Granted(0))
+            assert (sent, used) == ([LeaseRequest(0, "judge", 3)], [])
+            client.deliver(LeaseGranted(0))
             await passes()
             assert (len(sent), used) == (1, ["begun"])
             enough.set()
             await using
             await passes()
-            assert sent[1:] == [GiveBack(0)]
+            assert sent[1:] == [ReleaseLease(0)]
 
         self.leased(test, concurrent_requests=3)
 
     def test_one_in_which_something_is_raised_is_given_back(self) -> None:
-        async def test(limits: LeasedLimits, client: Client, sent: list[Any]) -> None:
+        async def test(limits: LeasedLimits, client: SamplerClient, sent: list[Any]) -> None:
             async def use() -> None:
                 async with limits.slot():
                     raise ValueError("no score")
 
             using = asyncio.create_task(use())
             await passes()
-            client.hear(Granted(0))
+            client.deliver(LeaseGranted(0))
             with pytest.raises(ValueError, match="no score"):
                 await using
             await passes()
-            assert sent[1:] == [GiveBack(0)]
+            assert sent[1:] == [ReleaseLease(0)]
 
         self.leased(test)
 
@@ -75,7 +77,7 @@ class TestAnEndpointsLimits:
     def test_one_that_nobody_waits_for_any_more_is_given_back_and_nothing_is_said_of_it(
         self, granted: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def test(limits: LeasedLimits, client: Client, sent: list[Any]) -> None:
+        async def test(limits: LeasedLimits, client: SamplerClient, sent: list[Any]) -> None:
             async def use() -> None:
                 async with limits.slot():
                     raise AssertionError("it was called off before")
@@ -84,25 +86,25 @@ class TestAnEndpointsLimits:
             await passes()
             using.cancel()
             if granted:  # in the very moment
-                client.hear(Granted(0))
+                client.deliver(LeaseGranted(0))
             with pytest.raises(asyncio.CancelledError):
                 await using
             await passes()
-            assert sent[1:] == [GiveBack(0)]
+            assert sent[1:] == [ReleaseLease(0)]
 
         self.leased(test)
         assert not caplog.records
 
     def test_a_turn_is_asked_for_as_often_a_minute_as_the_recipe_says_and_where_it_says_nothing_none_is(self) -> None:
-        async def test(limits: LeasedLimits, client: Client, sent: list[Any]) -> None:
+        async def test(limits: LeasedLimits, client: SamplerClient, sent: list[Any]) -> None:
             waiting = asyncio.create_task(limits.turn())
             await passes()
-            assert (sent, waiting.done()) == ([Turn(0, "judge", 30.0)], False)
-            client.hear(Granted(0))
+            assert (sent, waiting.done()) == ([TurnRequest(0, "judge", 30.0)], False)
+            client.deliver(LeaseGranted(0))
             await waiting
-            assert sent[1:] == [GiveBack(0)]
+            assert sent[1:] == [ReleaseLease(0)]
 
-        async def unlimited(limits: LeasedLimits, _: Client, sent: list[Any]) -> None:
+        async def unlimited(limits: LeasedLimits, _: SamplerClient, sent: list[Any]) -> None:
             await limits.turn()
             assert sent == []
 
@@ -113,18 +115,18 @@ class TestAnEndpointsLimits:
 def test_calls_that_are_counted_over_all_episodes_are_counted_over_those_of_all_workers() -> None:
     async def whole() -> list[Any]:
         sent: list[Any] = []
-        client = Client(sent.append, ())
+        client = SamplerClient(sent.append, ())
 
         async def use() -> list[Any]:
-            async with LeasingThreads(client).slots("tools.sums", 2):
+            async with LeasedThreadPool(client).slots("tools.sums", 2):
                 return list(sent)
 
         using = asyncio.create_task(use())
         await passes()
-        client.hear(Granted(0))
+        client.deliver(LeaseGranted(0))
         return await asyncio.wait_for(using, 1.0)
 
-    assert asyncio.run(whole()) == [Lease(0, "tools.sums", 2)]
+    assert asyncio.run(whole()) == [LeaseRequest(0, "tools.sums", 2)]
 
 
 class TestTheRuns:

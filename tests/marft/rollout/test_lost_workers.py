@@ -15,11 +15,11 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.common.errors import RunError
-from marft.common.processes.child import LONGEST_LINE, Child
+from marft.common.processes.child_process import MAX_LINE_BYTES, ChildProcess
 from marft.common.types import Task
-from marft.rollout.workers import crew as crews
+from marft.rollout.workers import worker_pool as crews
 from marft.rollout.workers.program import worker_command
-from marft.rollout.workers.rollouts import WorkerRollouts
+from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.crews import crew
 from tests.helpers import until
 from tests.marft.rollout.test_workers import NOTHING_LOST
@@ -27,9 +27,9 @@ from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
 
 
-def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) -> WorkerRollouts:
+def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) -> WorkerRolloutRunner:
     environment = {"name": "tests.crews:Doomed", "folder": str(folder), **keys}
-    return WorkerRollouts(
+    return WorkerRolloutRunner(
         crew(
             folder,
             environment,
@@ -44,9 +44,9 @@ def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) ->
 
 
 @pytest.fixture(scope="module")
-def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRollouts]:
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRolloutRunner]:
     with pytest.MonkeyPatch.context() as patch, run_in(tmp_path_factory.mktemp("doomed")) as made:
-        patch.setattr(crews, "TICK_SECONDS", 0.2)
+        patch.setattr(crews, "HEARTBEAT_SECONDS", 0.2)
         yield made
 
 
@@ -74,13 +74,13 @@ class TestLostWorkers:
         ][: None if NIGHT else 1],
     )
     def test_what_ends_it_each_time_is_set_aside_and_what_was_beside_that_is_played_again(
-        self, reason: str, status: str, said: str, rollouts: WorkerRollouts, capfd: pytest.CaptureFixture[str]
+        self, reason: str, status: str, said: str, rollouts: WorkerRolloutRunner, capfd: pytest.CaptureFixture[str]
     ) -> None:
         before = rollouts.usage()
-        for link in rollouts._crew.links:
+        for link in rollouts._pool.links:
             link.patience = 6.0  # ticks
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rollouts._crew, "patience", 6.0)
+            patch.setattr(rollouts._pool, "patience", 6.0)
             poisonous, *others = rollouts.play(attempts(reason, "slow", "slow", "slow"))
         assert poisonous.status == status
         assert [(episode.status, episode.total_reward) for episode in others] == [("terminated", 1.0)] * 3
@@ -91,38 +91,38 @@ class TestLostWorkers:
         (again,) = rollouts.play(attempts(reason))  # without losing anybody
         assert (again.status, again.error) == ("failed", poisonous.error)
         assert rollouts.usage()["workers_lost"] == before["workers_lost"] + 3
-        until(lambda: all(link.ready for link in rollouts._crew.links))
+        until(lambda: all(link.ready for link in rollouts._pool.links))
         if reason == "exits":
             assert "worker 0: " in (err := capfd.readouterr().err)
             assert "good bye" in err
             assert "\x1b" not in err
 
     @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
-    def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
-        rollouts.set_aside.clear()
+    def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRolloutRunner) -> None:
+        rollouts.excluded_tasks.clear()
         episodes = rollouts.play(attempts("killed", "killed", "slow", "slow"))
         assert [episode.status for episode in episodes] == ["failed"] * 2 + ["terminated"] * 2
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
-    def test_errors_in_an_environment_have_their_file_and_line(self, rollouts: WorkerRollouts) -> None:
+    def test_errors_in_an_environment_have_their_file_and_line(self, rollouts: WorkerRolloutRunner) -> None:
         broken, fine = rollouts.play(attempts("raises", "fine"))
         assert broken.error.startswith(
             "environment tests.crews:Doomed: step() raised RuntimeError: the world ends (crews.py:"
         )
         assert fine.status == "terminated"
 
-    def test_no_worker_has_imported_torch(self, rollouts: WorkerRollouts) -> None:
+    def test_no_worker_has_imported_torch(self, rollouts: WorkerRolloutRunner) -> None:
         (episode,) = rollouts.play(attempts("fine"))
         assert episode.transitions[0].observation.text == "begin"
 
-    def test_what_cannot_be_sent_is_refused_by_name(self, rollouts: WorkerRollouts) -> None:
+    def test_what_cannot_be_sent_is_refused_by_name(self, rollouts: WorkerRolloutRunner) -> None:
         task = Task("odd", "begin", {"lock": threading.Lock()})
         with pytest.raises(ValueError, match=r"task 'odd' cannot be sent to another process .*processes = 0"):
             rollouts.play([Attempt(task, "train/0"), *attempts("fine")])
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
     def test_an_error_in_the_engine_ends_the_play_as_it_is(
-        self, rollouts: WorkerRollouts, monkeypatch: pytest.MonkeyPatch
+        self, rollouts: WorkerRolloutRunner, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def boom(*_: object) -> None:
             raise RuntimeError("device lost")
@@ -177,7 +177,7 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
 
 @pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.common.processes.python_here.START", "import sys; sys.exit(4)")
+    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
         run_in(tmp_path)
 
@@ -195,16 +195,16 @@ def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
 def test_what_a_worker_prints_without_end_comes_out_in_pieces(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.common.processes.python_here.START", f"print('x' * {2 * LONGEST_LINE + 7})")
-    child = Child("worker 7", worker_command)
+    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", f"print('x' * {2 * MAX_LINE_BYTES + 7})")
+    child = ChildProcess("worker 7", worker_command)
     assert child.outcome() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
-    assert [len(piece) for piece in said] == [LONGEST_LINE, LONGEST_LINE, 7]
+    assert [len(piece) for piece in said] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 7]
 
 
 def test_a_process_whose_keeper_was_stopped_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.common.processes.python_here.START", "import time; time.sleep(600)")
-    child = Child("worker 7", worker_command)
+    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", "import time; time.sleep(600)")
+    child = ChildProcess("worker 7", worker_command)
     os.kill(child._process.pid, signal.SIGSTOP)
     closing = threading.Thread(target=child.close, daemon=True)
     closing.start()
@@ -217,7 +217,7 @@ STARTED = """
     import sys
     from pathlib import Path
     from marft.agents.game import Attempt
-    from marft.rollout.rollouts import open_rollouts
+    from marft.rollout.local_runner import open_rollouts
     from marft.common.types import Task
     from tests.crews import crew
 

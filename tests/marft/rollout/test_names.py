@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import recipe
 
 BAD = (
@@ -105,5 +105,5 @@ def test_names_that_one_file_system_takes_for_the_same_are_refused(kind: str, na
 def test_every_allowed_name_works_also_one_that_torch_has_a_use_for(tmp_path: Path) -> None:
     """Adapters once could not be called ``train`` or ``keys``."""
     run = parse_recipe(renamed("policies", "train"), ["--output", str(tmp_path)])
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         assert rollouts.models.policies["train"].parameters()

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from marft.agents.engine import Sampler
 from marft.agents.game import Attempt
-from marft.agents.rollout import at_most
+from marft.agents.rollout import run_bounded
 from marft.common.errors import RunError
 from marft.common.types import Episode, Task
-from marft.rollout.workers import crew as crews
-from marft.rollout.workers.crew import Crew
-from marft.rollout.workers.messages import Begin
-from marft.rollout.workers.tried import LostError, Playing, Tried
+from marft.rollout.workers import worker_pool as crews
+from marft.rollout.workers.messages import StartWorker
+from marft.rollout.workers.retried_rollout import ActiveAttempt, RetriedRollout, WorkerLostError
+from marft.rollout.workers.worker_pool import WorkerPool
 
 TRIES = 2
 
@@ -44,29 +44,29 @@ class Worker:
 
     def __init__(self, world: World, child: Any) -> None:
         self.world, self.child, self.ready, self.usage = world, child, False, dict[str, float]()
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.playing: dict[Playing, asyncio.Task[None]] = {}
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.playing: dict[ActiveAttempt, asyncio.Task[None]] = {}
 
-    async def start(self, _: Begin) -> None:
+    async def start(self, _: StartWorker) -> None:
         await asyncio.sleep(0)
         self.ready = True
 
     @property
-    def live(self) -> int:
+    def live_count(self) -> int:
         return len(self.playing)
 
     @property
-    def most(self) -> float:
-        return min((playing.most for playing in self.playing), default=math.inf)
+    def max_concurrent(self) -> float:
+        return min((playing.max_concurrent for playing in self.playing), default=math.inf)
 
-    def play(self, attempt: Attempt, team: bytes, most: float) -> Playing:
+    def play(self, attempt: Attempt, team: bytes, most: float) -> ActiveAttempt:
         loop = asyncio.get_running_loop()
-        playing = Playing(attempt, loop.create_future(), loop.create_future(), most)
+        playing = ActiveAttempt(attempt, loop.create_future(), loop.create_future(), most)
         self.playing[playing] = asyncio.create_task(self._play(playing))
-        assert self.live <= self.most
+        assert self.live_count <= self.max_concurrent
         return playing
 
-    async def _play(self, playing: Playing) -> None:
+    async def _play(self, playing: ActiveAttempt) -> None:
         for _ in range(self.world.random.randrange(6)):
             await asyncio.sleep(0)
         if self.world.kills and self.world.random.random() < self.world.chance:
@@ -75,24 +75,24 @@ class Worker:
         elif playing.attempt.task.id in self.world.poison:
             self.die()
         elif self.ready:
-            playing.over.set_result(None)
+            playing.ended.set_result(None)
             await asyncio.sleep(0)
             if self.ready:
                 del self.playing[playing]
                 self.world.ended[f"{playing.attempt.task.id}#{playing.attempt.sample}"] += 1
                 task = playing.attempt.task
-                playing.ends(Episode(task, "s", playing.attempt.sample, (), "terminated"))
+                playing.set_episode(Episode(task, "s", playing.attempt.sample, (), "terminated"))
 
     def die(self) -> None:
         if self.ready:
             self.ready = False
-            self.world.companies.append(self.live)
+            self.world.companies.append(self.live_count)
             for playing in self.playing:
-                playing.breaks(LostError("failed", "it was killed", self.live))
+                playing.set_error(WorkerLostError("failed", "it was killed", self.live_count))
             self.playing.clear()
-            self.over.set_result("was killed")
+            self.exited.set_result("was killed")
 
-    def tick(self) -> None: ...
+    def send_heartbeat(self) -> None: ...
 
     async def end(self) -> None: ...
 
@@ -101,33 +101,33 @@ class Starts:
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
 
-    def start(self, name: str, command: object, *, quiet: bool = False, place: int = 0) -> Any:
+    def start(self, name: str, command: object, *, quiet: bool = False, slot: int = 0) -> Any:
         if self.fails:
             raise RunError(f"{name}: no room")
-        return type("Started", (), {"name": name, "end": lambda self: None})()
+        return type("ProcessHandle", (), {"name": name, "end": lambda self: None})()
 
     def close(self) -> None: ...
 
 
 def played(
     world: World, attempts: list[Attempt], workers: int, live: int, patch: pytest.MonkeyPatch, *, fails: bool = False
-) -> tuple[list[Episode], Crew]:
+) -> tuple[list[Episode], WorkerPool]:
     patch.setattr(crews, "Link", world.link)
 
-    async def whole() -> tuple[list[Episode], Crew]:
+    async def whole() -> tuple[list[Episode], WorkerPool]:
         starter = Starts()
-        crew = Crew(Begin(b"", b"", 0), cast("Sampler", None), 1.0, starter, TRIES, {})
+        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starter, TRIES, {})
         await crew.start([starter.start(f"worker {number}", None) for number in range(workers)])
         starter.fails = fails
 
-        async def begin(attempt: Attempt) -> Tried:
-            tried = Tried(attempt, b"")
+        async def begin(attempt: Attempt) -> RetriedRollout:
+            tried = RetriedRollout(attempt, b"")
             await crew.play(tried)
             return tried
 
         try:
-            episodes = await at_most(asyncio.Semaphore(live), attempts, begin, crew.episode, lambda _: None)
-            while fails and not crew._given_up:
+            episodes = await run_bounded(asyncio.Semaphore(live), attempts, begin, crew.episode, lambda _: None)
+            while fails and not crew._failed_workers:
                 await asyncio.sleep(0.001)
             return episodes, crew
         finally:
@@ -152,14 +152,14 @@ class TestSettingAside:
         attempts = some(10, samples)
         with pytest.MonkeyPatch.context() as patch:
             episodes, crew = played(world, attempts, workers, live, patch)
-        assert set(crew.set_aside) == world.poison
+        assert set(crew.excluded_tasks) == world.poison
         assert [(e.task.id, e.sample) for e in episodes] == [(a.task.id, a.sample) for a in attempts]
         assert {e.task.id for e in episodes if e.status == "failed"} == world.poison
         assert all(e.status == ("failed" if e.task.id in world.poison else "terminated") for e in episodes)
         assert set(world.ended.values()) <= {1}
-        assert crew.lost == len(world.companies)
+        assert crew.lost_count == len(world.companies)
         halvings = math.ceil(math.log2(live + 1)) + 1
-        assert crew.lost <= len(poison) * samples * (halvings + TRIES)
+        assert crew.lost_count <= len(poison) * samples * (halvings + TRIES)
 
     @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 6), st.integers(0, 2**31))
     def test_kills_by_chance_lose_no_episode_and_play_none_twice(
@@ -171,9 +171,9 @@ class TestSettingAside:
             episodes, crew = played(world, some(6, 2), workers, live, patch)
         ended = {e.name for e in episodes if e.status == "terminated"}
         assert len(ended) == sum(world.ended.values()) == len(world.ended)
-        assert {e.task.id for e in episodes if e.status != "terminated"} <= set(crew.set_aside)
-        assert world.companies.count(1) >= TRIES * len(crew.set_aside)
-        assert crew.lost <= kills
+        assert {e.task.id for e in episodes if e.status != "terminated"} <= set(crew.excluded_tasks)
+        assert world.companies.count(1) >= TRIES * len(crew.excluded_tasks)
+        assert crew.lost_count <= kills
 
     def test_where_nobody_is_lost_the_least_busy_worker_plays_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(set(), 0, 0)
@@ -191,8 +191,8 @@ class TestSettingAside:
 
     def test_other_attempts_at_what_was_set_aside_end_no_more_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         episodes, crew = played(World({"t0"}, 0, 0), some(1, 4), 1, 1, monkeypatch)
-        assert crew.lost == TRIES
-        assert {(episode.status, episode.error) for episode in episodes} == {("failed", crew.set_aside["t0"])}
+        assert crew.lost_count == TRIES
+        assert {(episode.status, episode.error) for episode in episodes} == {("failed", crew.excluded_tasks["t0"])}
 
 
 class TestPlaces:
@@ -202,7 +202,7 @@ class TestPlaces:
         world = World(set(), 1, 3)
         world.chance = 1.0
         episodes, crew = played(world, some(6, 2), 2, 4, monkeypatch, fails=True)
-        assert crew.lost == 1
+        assert crew.lost_count == 1
         assert {episode.status for episode in episodes} == {"terminated"}
         assert "was lost and cannot be started again: worker" in caplog.text
         assert "the run goes on with 1" in caplog.text

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Observation, Task, Transition
-from marft.config.algorithm import merge
+from marft.config.algorithm import merge_tables
 from marft.config.algorithms import PRESETS
-from marft.rollout.collection import collect
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import collect
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTo
 @functools.cache
 def plain(model: Path, start: str) -> Report:
     """A step of the dense twin without any option."""
-    twins = Twins(recipe(model, algorithm(**merge(SMOOTH, STARTS[start]))))
+    twins = Twins(recipe(model, algorithm(**merge_tables(SMOOTH, STARTS[start]))))
     return twins.dense.learn(episodes_for(twins), 0)
 
 
 def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
     """A step with an option, which must matter: else it could be ignored unnoticed."""
-    twins = Twins(recipe(model, algorithm(**merge(merge(SMOOTH, STARTS[start]), option)), **of_recipe))
+    twins = Twins(recipe(model, algorithm(**merge_tables(merge_tables(SMOOTH, STARTS[start]), option)), **of_recipe))
     right = steps_of(twins)
     assert differ(right, plain(model, start)), "the option changes nothing, so the test cannot fail"
     return right
@@ -236,7 +236,7 @@ def test_a_policys_own_learning_rate(model: Path) -> None:
 
 def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
     """Its numbers may be anything: no gradient knows of them."""
-    table = algorithm(**merge(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
+    table = algorithm(**merge_tables(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
     reports = []
     for off in (0.0, 3.0):
         twins = Twins(recipe(model, table))
@@ -271,7 +271,11 @@ class TestDynamicSampling:
 
         tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
         found = collect(
-            cast(LocalRollouts, SimpleNamespace(run=run, play=play, set_aside={})), tasks, 0, 0, lambda _: None
+            cast(LocalRolloutRunner, SimpleNamespace(run=run, play=play, excluded_tasks={})),
+            tasks,
+            0,
+            0,
+            lambda _: None,
         )
         return {e.task.id for e in found.credit_inputs} if found.metrics["groups_discarded"] < 4 else set()
 

@@ -19,16 +19,16 @@ from marft.agents.game import Attempt
 from marft.agents.organizations.chain import Chain
 from marft.agents.team import Team
 from marft.common.errors import RunError
-from marft.common.processes.starting import LocalStarter, NoRoomError
+from marft.common.processes.launcher import LocalLauncher, NoResourcesError
 from marft.common.types import Episode, Task
-from marft.rollout.workers import crew as crews
 from marft.rollout.workers import worker as workers
-from marft.rollout.workers.client import Client
-from marft.rollout.workers.crew import TRIES, Crew
-from marft.rollout.workers.messages import Begin, Cancelled, Change
-from marft.rollout.workers.rollouts import WorkerRollouts
-from marft.rollout.workers.tried import Playing, Tried
+from marft.rollout.workers import worker_pool as crews
+from marft.rollout.workers.client import SamplerClient
+from marft.rollout.workers.messages import AttemptsCanceled, ChangeTeam, StartWorker
+from marft.rollout.workers.retried_rollout import ActiveAttempt, RetriedRollout
 from marft.rollout.workers.worker import Worker
+from marft.rollout.workers.worker_pool import MAX_START_ATTEMPTS, WorkerPool
+from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import until
 
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0")
@@ -43,39 +43,45 @@ class FakeLink:
 
     def __init__(self, child: Any, *given: object) -> None:
         self.given, self.called_off, self.ticks = given, 0, 0
-        self.child, self.ready, self.live, self.most, self.usage = child, False, 0, math.inf, dict[str, float]()
+        self.child, self.ready, self.live_count, self.max_concurrent, self.usage = (
+            child,
+            False,
+            0,
+            math.inf,
+            dict[str, float](),
+        )
         loop = asyncio.get_running_loop()
-        self.over: asyncio.Future[str] = loop.create_future()
-        self.played = Playing(ATTEMPT, loop.create_future(), loop.create_future())
+        self.exited: asyncio.Future[str] = loop.create_future()
+        self.played = ActiveAttempt(ATTEMPT, loop.create_future(), loop.create_future())
         FakeLink.made.append(self)
 
-    async def start(self, _: Begin) -> None:
+    async def start(self, _: StartWorker) -> None:
         await asyncio.sleep(0.001)
         if FakeLink.failures:
             FakeLink.failures -= 1
-            self.over.set_result("ended itself")
+            self.exited.set_result("ended itself")
             raise RunError("it ended itself before it had begun")
         self.ready = True
 
-    def play(self, *_: object) -> Playing:
-        self.live += 1
+    def play(self, *_: object) -> ActiveAttempt:
+        self.live_count += 1
         return self.played
 
-    def tick(self) -> None:
+    def send_heartbeat(self) -> None:
         self.ticks += 1
 
     async def end(self) -> None: ...
 
     async def cancel(self) -> None:
         self.called_off += 1
-        self.most = math.inf
+        self.max_concurrent = math.inf
 
     def lose(self) -> None:
         self.ready = False
-        self.over.set_result("was killed")
+        self.exited.set_result("was killed")
 
 
-class Starts(LocalStarter):
+class Starts(LocalLauncher):
     """Starts nothing."""
 
     fails = full = False
@@ -84,10 +90,10 @@ class Starts(LocalStarter):
     def __init__(self) -> None:
         self.places: list[tuple[str, int]] = []  # where workers were started
 
-    def start(self, name: str, *_: object, place: int = 0, **__: object) -> Any:
-        self.places.append((name, place))
+    def start(self, name: str, *_: object, slot: int = 0, **__: object) -> Any:
+        self.places.append((name, slot))
         if self.full:
-            raise NoRoomError(f"no node has room for {name}")
+            raise NoResourcesError(f"no node has room for {name}")
         if self.fails:
             raise OSError(f"{name}: too many processes")
         return SimpleNamespace(name=name, end=self.end)
@@ -96,13 +102,15 @@ class Starts(LocalStarter):
         self.ended += 1
 
 
-def crewed(test: Callable[[Crew, Starts], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Starts:
+def crewed(
+    test: Callable[[WorkerPool, Starts], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1
+) -> Starts:
     FakeLink.made, FakeLink.failures = [], 0
     monkeypatch.setattr(crews, "Link", FakeLink)
     starts = Starts()
 
     async def whole() -> None:
-        crew = Crew(Begin(b"", b"", 0), cast("Sampler", None), 1.0, starts, 3, {})
+        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starts, 3, {})
         await crew.start([starts.start(f"worker {n}") for n in range(count)])
         try:
             await test(crew, starts)
@@ -115,7 +123,7 @@ def crewed(test: Callable[[Crew, Starts], Awaitable[None]], monkeypatch: pytest.
 
 class TestCrew:
     def test_what_a_lost_worker_used_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             FakeLink.made[0].usage = {"x": 2.0}
             assert crew.usage() == {"x": 2.0, **NOTHING_LOST}
             FakeLink.made[0].lose()
@@ -126,38 +134,38 @@ class TestCrew:
         crewed(test, monkeypatch)
 
     def test_nor_is_it_counted_again_where_no_process_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, starts: Starts) -> None:
+        async def test(crew: WorkerPool, starts: Starts) -> None:
             starts.fails = True
             FakeLink.made[0].usage = {"x": 2.0}
             FakeLink.made[0].lose()
             with pytest.raises(OSError, match="too many processes"):
-                await crew.play(Tried(ATTEMPT, b""))
+                await crew.play(RetriedRollout(ATTEMPT, b""))
             assert crew.usage() == {"x": 2.0, **NOTHING_LOST, "workers_lost": 1.0}
 
         crewed(test, monkeypatch)
 
     def test_who_plays_least_plays_next_and_it_counts_until_it_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             one, other = FakeLink.made
-            one.live = 1
-            playing = asyncio.create_task(crew.play(tried := Tried(ATTEMPT, b"")))
+            one.live_count = 1
+            playing = asyncio.create_task(crew.play(tried := RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.001)
-            assert (one.live, other.live, playing.done()) == (1, 1, False)
-            other.played.over.set_result(None)
+            assert (one.live_count, other.live_count, playing.done()) == (1, 1, False)
+            other.played.ended.set_result(None)
             await playing
-            assert tried.playing is other.played
+            assert tried.active is other.played
 
         crewed(test, monkeypatch, count=2)
 
     def test_an_attempt_waits_for_a_place_to_be_filled_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
-            FakeLink.failures = TRIES - 1
+        async def test(crew: WorkerPool, _: Starts) -> None:
+            FakeLink.failures = MAX_START_ATTEMPTS - 1
             FakeLink.made[0].lose()
-            playing = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            playing = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.2)
-            assert [link.live for link in FakeLink.made] == [*[0] * TRIES, 1]
-            assert crew.lost == 1
-            FakeLink.made[-1].played.over.set_result(None)
+            assert [link.live_count for link in FakeLink.made] == [*[0] * MAX_START_ATTEMPTS, 1]
+            assert crew.lost_count == 1
+            FakeLink.made[-1].played.ended.set_result(None)
             await playing
 
         crewed(test, monkeypatch)
@@ -165,7 +173,7 @@ class TestCrew:
     def test_all_workers_take_of_what_the_run_has_also_those_that_come_later(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             FakeLink.made[0].lose()
             await asyncio.sleep(0.05)
             assert len(FakeLink.made) == 3
@@ -174,7 +182,7 @@ class TestCrew:
         crewed(test, monkeypatch, count=2)
 
     def test_a_worker_comes_to_the_place_of_the_one_that_was_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(_: Crew, starts: Starts) -> None:
+        async def test(_: WorkerPool, starts: Starts) -> None:
             starts.places.clear()
             FakeLink.made[1].lose()
             await asyncio.sleep(0.05)
@@ -183,29 +191,29 @@ class TestCrew:
         crewed(test, monkeypatch, count=2)
 
     def test_where_there_is_no_room_for_it_that_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, starts: Starts) -> None:
+        async def test(crew: WorkerPool, starts: Starts) -> None:
             starts.places.clear()
             starts.full = True
             FakeLink.made[0].lose()
             with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: no node has room"):
-                await crew.play(Tried(ATTEMPT, b""))
+                await crew.play(RetriedRollout(ATTEMPT, b""))
             assert len(starts.places) == 1
 
         crewed(test, monkeypatch)
 
     def test_while_another_place_is_left_an_attempt_waits_for_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, starts: Starts) -> None:
+        async def test(crew: WorkerPool, starts: Starts) -> None:
             lost, left = FakeLink.made
-            starts.full, left.live = True, 1
+            starts.full, left.live_count = True, 1
             lost.lose()
             await asyncio.sleep(0.05)
-            assert len(crew._given_up) == 1
-            alone = asyncio.create_task(crew.play(Tried(ATTEMPT, b"", most=1)))
+            assert len(crew._failed_workers) == 1
+            alone = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
             await asyncio.sleep(0.001)
             assert not alone.done()
-            left.live = 0
+            left.live_count = 0
             await crew.cancel()  # as nothing else in here says that there is room
-            left.played.over.set_result(None)
+            left.played.ended.set_result(None)
             await asyncio.wait_for(alone, 1.0)
 
         crewed(test, monkeypatch, count=2)
@@ -213,33 +221,33 @@ class TestCrew:
     def test_it_has_as_long_to_begin_as_it_takes_and_must_answer_from_then_on(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(_: Crew, __: Starts) -> None:
+        async def test(_: WorkerPool, __: Starts) -> None:
             beginning, other = FakeLink.made
             beginning.ready = False
             await asyncio.sleep(0.05)
             assert beginning.ticks == 0 < other.ticks
 
-        monkeypatch.setattr(crews, "TICK_SECONDS", 0.001)
+        monkeypatch.setattr(crews, "HEARTBEAT_SECONDS", 0.001)
         crewed(test, monkeypatch, count=2)
 
     def test_an_attempt_that_may_have_no_company_waits_for_the_rewards_of_what_is_beside_it(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             (link,), one = FakeLink.made, FakeLink.made[0].played
-            first = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            first = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0)
-            alone = asyncio.create_task(crew.play(Tried(ATTEMPT, b"", most=1)))
+            alone = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
             await asyncio.sleep(0.001)
-            one.over.set_result(None)
+            one.ended.set_result(None)
             await first
             await asyncio.sleep(0.001)
-            assert (link.live, alone.done()) == (1, False)
-            link.live, link.played = 0, Playing(ATTEMPT, asyncio.Future(), asyncio.Future())
+            assert (link.live_count, alone.done()) == (1, False)
+            link.live_count, link.played = 0, ActiveAttempt(ATTEMPT, asyncio.Future(), asyncio.Future())
             one.episode.set_result(Episode(ATTEMPT.task, "train/0", 0, (), "terminated"))
             await asyncio.sleep(0.001)
-            assert link.live == 1
-            link.played.over.set_result(None)
+            assert link.live_count == 1
+            link.played.ended.set_result(None)
             await alone
 
         crewed(test, monkeypatch)
@@ -247,34 +255,34 @@ class TestCrew:
     def test_an_attempt_waits_while_workers_let_go_of_what_was_called_off(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             (link,) = FakeLink.made
-            link.most = 0
-            playing = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            link.max_concurrent = 0
+            playing = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.01)
-            assert link.live == 0
+            assert link.live_count == 0
             await crew.cancel()
             await asyncio.sleep(0.01)
-            assert (link.live, link.called_off) == (1, 1)
-            link.played.over.set_result(None)
+            assert (link.live_count, link.called_off) == (1, 1)
+            link.played.ended.set_result(None)
             await playing
 
         crewed(test, monkeypatch)
 
     def test_a_place_that_cannot_be_filled_again_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew, _: Starts) -> None:
+        async def test(crew: WorkerPool, _: Starts) -> None:
             FakeLink.failures = 99
             FakeLink.made[0].lose()
             with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: it ended itself"):
-                await crew.play(Tried(ATTEMPT, b""))
-            assert len(FakeLink.made) == 1 + TRIES
+                await crew.play(RetriedRollout(ATTEMPT, b""))
+            assert len(FakeLink.made) == 1 + MAX_START_ATTEMPTS
 
         crewed(test, monkeypatch)
 
     def test_a_process_that_is_started_while_the_run_ends_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
         starting, going_on = threading.Event(), threading.Event()
 
-        async def test(_: Crew, starts: Starts) -> None:
+        async def test(_: WorkerPool, starts: Starts) -> None:
             def slow(name: str, *_: object, **__: object) -> Any:
                 starting.set()
                 going_on.wait(5.0)
@@ -294,14 +302,14 @@ class TestTeams:
     """The recipe's own organization and channel are in every worker; others travel."""
 
     def test_only_what_is_not_the_recipes_is_sent(self) -> None:
-        rollouts = WorkerRollouts.__new__(WorkerRollouts)
+        rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
         rollouts.team = own = Team((), Chain(), Last())
         for team, sent in (
             (own, ((), None, None)),
             (replace(own, organization=Chain()), ((), Chain(), None)),
             (replace(own, channel=Last()), ((), None, Last())),
         ):
-            assert pickle.loads(rollouts._sent(team)) == sent
+            assert pickle.loads(rollouts._pickle_team(team)) == sent
 
     def test_what_is_sent_takes_the_place_of_the_recipes_own_until_the_next_team(self) -> None:
         worker = Worker.__new__(Worker)
@@ -309,7 +317,7 @@ class TestTeams:
         worker.parts = cast("Any", SimpleNamespace(game=SimpleNamespace(team=own)))
         worker.team = own
         for organization, channel in ((Chain(), None), (None, Last()), (None, None)):
-            worker._heed(Change(pickle.dumps(((), organization, channel))))
+            worker._handle_message(ChangeTeam(pickle.dumps(((), organization, channel))))
             team = worker.team
             assert (team.organization is own.organization) == (organization is None)
             assert (team.channel is own.channel) == (channel is None)
@@ -319,17 +327,17 @@ class TestCallingOff:
     def test_what_goes_wrong_in_one_episode_calls_off_all_others_before_it_is_raised(self) -> None:
         done: list[str] = []
 
-        async def play(_: Tried) -> None:
+        async def play(_: RetriedRollout) -> None:
             raise ValueError("task 'odd' cannot be sent")
 
         async def noted(what: str) -> None:
             done.append(what)
 
-        rollouts = WorkerRollouts.__new__(WorkerRollouts)
+        rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
         rollouts._gate = asyncio.Semaphore(2)
-        rollouts._crew = cast("Any", SimpleNamespace(play=play, episode=None, cancel=lambda: noted("called off"),
+        rollouts._pool = cast("Any", SimpleNamespace(play=play, episode=None, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
-        rollouts._engine = cast("Any", SimpleNamespace(settle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
+        rollouts._engine = cast("Any", SimpleNamespace(wait_idle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
         with pytest.raises(ValueError, match="cannot be sent"):
             asyncio.run(rollouts._play([ATTEMPT, ATTEMPT], b"", lambda _: None))
         assert done == ["called off", "settled"]
@@ -345,14 +353,14 @@ class TestCallingOff:
                 finally:
                     await ended.wait()  # as an episode waits for the code that it runs
 
-            monkeypatch.setattr(workers, "end_all", ended.set)
+            monkeypatch.setattr(workers, "terminate_all", ended.set)
             worker = Worker.__new__(Worker)
-            worker.client, worker.team = Client(sent.append, ()), cast("Team", None)
-            worker.wire = cast("Any", SimpleNamespace(send=sent.append))
+            worker.client, worker.team = SamplerClient(sent.append, ()), cast("Team", None)
+            worker.stream = cast("Any", SimpleNamespace(send=sent.append))
             worker.parts = cast("Any", SimpleNamespace(usage=lambda: {"x": 1.0}))
-            worker._playing = {asyncio.create_task(play())}
+            worker._attempts = {asyncio.create_task(play())}
             await asyncio.sleep(0)
-            await asyncio.wait_for(worker._cancel(), 5.0)
+            await asyncio.wait_for(worker._cancel_attempts(), 5.0)
             return sent
 
-        assert asyncio.run(whole()) == [Cancelled({"x": 1.0})]
+        assert asyncio.run(whole()) == [AttemptsCanceled({"x": 1.0})]

@@ -16,36 +16,36 @@ import pytest
 from marft.agents.engine import Sampler
 from marft.agents.game import Attempt, Replay
 from marft.common.errors import EpisodeFailedError
-from marft.common.processes.child import Child
-from marft.common.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
+from marft.common.processes.child_process import ChildProcess
+from marft.common.types import ActionKey, Completion, Episode, Fork, Prompt, SamplingParams, Task
 from marft.rollout.workers.link import Link
+from marft.rollout.workers.message_stream import HEADER, MessageStream
 from marft.rollout.workers.messages import (
-    Answer,
-    Begin,
-    Broken,
-    Cancel,
-    Cancelled,
-    Change,
-    Failure,
-    Fault,
-    Forget,
-    GiveBack,
-    Granted,
-    Lease,
-    Over,
+    AttemptFailed,
+    AttemptsCanceled,
+    CancelAttempts,
+    CancelRequest,
+    ChangeTeam,
+    EpisodeEnded,
+    EpisodeRewarded,
+    LeaseGranted,
+    LeaseRequest,
     Ping,
-    Play,
-    Played,
+    PlayAttempt,
     Pong,
-    Ready,
-    Sample,
-    Still,
-    Turn,
+    Quiescence,
+    ReleaseLease,
+    RequestFailure,
+    RequestResult,
+    SampleRequest,
+    SerializedError,
+    StartWorker,
+    TurnRequest,
+    WorkerReady,
 )
-from marft.rollout.workers.tried import LostError, Tried
-from marft.rollout.workers.wire import HEADER, Wire
+from marft.rollout.workers.retried_rollout import RetriedRollout, WorkerLostError
 
-KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
+KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), StartWorker(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
 SAID = Completion(np.array([5], np.int32), np.array([-0.5], np.float32), "five", "stop")
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0", 1)
@@ -94,7 +94,7 @@ class Stub:
 class Peer:
     """The other end of a link: says what a test has it say, and keeps what it heard."""
 
-    def __init__(self, wire: Wire, link: Link, engine: Engine, child: Stub) -> None:
+    def __init__(self, wire: MessageStream, link: Link, engine: Engine, child: Stub) -> None:
         self.wire, self.link, self.engine, self.child = wire, link, engine, child
         self.heard: list[Any] = []
 
@@ -117,7 +117,7 @@ class Peer:
 
     async def goes(self) -> None:
         self.wire.close()
-        await self.link.over
+        await self.link.exited
 
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -127,14 +127,14 @@ class Peer:
 async def linked(engine: Engine, leases: Any = None, patience: float = 3.0) -> AsyncIterator[Peer]:
     mine, theirs = socket.socketpair()
     child = Stub(mine)
-    link = Link(cast("Child", child), cast("Sampler", engine), leases, patience)
+    link = Link(cast("ChildProcess", child), cast("Sampler", engine), leases, patience)
     starting = asyncio.create_task(link.start(BEGIN))
-    worker = Peer(await Wire.over(theirs), link, engine, child)
+    worker = Peer(await MessageStream.open(theirs), link, engine, child)
     listening = asyncio.create_task(worker.listen())
-    await worker.says(Ready(7, (), {"x": 1.0}))
+    await worker.says(WorkerReady(7, (), {"x": 1.0}))
     await starting
     yield worker
-    if not link.over.done():
+    if not link.exited.done():
         await worker.goes()
     listening.cancel()
 
@@ -160,13 +160,13 @@ class TestTheEngineWaits:
             worker.link.play(ATTEMPT, b"team")
             worker.link.play(ATTEMPT, b"team")
             assert worker.engine.held == 1
-            await worker.says(Still(1))  # before it had heard of the second one
+            await worker.says(Quiescence(1))  # before it had heard of the second one
             assert worker.engine.held == 1
-            await worker.says(Sample(0, "p", PROMPT, Sampling(), KEY))
-            assert [answer.number for answer in worker.of(Answer)] == [0]
-            await worker.says(Still(2))  # before it had heard the answer
+            await worker.says(SampleRequest(0, "p", PROMPT, SamplingParams(), KEY))
+            assert [answer.number for answer in worker.of(RequestResult)] == [0]
+            await worker.says(Quiescence(2))  # before it had heard the answer
             assert worker.engine.held == 1
-            await worker.says(Still(3))
+            await worker.says(Quiescence(3))
             assert worker.engine.held == 0
             worker.link.play(ATTEMPT, b"team")
             assert worker.engine.held == 1
@@ -186,10 +186,10 @@ class TestTheEngineWaits:
             for team in (b"one", b"one", b"two", b"one"):
                 worker.link.play(ATTEMPT, team)
             await worker.passes()
-            kinds = [type(message) for message in worker.heard if not isinstance(message, Begin)]
-            assert kinds == [Change, Play, Play, Change, Play, Change, Play]
-            assert [message.team for message in worker.of(Change)] == [b"one", b"two", b"one"]
-            assert [message.number for message in worker.of(Play)] == [0, 1, 2, 3]
+            kinds = [type(message) for message in worker.heard if not isinstance(message, StartWorker)]
+            assert kinds == [ChangeTeam, PlayAttempt, PlayAttempt, ChangeTeam, PlayAttempt, ChangeTeam, PlayAttempt]
+            assert [message.team for message in worker.of(ChangeTeam)] == [b"one", b"two", b"one"]
+            assert [message.number for message in worker.of(PlayAttempt)] == [0, 1, 2, 3]
 
         held_to(test, Engine())
 
@@ -198,62 +198,62 @@ class TestEpisodes:
     def test_one_comes_back_with_its_task_and_what_was_used(self) -> None:
         async def test(worker: Peer) -> None:
             playing = worker.link.play(ATTEMPT, b"team")
-            await worker.says(Over(0))
-            assert playing.over.done()
+            await worker.says(EpisodeEnded(0))
+            assert playing.ended.done()
             assert not playing.episode.done()
-            assert worker.link.live == 1
-            await worker.says(Played(0, episode(), {"x": 2.0}))
+            assert worker.link.live_count == 1
+            await worker.says(EpisodeRewarded(0, episode(), {"x": 2.0}))
             assert (await playing.episode).task == ATTEMPT.task
-            assert (worker.link.live, worker.link.usage) == (0, {"x": 2.0})
+            assert (worker.link.live_count, worker.link.usage) == (0, {"x": 2.0})
 
         held_to(test, Engine())
 
     def test_what_a_lost_worker_played_is_lost_with_how_it_ended_and_how_many_it_played(self) -> None:
         async def test(worker: Peer) -> None:
             playing = [worker.link.play(replace(ATTEMPT, sample=sample), b"team") for sample in range(2)]
-            await worker.says(Over(1))  # and its rewards are still being worked out
+            await worker.says(EpisodeEnded(1))  # and its rewards are still being worked out
             await worker.goes()
-            assert worker.link.live == 0
+            assert worker.link.live_count == 0
             for one in playing:
-                with pytest.raises(LostError, match=r"^the worker process that played it ended itself") as lost:
+                with pytest.raises(WorkerLostError, match=r"^the worker process that played it ended itself") as lost:
                     await one.episode
-                assert (lost.value.status, lost.value.company) == ("failed", 2)
-            assert isinstance(playing[0].over.exception(), LostError)
-            assert playing[1].over.exception() is None
+                assert (lost.value.status, lost.value.attempt_count) == ("failed", 2)
+            assert isinstance(playing[0].ended.exception(), WorkerLostError)
+            assert playing[1].ended.exception() is None
 
         held_to(test, Engine())
 
     def test_an_attempt_that_is_given_up_says_of_which_episode_a_fork_was(self) -> None:
-        fork = Attempt(ATTEMPT.task, "train/0/fork", 1, replay=Replay("origin", "train/0", 1, {}, at="0/a/0"))
+        fork = Attempt(ATTEMPT.task, "train/0/fork", 1, replay=Replay("origin", "train/0", 1, {}, fork_id="0/a/0"))
         for attempt, of in ((ATTEMPT, None), (fork, Fork("origin", "0/a/0"))):
-            tried = Tried(attempt, b"team")
-            tried.give_up("failed", "it ended workers")
-            assert tried.given_up is not None
-            assert (tried.given_up.status, tried.given_up.error, tried.given_up.fork) == (
+            tried = RetriedRollout(attempt, b"team")
+            tried.fail("failed", "it ended workers")
+            assert tried.failed_episode is not None
+            assert (tried.failed_episode.status, tried.failed_episode.error, tried.failed_episode.fork) == (
                 "failed",
                 "it ended workers",
                 of,
             )
-            assert (tried.given_up.sample, tried.given_up.stream) == (1, attempt.stream)
-            assert 0.0 <= tried.given_up.seconds < 60.0
+            assert (tried.failed_episode.sample, tried.failed_episode.stream) == (1, attempt.stream)
+            assert 0.0 <= tried.failed_episode.seconds < 60.0
 
     def test_one_that_is_silent_for_too_long_is_ended_and_one_that_answers_is_not(self) -> None:
         async def test(worker: Peer) -> None:
             playing = worker.link.play(ATTEMPT, b"team")
             for _ in range(3):
-                worker.link.tick()
+                worker.link.send_heartbeat()
             await worker.says(Pong())
             for _ in range(3):
-                worker.link.tick()
+                worker.link.send_heartbeat()
             assert not worker.child.ended
-            worker.link.tick()
+            worker.link.send_heartbeat()
             assert worker.child.ended == 1
             await worker.passes()
             assert len(worker.of(Ping)) == 7
             await worker.goes()
-            with pytest.raises(LostError, match="did not answer for over 3 s") as lost:
+            with pytest.raises(WorkerLostError, match="did not answer for over 3 s") as lost:
                 await playing.episode
-            assert (lost.value.status, lost.value.company) == ("timed_out", 1)
+            assert (lost.value.status, lost.value.attempt_count) == ("timed_out", 1)
 
         held_to(test, Engine())
 
@@ -261,9 +261,9 @@ class TestEpisodes:
         async def test(worker: Peer) -> None:
             playing = worker.link.play(ATTEMPT, b"team")
             worker.wire._writer.write(HEADER.pack(5) + b"abcde")
-            await asyncio.wait_for(worker.link.over, 5.0)
+            await asyncio.wait_for(worker.link.exited, 5.0)
             assert worker.child.ended == 1
-            with pytest.raises(LostError, match="sent what cannot be read, and was ended") as lost:
+            with pytest.raises(WorkerLostError, match="sent what cannot be read, and was ended") as lost:
                 await playing.episode
             assert lost.value.status == "failed"
 
@@ -274,11 +274,11 @@ class TestEpisodes:
             worker.link.play(ATTEMPT, b"team")
             cancelling = asyncio.create_task(worker.link.cancel())
             await worker.passes()
-            assert len(worker.of(Cancel)) == 1
+            assert len(worker.of(CancelAttempts)) == 1
             assert not cancelling.done()
-            await worker.says(Cancelled({"x": 3.0}))
+            await worker.says(AttemptsCanceled({"x": 3.0}))
             await cancelling
-            assert (worker.link.live, worker.link.usage) == (0, {"x": 3.0})
+            assert (worker.link.live_count, worker.link.usage) == (0, {"x": 3.0})
             cancelling = asyncio.create_task(worker.link.cancel())
             await worker.passes()
             assert not cancelling.done()
@@ -295,24 +295,24 @@ class TestEpisodes:
             worker.link.play(ATTEMPT, b"team", 5)
             cancelling = [asyncio.create_task(worker.link.cancel()) for _ in range(3)]
             await worker.passes()
-            assert len(worker.of(Cancel)) == 1
-            assert worker.link.most == 0
-            await worker.says(Cancelled({}))
+            assert len(worker.of(CancelAttempts)) == 1
+            assert worker.link.max_concurrent == 0
+            await worker.says(AttemptsCanceled({}))
             await asyncio.gather(*cancelling)
-            assert (worker.link.live, worker.link.most) == (0, math.inf)
+            assert (worker.link.live_count, worker.link.max_concurrent) == (0, math.inf)
 
         held_to(test, Engine())
 
     def test_as_many_are_beside_each_other_as_all_of_them_may_be(self) -> None:
         async def test(worker: Peer) -> None:
-            assert worker.link.most == math.inf
+            assert worker.link.max_concurrent == math.inf
             for most in (4, 3, math.inf):
                 worker.link.play(ATTEMPT, b"team", most)
-            assert worker.link.most == 3
-            await worker.says(Played(1, episode(), {}))
-            assert worker.link.most == 4
-            await worker.says(Broken(0, Fault("boom", "run", "")))
-            assert (worker.link.live, worker.link.most) == (1, math.inf)
+            assert worker.link.max_concurrent == 3
+            await worker.says(EpisodeRewarded(1, episode(), {}))
+            assert worker.link.max_concurrent == 4
+            await worker.says(AttemptFailed(0, SerializedError("boom", "run", "")))
+            assert (worker.link.live_count, worker.link.max_concurrent) == (1, math.inf)
 
         held_to(test, Engine())
 
@@ -322,12 +322,12 @@ class TestRequests:
     def test_what_fails_an_episode_is_told_and_what_the_engine_raises_ends_them_all(self, status: Any) -> None:
         async def test(worker: Peer) -> None:
             playing = [worker.link.play(ATTEMPT, b"team") for _ in range(2)]
-            await worker.says(Sample(4, "p", PROMPT, Sampling(), KEY))
-            (answer,) = worker.of(Answer)
-            assert (answer.number, answer.outcome) == (4, Failure(status, "no"))
+            await worker.says(SampleRequest(4, "p", PROMPT, SamplingParams(), KEY))
+            (answer,) = worker.of(RequestResult)
+            assert (answer.number, answer.outcome) == (4, RequestFailure(status, "no"))
             worker.engine.outcome = RuntimeError("device lost")
-            await worker.says(Sample(5, "p", PROMPT, Sampling(), KEY))
-            assert len(worker.of(Answer)) == 1
+            await worker.says(SampleRequest(5, "p", PROMPT, SamplingParams(), KEY))
+            assert len(worker.of(RequestResult)) == 1
             for one in playing:
                 with pytest.raises(RuntimeError, match="device lost"):
                     await asyncio.wait_for(one.episode, 1.0)
@@ -337,8 +337,8 @@ class TestRequests:
 
     def test_what_nobody_waits_for_any_more_is_forgotten(self) -> None:
         async def test(worker: Peer) -> None:
-            await worker.says(*(Sample(number, "p", PROMPT, Sampling(), KEY) for number in range(3)))
-            await worker.says(Forget(1))
+            await worker.says(*(SampleRequest(number, "p", PROMPT, SamplingParams(), KEY) for number in range(3)))
+            await worker.says(CancelRequest(1))
             assert worker.engine.forgotten == 1
             await worker.goes()
             await worker.passes()
@@ -359,10 +359,10 @@ class TestRequests:
                     taken.pop()
 
         async def test(worker: Peer) -> None:
-            await worker.says(Lease(0, "sums", 2), Lease(1, "sums", 2))
+            await worker.says(LeaseRequest(0, "sums", 2), LeaseRequest(1, "sums", 2))
             assert taken == ["sums of 2"] * 2
-            assert [granted.number for granted in worker.of(Granted)] == [0, 1]
-            await worker.says(GiveBack(0))
+            assert [granted.number for granted in worker.of(LeaseGranted)] == [0, 1]
+            await worker.says(ReleaseLease(0))
             assert len(taken) == 1
             await worker.goes()
             await worker.passes()
@@ -379,12 +379,12 @@ class TestRequests:
                 await coming.acquire()
 
         async def test(worker: Peer) -> None:
-            await worker.says(*(Turn(number, "judge", 20.0) for number in range(3)))
+            await worker.says(*(TurnRequest(number, "judge", 20.0) for number in range(3)))
             assert asked == [("judge", 20.0)] * 3
-            assert [granted.number for granted in worker.of(Granted)] == [0]
-            await worker.says(GiveBack(1))  # which nobody waits for any more
+            assert [granted.number for granted in worker.of(LeaseGranted)] == [0]
+            await worker.says(ReleaseLease(1))  # which nobody waits for any more
             coming.release()
             await worker.passes()
-            assert [granted.number for granted in worker.of(Granted)] == [0, 2]
+            assert [granted.number for granted in worker.of(LeaseGranted)] == [0, 2]
 
         held_to(test, Engine(), leases=Turns())

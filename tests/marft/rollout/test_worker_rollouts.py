@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from marft.agents.rollout import as_it_is
+from marft.agents.rollout import keep_rewards
 from marft.common.types import Episode
-from marft.rollout.rollouts import LocalRollouts
-from marft.rollout.workers.crew import GRACE_SECONDS, Crew
-from marft.rollout.workers.rollouts import WorkerRollouts
-from marft.rollout.workers.tried import Tried
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.workers.retried_rollout import RetriedRollout
+from marft.rollout.workers.worker_pool import GRACE_SECONDS, WorkerPool
+from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import settings
 from tests.marft.rollout.test_worker_crews import ATTEMPT, Starts
 
@@ -21,42 +21,42 @@ from tests.marft.rollout.test_worker_crews import ATTEMPT, Starts
 def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Asked(Crew):
+    class Asked(WorkerPool):
         async def start(self, children: object) -> None:
             assert children == ["a worker"]
 
-    rollouts = WorkerRollouts.__new__(WorkerRollouts)
+    rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
     rollouts.run = settings("tiny", "runs", "--rollout.tries", "7", "--rollout.timeout_seconds", "11")
-    rollouts.set_aside, rollouts._starter = {}, Starts()
+    rollouts.excluded_tasks, rollouts._starter = {}, Starts()
     rollouts._engine = cast("Any", "the engine")
     rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
-    monkeypatch.setattr("marft.rollout.workers.rollouts.Crew", Asked)
-    crew = asyncio.run(rollouts._begin(b"", cast("Any", ["a worker"])))
-    assert (crew.tries, crew.patience, crew.engine) == (7, 11.0 + GRACE_SECONDS, "the engine")
+    monkeypatch.setattr("marft.rollout.workers.worker_runner.WorkerPool", Asked)
+    crew = asyncio.run(rollouts._start_pool(b"", cast("Any", ["a worker"])))
+    assert (crew.max_failures, crew.patience, crew.engine) == (7, 11.0 + GRACE_SECONDS, "the engine")
     assert crew.starter is rollouts._starter
-    assert crew.set_aside is rollouts.set_aside
+    assert crew.excluded_tasks is rollouts.excluded_tasks
 
 
 class TestTheGate:
     def test_as_many_attempts_are_live_as_the_run_may_have_over_all_that_is_played_at_a_time(self) -> None:
-        live, most = set[Tried](), list[int]()
+        live, most = set[RetriedRollout](), list[int]()
 
-        async def play(tried: Tried) -> None:
+        async def play(tried: RetriedRollout) -> None:
             live.add(tried)
             most.append(len(live))
             await asyncio.sleep(0.001)
             live.remove(tried)
 
-        async def episode(tried: Tried) -> Episode:
+        async def episode(tried: RetriedRollout) -> Episode:
             return Episode(tried.attempt.task, "train/0", 0, (), "terminated")
 
         async def nothing() -> None: ...
 
         async def whole() -> None:
-            rollouts = WorkerRollouts.__new__(WorkerRollouts)
+            rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
             rollouts._gate = asyncio.Semaphore(2)
-            rollouts._crew = cast("Any", SimpleNamespace(play=play, episode=episode))
-            rollouts._engine = cast("Any", SimpleNamespace(settle=nothing))
+            rollouts._pool = cast("Any", SimpleNamespace(play=play, episode=episode))
+            rollouts._engine = cast("Any", SimpleNamespace(wait_idle=nothing))
             await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, b"", lambda _: None) for _ in range(3)))
 
         asyncio.run(whole())
@@ -72,13 +72,13 @@ class TestTheGate:
         async def nothing() -> None: ...
 
         async def whole() -> None:
-            rollouts = LocalRollouts.__new__(LocalRollouts)
+            rollouts = LocalRolloutRunner.__new__(LocalRolloutRunner)
             rollouts._gate = gate = asyncio.Semaphore(2)
-            rollouts.compose = as_it_is
-            rollouts.engine = cast("Any", SimpleNamespace(settle=nothing))
+            rollouts.compose = keep_rewards
+            rollouts.engine = cast("Any", SimpleNamespace(wait_idle=nothing))
             for _ in range(2):
                 await rollouts._play(cast("Any", None), [ATTEMPT], lambda _: None)
             assert gates == [gate] * 2
 
-        monkeypatch.setattr("marft.rollout.rollouts.play_all", play_all)
+        monkeypatch.setattr("marft.rollout.local_runner.play_all", play_all)
         asyncio.run(whole())

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from marft.rollout.workers.messages import Still
-from marft.rollout.workers.wire import Wire
+from marft.rollout.workers.message_stream import MessageStream
+from marft.rollout.workers.messages import Quiescence
 
 
 def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
     async def whole() -> list[Sequence[Any]]:
         mine, theirs = socket.socketpair()
-        one, other = await Wire.over(mine), await Wire.over(theirs)
-        one.send(Still(1))
-        one.send(Still(2))
+        one, other = await MessageStream.open(mine), await MessageStream.open(theirs)
+        one.send(Quiescence(1))
+        one.send(Quiescence(2))
         await asyncio.sleep(0)
-        one.send(Still(3))
+        one.send(Quiescence(3))
         frames = [await other.receive(), await other.receive()]
-        one.send(Still(4))
-        await one.drained()
+        one.send(Quiescence(4))
+        await one.drain()
         one.close()
         frames.append(await other.receive())
         with pytest.raises(EOFError):
@@ -31,7 +31,7 @@ def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
         other.close()
         return frames
 
-    assert asyncio.run(whole()) == [[Still(1), Still(2)], [Still(3)], [Still(4)]]
+    assert asyncio.run(whole()) == [[Quiescence(1), Quiescence(2)], [Quiescence(3)], [Quiescence(4)]]
 
 
 def test_who_goes_before_it_has_heard_all_has_gone() -> None:
@@ -39,9 +39,9 @@ def test_who_goes_before_it_has_heard_all_has_gone() -> None:
 
     async def whole() -> None:
         mine, theirs = socket.socketpair()
-        wire = await Wire.over(mine)
-        wire.send(Still(1))
-        await wire.drained()
+        wire = await MessageStream.open(mine)
+        wire.send(Quiescence(1))
+        await wire.drain()
         theirs.close()
         with pytest.raises(EOFError):
             await wire.receive()

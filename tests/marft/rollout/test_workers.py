@@ -18,12 +18,12 @@ from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.bundled import bundled_names
 from marft.config.plugins import find_plugin
 from marft.evaluation.evaluate import evaluate
-from marft.rollout.forking.counterfactual import counterfactuals
-from marft.rollout.playing import Rollouts
-from marft.rollout.rollouts import LocalRollouts, open_rollouts
-from marft.rollout.workers.messages import Fault
-from marft.rollout.workers.rollouts import WorkerRollouts
-from marft.runs.folder import RunFolder
+from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.runner import RolloutRunner
+from marft.rollout.workers.messages import SerializedError
+from marft.rollout.workers.worker_runner import WorkerRolloutRunner
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
@@ -54,7 +54,7 @@ def played(run: RunSettings) -> tuple[list[Episode], list[Episode]]:
         episodes = rollouts.play(attempts, on_done=lambda episode: done.append(episode.name))
         assert sorted(done) == sorted(episode.name for episode in episodes)
         assert [episode.task for episode in episodes] == [attempt.task for attempt in attempts]
-        forks = counterfactuals(rollouts.play, attempts[:1], episodes[:1], 1, run.trained_policies)
+        forks = play_counterfactuals(rollouts.play, attempts[:1], episodes[:1], 1, run.trained_policies)
         return episodes, forks
 
 
@@ -140,16 +140,20 @@ class TestTravelling:
     def test_errors_arrive_as_what_they_mean_to_people(self) -> None:
         with pytest.raises(ValueError, match="no environment is called 'nowhere'") as meant:
             find_plugin("environments", "nowhere")
-        arrived = Fault.of(meant.value).error()
+        arrived = SerializedError.from_error(meant.value).to_error()
         assert (type(arrived), str(arrived)) == (ValueError, str(meant.value))
-        assert isinstance(Fault.of(RunError("enough")).error(), RunError)
+        assert isinstance(SerializedError.from_error(RunError("enough")).to_error(), RunError)
         with pytest.raises(ValueError, match="invalid literal") as unforeseen:
             int("one")
-        arrived = Fault.of(unforeseen.value).error()
+        arrived = SerializedError.from_error(unforeseen.value).to_error()
         assert re.fullmatch(r"in a worker process: ValueError: invalid .* \(test_workers.py:\d+\)", str(arrived))
         assert "Traceback" in "".join(traceback.format_exception(arrived))
 
     def test_both_ways_to_play_keep_to_the_protocol(self) -> None:
-        for kind in (LocalRollouts, WorkerRollouts):
-            promised = {name for name in vars(Rollouts) if not name.startswith("_")} - {"run", "team", "set_aside"}
+        for kind in (LocalRolloutRunner, WorkerRolloutRunner):
+            promised = {name for name in vars(RolloutRunner) if not name.startswith("_")} - {
+                "run",
+                "team",
+                "excluded_tasks",
+            }
             assert promised <= set(dir(kind))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.marft.evaluation.test_kept_evaluations import lengths
 from tests.marft.evaluation.test_scenarios import command
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.observing import Silent
-from marft.runs.code import code_notes, digests_of_code
-from marft.runs.folder import RunFolder
+from marft.common.callbacks import NullCallback
+from marft.runs.run_folder import RunFolder
+from marft.runs.user_code import code_notes, hash_user_code
 from marft.trainer.loop import train
 from tests.helpers import settings
 
 REWARD = "def brief(episode):\n    return -0.01\n"
 
 
-class Listening(Silent):
+class Listening(NullCallback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_files_of_users_parts_are_known_and_ours_are_not(file: Path, tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, rewards=[{"name": "function", "call": f"{file.stem}:brief"}])
-    known = digests_of_code(run)
+    known = hash_user_code(run)
     assert known.keys() == {file.stem}
     assert list(code_notes(known, run, 4)) == []
     file.write_text(REWARD.replace("0.01", "0.02"))
@@ -53,5 +53,5 @@ def test_a_run_that_goes_on_with_another_reward_says_so(file: Path, tmp_path: Pa
     again = settings("tiny", tmp_path, "--training.steps", "2", rewards=rewards)
     file.write_text(REWARD.replace("0.01", "0.02"))
     listening = Listening()
-    train(again, folder, resume=True, observer=listening)
+    train(again, folder, resume=True, callback=listening)
     assert [f"{file} has changed since step 1" in note for note in listening.notes] == [True]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from marft.common.types import Action
-from marft.runs.columns import codec_of, codecs_of
-from marft.runs.episodes import SCHEMA
+from marft.runs.codecs import get_codec, get_codecs
+from marft.runs.episode_files import SCHEMA
 
 
 class Pair(NamedTuple):
@@ -40,7 +40,7 @@ class Whole:
 
 
 def through_arrow(hint: Any, value: Any) -> Any:
-    codec = codec_of(hint)
+    codec = get_codec(hint)
     table = pa.Table.from_pylist([{"x": codec.write(value)}], schema=pa.schema([("x", codec.arrow)]))
     return codec.read(table.to_pylist()[0]["x"])
 
@@ -75,7 +75,7 @@ def test_a_name_that_no_file_can_hold_is_stored_readably() -> None:
 @pytest.mark.parametrize("hint", [int | str | None, tuple[int, str]])
 def test_a_type_that_would_lose_something_has_no_column(hint: Any) -> None:
     with pytest.raises(TypeError, match="has no column"):
-        codec_of(hint)
+        get_codec(hint)
 
 
 def test_every_field_of_an_action_is_a_column_and_is_added_in_one_place() -> None:
@@ -85,9 +85,9 @@ def test_every_field_of_an_action_is_a_column_and_is_added_in_one_place() -> Non
     class Longer(Action):
         mood: tuple[str, ...] = ()
 
-    assert codecs_of(Longer)["mood"].arrow == pa.list_(pa.string())
+    assert get_codecs(Longer)["mood"].arrow == pa.list_(pa.string())
 
 
 def test_a_type_that_has_no_column_is_named() -> None:
     with pytest.raises(TypeError, match=r"dict\[str, object\] has no column"):
-        codec_of(dict[str, object])
+        get_codec(dict[str, object])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from marft.common.types import ActionCredit, Task
-from marft.runs.credit import LARGEST, read_advantages, read_credit, read_groups, write_credit
-from marft.trainer import undoing
+from marft.runs.credit_files import MAX_FLOAT16, read_advantages, read_credit, read_groups, write_credit
+from marft.trainer import non_finite_guard
 from marft.trainer.interfaces import Progress
 from marft.trainer.loop import _record_credit
 from tests.episodes import make_action
@@ -49,15 +49,17 @@ def test_what_is_told_of_actions_adds_up_to_what_is_measured(tmp_path: Path, nam
     told, metrics = learned(
         tmp_path, name, "--algorithm.level", level, "--algorithm.minibatches", "2", "--algorithm.epochs", "1"
     )
-    pushed = sum(row.gradient or 0.0 for row in told)
+    pushed = sum(row.gradient_size or 0.0 for row in told)
     for role in ROLES:
         mine = [row for row in told if row.action.agent == role]
-        entropy, off, raw = (_flat(getattr(row, name) for row in mine) for name in ("entropy", "difference", "raw"))
+        entropy, off, raw = (
+            _flat(getattr(row, name) for row in mine) for name in ("entropy", "log_prob_diff", "raw_advantages")
+        )
         assert np.isclose(entropy.mean(), metrics[f"agents/{role}/entropy"], rtol=1e-6)
         assert np.isclose(np.abs(off).mean(), metrics[f"agents/{role}/log_prob_difference"], rtol=1e-5)
         assert np.isclose(np.abs(off).max(), metrics[f"agents/{role}/log_prob_difference_max"], rtol=1e-5)
         assert np.isclose(np.mean(raw == 0.0), metrics[f"agents/{role}/zero_advantage_fraction"])
-        share = sum(row.gradient or 0.0 for row in mine) / pushed
+        share = sum(row.gradient_size or 0.0 for row in mine) / pushed
         assert np.isclose(share, metrics[f"agents/{role}/gradient_share"], rtol=1e-6)
     advantages = _flat(row.advantages for row in told)
     if name == "marft":  # which normalises over the batch, and whose critic has a value of each decision
@@ -82,14 +84,14 @@ def test_nothing_is_scored_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_while_the_critic_warms_up_advantages_are_given_to_no_objective(tmp_path: Path) -> None:
     told, _ = learned(tmp_path, "marft", "--algorithm.critic.warmup_steps", "1")
-    assert all(row.advantages is None and row.entropy is None and row.gradient is None for row in told)
-    assert all(len(row.raw) == 1 and row.values is not None for row in told)
+    assert all(row.advantages is None and row.entropy is None and row.gradient_size is None for row in told)
+    assert all(len(row.raw_advantages) == 1 and row.values is not None for row in told)
 
 
 def test_of_a_step_that_was_undone_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, told = begun(recipe(tmp_path, "grpo")), list[ActionCredit]()
-    careful = undoing.Careful(mine, lambda _: None)
-    monkeypatch.setattr(undoing, "not_finite", lambda _: ["policies.actor"])
+    careful = non_finite_guard.NonFiniteGuard(mine, lambda _: None)
+    monkeypatch.setattr(non_finite_guard, "find_non_finite", lambda _: ["policies.actor"])
     assert careful.learn(episodes(2), START, told.extend)["undone_steps"] == 1.0
     assert not told
     path = tmp_path / "step_000001.parquet"
@@ -108,7 +110,11 @@ class TestTheFile:
         assert list(back) == [action.id for action in first.actions]
         for row in told[:2]:
             mine = back[row.action.id]
-            for name, values in (("advantage", row.advantages), ("raw_advantage", row.raw), ("entropy", row.entropy)):
+            for name, values in (
+                ("advantage", row.advantages),
+                ("raw_advantage", row.raw_advantages),
+                ("entropy", row.entropy),
+            ):
                 assert np.allclose(np.array(mine[name], np.float64), values, rtol=2**-10), name
             assert mine["value"] is None
         assert read_groups(path) == {"t": [("train/0", "t", sample) for sample in range(12)]}
@@ -123,7 +129,7 @@ class TestTheFile:
         row = ActionCredit(episode, action, "", np.array([1e9, -1e9, np.nan]), None, None, None, None, None)
         write_credit(tmp_path / "a.parquet", [row])
         (back,) = read_credit(tmp_path / "a.parquet", episode.stream, "t", 0).values()
-        assert [float(value) for value in back["raw_advantage"][:2]] == [LARGEST, -LARGEST]
+        assert [float(value) for value in back["raw_advantage"][:2]] == [MAX_FLOAT16, -MAX_FLOAT16]
         assert np.isnan(back["raw_advantage"][2])
         assert back["advantage"] is None
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from marft.config import RunSettings
 from marft.evaluation.report import write_report
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, Record, read_record, restore, verify
-from marft.runs.folder import RunFolder
-from marft.runs.log import Log, Mark, read_rows, rewind
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, read_record, restore, verify
+from marft.runs.metrics_log import LogDigest, MetricsLog, read_rows, truncate_log
+from marft.runs.run_folder import RunFolder
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
 from tests.helpers import settings
@@ -36,7 +36,7 @@ def rewritten(path: Path, changes: dict[str, Any]) -> None:
     (path / "state.json").write_text(json.dumps(table))
 
 
-def read_record_of(path: Path, changed: str) -> Record:
+def read_record_of(path: Path, changed: str) -> CheckpointRecord:
     """The record of a checkpoint one of whose files was changed that way."""
     files = json.loads((path / "state.json").read_text())["files"]
     rewritten(path, {"files": {**files, changed: hashlib.sha256((path / changed).read_bytes()).hexdigest()}})
@@ -67,7 +67,7 @@ class TestDamage:
         run, folder = mine
         damage(folder.checkpoints / "step_000002" / "state.json")
         observer = Listening()
-        assert train(run, folder, resume=True, observer=observer).step == 2
+        assert train(run, folder, resume=True, callback=observer).step == 2
         (note,) = observer.notes
         assert "passed over a checkpoint" in note
         assert "step_000002" in note
@@ -84,7 +84,7 @@ class TestDamage:
         write_report(folder)
         assert "metrics.jsonl: line 1 cannot be read" in folder.report.read_text()
         observer = Listening()
-        train(run, folder, resume=True, observer=observer)
+        train(run, folder, resume=True, callback=observer)
         (note,) = observer.notes
         assert "line 1 cannot be read; nothing is known of step 1" in note
         assert "metrics.damaged-1.jsonl" in note
@@ -96,29 +96,29 @@ class TestDamage:
         rows = folder.read_metrics()
         folder.metrics.write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
         observer = Listening()
-        train(run, folder, resume=True, observer=observer)
+        train(run, folder, resume=True, callback=observer)
         assert "not those that were written" in observer.notes[0]
         assert [row["step"] for row in folder.read_metrics()] == [1, 2]
 
     def test_metrics_after_the_checkpoint_go_and_the_rest_stays_to_the_byte(self, tmp_path: Path) -> None:
-        log = Log(tmp_path / "metrics.jsonl")
+        log = MetricsLog(tmp_path / "metrics.jsonl")
         for step in (1, 2):
             log.append({"step": step, "reward": float("nan")})
-        mark, content = log.mark(), (tmp_path / "metrics.jsonl").read_bytes()
-        assert mark == Mark.of(content)
+        mark, content = log.current_digest(), (tmp_path / "metrics.jsonl").read_bytes()
+        assert mark == LogDigest.from_content(content)
         log.append({"step": 3})
         log.close()
         with (tmp_path / "metrics.jsonl").open("ab") as file:
             file.write(b'{"step": 4, "rew')
         assert read_rows(tmp_path / "metrics.jsonl")[1] == []
-        assert rewind(tmp_path / "metrics.jsonl", 2, mark) == []
+        assert truncate_log(tmp_path / "metrics.jsonl", 2, mark) == []
         assert (tmp_path / "metrics.jsonl").read_bytes() == content
         (tmp_path / "metrics.jsonl").unlink()
-        assert "steps 1 to 2 are missing" in rewind(tmp_path / "metrics.jsonl", 2, mark)[0]
+        assert "steps 1 to 2 are missing" in truncate_log(tmp_path / "metrics.jsonl", 2, mark)[0]
 
     def test_checkpoints_are_counted_not_spelled(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
-        checkpoints = Checkpoints(folder, run.checkpoints)
+        checkpoints = CheckpointManager(folder, run.checkpoints)
         (folder.checkpoints / "step_000002").rename(folder.checkpoints / "step_1000000")
         (folder.checkpoints / "step_mine").mkdir()
         assert [path.name for path in checkpoints.steps()] == ["step_000001", "step_1000000"]
@@ -147,7 +147,7 @@ class TestDamage:
         """A pipe was once waited for, for ever."""
         run, folder = mine
         damage(folder.checkpoints / "step_000002" / "state.json")
-        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        record, (problem,) = CheckpointManager(folder, run.checkpoints).newest()
         assert record is not None
         assert record.state.step == 1
         assert "step_000002" in problem
@@ -161,7 +161,7 @@ class TestDamage:
         """The run once went back to it at every start, and let go of those that it had written since."""
         run, folder = mine
         shutil.copytree(folder.checkpoints / "step_000001", folder.checkpoints / "step_000009")
-        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        record, (problem,) = CheckpointManager(folder, run.checkpoints).newest()
         assert record is not None
         assert record.state.step == 2
         assert "step_000009 is the checkpoint of step 1" in problem
@@ -175,7 +175,10 @@ class TestDamage:
         keep_one = settings("tiny", folder.path.parent, "--checkpoints.keep_last", "1", "--checkpoints.keep_best=false")
         assert train(keep_one, folder, resume=True).step == 2
         assert verify(folder.checkpoints / "step_000002").step == 2
-        assert [path.name for path in Checkpoints(folder, run.checkpoints).steps()] == ["step_000002", "step_000004"]
+        assert [path.name for path in CheckpointManager(folder, run.checkpoints).steps()] == [
+            "step_000002",
+            "step_000004",
+        ]
 
     @pytest.mark.slow
     def test_what_somebody_put_in_the_place_of_a_checkpoint_is_put_aside(
@@ -216,7 +219,7 @@ class TestDamage:
         path = folder.checkpoints / "step_000002"
         save_file({name: t.contiguous() for name, t in change(load_file(path / file)).items()}, path / file)
         record = read_record_of(path, file)
-        with LocalRollouts(run) as rollouts, pytest.raises(ValueError, match=message):
+        with LocalRolloutRunner(run) as rollouts, pytest.raises(ValueError, match=message):
             restore(record, rollouts.models, Learner(run, rollouts.models))
 
     def test_metrics_are_numbers(self, mine: tuple[RunSettings, RunFolder]) -> None:
@@ -273,7 +276,7 @@ class TestDamage:
         """Texts for numbers, whose digest was right, once came to light where the run counted on with them."""
         run, folder = mine
         rewritten(folder.checkpoints / "step_000002", {key: value})
-        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        record, (problem,) = CheckpointManager(folder, run.checkpoints).newest()
         assert record is not None
         assert record.state.step == 1
         assert f"state.json holds what no run writes: {key}" in problem

@@ -15,19 +15,19 @@ from peft import LoraConfig
 
 from marft.common.types import Episode
 from marft.config.bundled import bundled_models
-from marft.config.given import refuse_missing
-from marft.envs.tasks import tasks_of
+from marft.config.python_objects import check_objects
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
-from marft.models.adapters import CONFIG, read_lora_settings
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, Record, load_policies
-from marft.runs.export.card import _with_llama
-from marft.runs.export.loading import check_bases, settings_of
+from marft.models.adapter_files import CONFIG_FILE, read_lora_settings
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, load_policies
+from marft.runs.export.exporter import export_run
+from marft.runs.export.loader import check_bases, load_settings
 from marft.runs.export.manifest import Export, ModelEntry, load_export
-from marft.runs.export.recipe import Shipped, shipped
-from marft.runs.export.weights import _adapter_config, _without_sampling
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.export.model_card import _with_llama
+from marft.runs.export.recipe import ExportRecipe, export_recipe
+from marft.runs.export.weights import _public_adapter_config, _remove_sampling
+from marft.runs.run_folder import RunFolder
 from tests.exports import Plain, merged_logits, texts_in, whole
 from tests.nights import NIGHT
 from tests.runs import contents, finished
@@ -59,10 +59,10 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 def greedy_episodes(trained: RunFolder, tasks: int) -> list[Episode]:
     """What ``marft eval --mode greedy`` plays, with the run's own checkpoint."""
     run = trained.settings()
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
         rollouts.publish(0)
-        return evaluate(rollouts, "last", "greedy", tasks_of(run.environment, "test")[:tasks])[1]
+        return evaluate(rollouts, "last", "greedy", read_tasks(run.environment, "test")[:tasks])[1]
 
 
 class TestWhatPeftMakesOfIt:
@@ -95,7 +95,7 @@ class TestWhatPeftMakesOfIt:
         (episode,) = greedy_episodes(trained, 1)
         plain = Plain(exported)
         for action in episode.actions:
-            log_probs = plain.logits(action.policy, whole(action)).log_softmax(-1)
+            log_probs = plain.compute_logits(action.policy, whole(action)).log_softmax(-1)
             at = len(action.prompt) - 1
             mine = [log_probs[at + n, token].item() for n, token in enumerate(action.tokens.tolist())]
             assert mine == pytest.approx(action.log_probs.tolist(), abs=1e-5)
@@ -103,10 +103,10 @@ class TestWhatPeftMakesOfIt:
     def test_merged_weights_compute_what_the_adapter_does(self, exported: Export) -> None:
         plain = Plain(exported)
         ids = plain.ids("Reason.", "State the final answer: 12 + 34 - 5 =")
-        base = merged = plain.logits("reasoner", ids)
+        base = merged = plain.compute_logits("reasoner", ids)
         for policy in ("reasoner", "actor"):
             merged = merged_logits(exported, policy, ids)
-            assert torch.allclose(merged, plain.logits(policy, ids), atol=1e-4)
+            assert torch.allclose(merged, plain.compute_logits(policy, ids), atol=1e-4)
         assert not torch.allclose(merged, base, atol=1e-3), "the two policies are two"
 
     def test_a_merged_model_has_all_that_a_model_has(self, exported: Export) -> None:
@@ -121,7 +121,7 @@ class TestWhatPeftMakesOfIt:
         theirs = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0, "do_sample": True, "top_p": 0.8,
                   "temperature": 0.7, "repetition_penalty": 1.5}  # fmt: skip
         (tmp_path / "generation_config.json").write_text(json.dumps(theirs))
-        _without_sampling(tmp_path)
+        _remove_sampling(tmp_path)
         left = json.loads((tmp_path / "generation_config.json").read_text())
         assert left == {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0}
         for folder in ("models/base", "merged/actor", "merged/reasoner"):
@@ -133,11 +133,11 @@ class TestWhatPeftMakesOfIt:
 class TestTheRecipe:
     def test_it_evaluates_to_what_the_run_does(self, trained: RunFolder, exported: Export) -> None:
         before = greedy_episodes(trained, 4)
-        run = settings_of(exported)
+        run = load_settings(exported)
         assert run.trained_policies == ()
-        with LocalRollouts(run) as rollouts:
-            check_bases(exported, rollouts.models.digests())
-            after = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:4])[1]
+        with LocalRolloutRunner(run) as rollouts:
+            check_bases(exported, rollouts.models.compute_digests())
+            after = evaluate(rollouts, "export", "greedy", read_tasks(run.environment, "test")[:4])[1]
         assert [whole(a) for e in after for a in e.actions] == [whole(a) for e in before for a in e.actions]
 
     def test_another_base_is_refused(self, exported: Export) -> None:
@@ -146,7 +146,7 @@ class TestTheRecipe:
 
     def test_it_can_lie_anywhere(self, copy: Path) -> None:
         moved = copy.rename(copy.parent / "elsewhere")
-        assert settings_of(load_export(moved)).models["base"].path == str(moved / "models" / "base")
+        assert load_settings(load_export(moved)).models["base"].path == str(moved / "models" / "base")
 
 
 class TestWhole:
@@ -213,7 +213,7 @@ class TestWhole:
         table = json.loads((copy / "team.json").read_text())
         del table["digest"]
         table["files"][name] = {"sha256": "0", "bytes": 0}
-        (copy / "team.json").write_text(json.dumps({**table, "digest": manifest._digest(table)}))
+        (copy / "team.json").write_text(json.dumps({**table, "digest": manifest._hash_table(table)}))
         with pytest.raises(ValueError, match="which is no file of an export"):
             load_export(copy)
 
@@ -236,7 +236,7 @@ class TestWriting:
         self, trained: RunFolder, copy: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = contents(copy)
-        monkeypatch.setattr("marft.runs.export.writing.write_manifest", lambda *_: 1 / 0)
+        monkeypatch.setattr("marft.runs.export.exporter.write_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             export_run(trained, "last", copy, force=True)
         assert contents(copy) == before
@@ -252,14 +252,14 @@ class TestWriting:
     def test_what_names_one_all_the_same_is_told_and_not_as_left_out(
         self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def names_one(*words: Any) -> Shipped:
-            out = shipped(*words)
+        def names_one(*words: Any) -> ExportRecipe:
+            out = export_recipe(*words)
             out.table["agents"][0]["instructions"] = "Look into /tmp/x/rows.csv."
             out.table["team"] |= {"organization": "their_team:Mine"}
             return out
 
-        monkeypatch.setattr("marft.runs.export.writing.known_places", lambda *_: ["/tmp/x"])
-        monkeypatch.setattr("marft.runs.export.writing.shipped", names_one)
+        monkeypatch.setattr("marft.runs.export.exporter.list_local_folders", lambda *_: ["/tmp/x"])
+        monkeypatch.setattr("marft.runs.export.exporter.export_recipe", names_one)
         said: list[str] = []
         folder = export_run(trained, "last", tmp_path / "team", note=said.append)
         assert said[-1].startswith("agents.0.instructions of recipe.toml names /tmp/x, a folder of this machine")
@@ -272,10 +272,10 @@ class TestWriting:
     def test_what_was_given_in_python_is_not_exported(
         self, mine: tuple[object, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def read(_: Record) -> None:
-            refuse_missing({"rewards": [{"name": "function", "call": "given in Python: brevity"}]}, "recipe.toml")
+        def read(_: CheckpointRecord) -> None:
+            check_objects({"rewards": [{"name": "function", "call": "given in Python: brevity"}]}, "recipe.toml")
 
-        monkeypatch.setattr(Record, "recipe", read)
+        monkeypatch.setattr(CheckpointRecord, "read_recipe", read)
         with pytest.raises(ValueError, match=r"cannot be exported.*: brevity \(rewards.*my_module:brevity") as told:
             export_run(mine[1], "last", tmp_path / "team")
         assert "load_run" not in str(told.value)
@@ -297,7 +297,7 @@ class TestWriting:
         self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names = {"best": "step_000001"}
-        monkeypatch.setattr(Checkpoints, "find", lambda self, name: self.path / names[name])
+        monkeypatch.setattr(CheckpointManager, "find", lambda self, name: self.path / names[name])
         assert load_export(export_run(trained, "best", tmp_path / "team")).manifest.checkpoint.step == 1
 
     @pytest.mark.slow
@@ -321,8 +321,8 @@ class TestWriting:
         assert not [name for name in exported.manifest.files if "second" in name and not name.startswith("templates")]
         assert any(f"line 1 of templates/second.jinja names {folder.path}" in sentence for sentence in said)
         before = greedy_episodes(folder, 2)
-        with LocalRollouts(settings_of(exported)) as rollouts:
-            after = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:2])[1]
+        with LocalRolloutRunner(load_settings(exported)) as rollouts:
+            after = evaluate(rollouts, "export", "greedy", read_tasks(run.environment, "test")[:2])[1]
         assert [whole(a) for e in after for a in e.actions] == [whole(a) for e in before for a in e.actions]
 
 
@@ -365,7 +365,7 @@ class TestManifestAndCard:
 
     def test_an_adapter_names_its_base_as_others_find_it(self, exported: Export, tmp_path: Path) -> None:
         trained = exported.path / "policies" / "actor"
-        assert json.loads((trained / CONFIG).read_text())["base_model_name_or_path"] == "models/base"
+        assert json.loads((trained / CONFIG_FILE).read_text())["base_model_name_or_path"] == "models/base"
         entry = exported.manifest.policies["actor"]
         assert (entry.rank, entry.alpha, set(entry.targets)) == (8, 16.0, {"q_proj", "v_proj"})
         LoraConfig(
@@ -373,16 +373,16 @@ class TestManifestAndCard:
             base_model_name_or_path="/home/me/model",
         ).save_pretrained(str(tmp_path))  # fmt: skip
         shutil.copy(trained / "adapter_model.safetensors", tmp_path)
-        table = _adapter_config(tmp_path, ModelEntry(path="org/model", commit="c0ffee"))
+        table = _public_adapter_config(tmp_path, ModelEntry(path="org/model", commit="c0ffee"))
         assert (table["base_model_name_or_path"], table["revision"]) == ("org/model", "c0ffee")
         assert (table["use_rslora"], table["lora_alpha"], table["lora_dropout"]) == (True, 8, 0.1)
         before = read_lora_settings(tmp_path)
-        (tmp_path / CONFIG).write_text(json.dumps(table))
+        (tmp_path / CONFIG_FILE).write_text(json.dumps(table))
         assert read_lora_settings(tmp_path) == before
 
 
 def test_an_exports_settings_can_be_changed(exported: Export) -> None:
-    assert settings_of(exported, ["--agents.actor.sampling.temperature", "0"]).agents[1].sampling.temperature == 0
+    assert load_settings(exported, ["--agents.actor.sampling.temperature", "0"]).agents[1].sampling.temperature == 0
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import marft
-from marft.config.reorganizing import read_reorganization
-from marft.envs.tasks import tasks_of
+from marft.config.team_changes import read_team_change
+from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.export.loading import settings_of
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.export.exporter import export_run
+from marft.runs.export.loader import load_settings
 from marft.runs.export.manifest import load_export
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.marft.evaluation.test_scenarios import command
 from tests.nights import BY_NIGHT
 
@@ -46,12 +46,12 @@ def test_it_plays_what_an_evaluation_as_that_team_plays(
     mine: tuple[object, RunFolder], line: Path, tmp_path: Path
 ) -> None:
     folder = mine[1]
-    path = export_run(folder, "last", tmp_path / "out", into=read_reorganization(line))
-    run = settings_of(load_export(path))
+    path = export_run(folder, "last", tmp_path / "out", target_team=read_team_change(line))
+    run = load_settings(load_export(path))
     assert [agent.role for agent in run.agents] == ["reasoner", "second", "actor"]
     assert [agent.policy for agent in run.agents] == ["reasoner", "reasoner", "actor"]
-    with LocalRollouts(run) as rollouts:
-        episodes = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:4])[1]
+    with LocalRolloutRunner(run) as rollouts:
+        episodes = evaluate(rollouts, "export", "greedy", read_tasks(run.environment, "test")[:4])[1]
     (of_run,) = marft.evaluate(folder.path, checkpoints="last", reorganized=line, tasks=4, modes="greedy")
     assert {episode.task.id: episode.total_reward for episode in episodes} == of_run.rewards
     assert {action.agent for episode in episodes for action in episode.actions} == {"reasoner", "second", "actor"}
@@ -62,7 +62,7 @@ def test_it_plays_what_an_evaluation_as_that_team_plays(
 
 def test_the_manifest_and_the_card_say_what_is_another(trained: RunFolder, line: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    path = export_run(trained, "last", tmp_path / "out", into=read_reorganization(line), note=said.append)
+    path = export_run(trained, "last", tmp_path / "out", target_team=read_team_change(line), note=said.append)
     manifest = load_export(path).manifest
     assert manifest.reorganized["name"] == "line"
     assert (manifest.reorganized["added"], manifest.reorganized["removed"]) == (["second"], [])
@@ -76,7 +76,7 @@ def test_the_manifest_and_the_card_say_what_is_another(trained: RunFolder, line:
 
 def test_policies_that_nobody_uses_any_more_stay_behind(trained: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "alone.toml").write_text(ALONE)
-    path = export_run(trained, "last", tmp_path / "out", into=read_reorganization(tmp_path / "alone.toml"))
+    path = export_run(trained, "last", tmp_path / "out", target_team=read_team_change(tmp_path / "alone.toml"))
     manifest = load_export(path).manifest
     assert list(manifest.policies) == ["actor"]
     assert manifest.reorganized["removed"] == ["reasoner"]
@@ -112,5 +112,5 @@ def test_a_team_that_is_none_or_the_same_writes_nothing(
 ) -> None:
     (tmp_path / "other.toml").write_text(text)
     with pytest.raises(ValueError, match=wanted):
-        export_run(trained, "last", tmp_path / "out", into=read_reorganization(tmp_path / "other.toml"))
+        export_run(trained, "last", tmp_path / "out", target_team=read_team_change(tmp_path / "other.toml"))
     assert not (tmp_path / "out").exists()

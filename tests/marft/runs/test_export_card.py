@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from marft.runs.export.card import _loading, _with_peft, _with_vllm
+from marft.runs.export.model_card import _loading_section, _with_peft, _with_vllm
 
 TABLE: dict[str, Any] = {
     "models": {
@@ -59,9 +59,9 @@ def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
         },
         "agents": [{"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}}],
     }  # fmt: skip
-    text = "\n".join(_loading(table, "team"))
+    text = "\n".join(_loading_section(table, "team"))
     assert "marft serve .\nmarft eval .\n" in text
-    trusting = "\n".join(_loading(table, "team", " --trust-code"))
+    trusting = "\n".join(_loading_section(table, "team", " --trust-code"))
     assert "marft serve . --trust-code\nmarft eval . --trust-code\n" in trusting
     assert text.count("PeftModel.from_pretrained(base") == 2
     assert 'tokenizer.chat_template = open("templates/two.jinja"' in text

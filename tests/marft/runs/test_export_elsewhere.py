@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.runs import finished
 from tests.sources import ROOT
 

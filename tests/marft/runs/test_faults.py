@@ -19,8 +19,8 @@ import pytest
 from marft.cli import errors
 from marft.cli.main import main
 from marft.config import to_toml
-from marft.runs.checkpoints import Checkpoints, verify
-from marft.runs.folder import RunFolder
+from marft.runs.checkpoints import CheckpointManager, verify
+from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.nights import some
 from tests.sources import ROOT
@@ -88,7 +88,7 @@ class TestFullDisks:
         assert said.startswith("marft: cannot write: No space left on device")
         assert PROMISED in said
         assert said.count("\n") == 1, said
-        for checkpoint in Checkpoints(RunFolder(folder / "test"), settings().checkpoints).steps():
+        for checkpoint in CheckpointManager(RunFolder(folder / "test"), settings().checkpoints).steps():
             verify(checkpoint)
         filler.unlink()
         begun = (folder / "test").exists()  # where there was no room for as much as a recipe, nothing is left
@@ -193,7 +193,7 @@ class TestFoldersThatTakeNothing:
 
 
 THEIRS = """\
-from marft.config.parts import CreditPart, EnvironmentPart
+from marft.config.plugin_types import CreditPart, EnvironmentPart
 
 
 class Careless(CreditPart):
@@ -244,11 +244,11 @@ class TestFaults:
     ) -> None:
         def broken(name: str) -> None:
             if folder:
-                errors.beside(tmp_path / folder)
+                errors.set_run_folder(tmp_path / folder)
             raise AssertionError(name)
 
         (tmp_path / "run").mkdir()
-        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
+        monkeypatch.setattr("marft.cli.listings.list_algorithms", broken)
         assert marft(capsys, "algorithms")[0] == 1
         kept = tmp_path / "run" / "error.txt" if folder else Path("marft-error.txt")
         assert kept.stat().st_mode & 0o777 == 0o600
@@ -288,7 +288,7 @@ class TestFaults:
             monkeypatch.setattr(sys, "argv", ["marft", "algorithms", "--x.options.api_key", "sk-123456789"])
             raise AssertionError("sk-123456789 is refused")
 
-        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
+        monkeypatch.setattr("marft.cli.listings.list_algorithms", broken)
         marft(capsys, "algorithms")
         assert "'***'" in (kept := Path("marft-error.txt").read_text())
         assert "sk-123" not in kept
@@ -299,7 +299,7 @@ class TestFaults:
         def broken(name: str) -> None:
             raise AssertionError("no such invariant")
 
-        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
+        monkeypatch.setattr("marft.cli.listings.list_algorithms", broken)
         status, said = marft(capsys, "algorithms")
         assert status == 1
         assert said == (
@@ -312,7 +312,7 @@ class TestFaults:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What the link led to was once overwritten; in a folder for all, anybody can make one."""
-        monkeypatch.setattr("marft.cli.listings.algorithms", lambda name: {}[name])
+        monkeypatch.setattr("marft.cli.listings.list_algorithms", lambda name: {}[name])
         Path("thesis.tex").write_text("years of work")
         Path("marft-error.txt").symlink_to("thesis.tex")
         assert marft(capsys, "algorithms")[0] == 1
@@ -326,7 +326,7 @@ class TestFaults:
             raise OSError(errno.EACCES, "no")
 
         monkeypatch.setattr(errors, "write_file", refuse)
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             raise KeyError("gone")
         assert "unforeseen: KeyError: 'gone'" in (said := capsys.readouterr().err)
         assert "--debug prints the traceback" in said
@@ -334,7 +334,7 @@ class TestFaults:
     def test_a_value_error_of_a_library_is_a_fault_and_not_the_users_mistake(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with pytest.raises(SystemExit) as ended, errors.friendly():
+        with pytest.raises(SystemExit) as ended, errors.report_errors():
             int("no number")
         assert ended.value.code == 1
         assert "unforeseen: ValueError: invalid literal for int()" in capsys.readouterr().err
@@ -349,13 +349,13 @@ class TestFaults:
             raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
 
         monkeypatch.setattr(tempfile, "gettempdir", no_folder)
-        with pytest.raises(SystemExit) as ended, errors.friendly():
+        with pytest.raises(SystemExit) as ended, errors.report_errors():
             tempfile.gettempdir()
         assert ended.value.code == 2
         assert "found in ['/tmp', '/var/tmp']: make room in one of them, or set TMPDIR" in capsys.readouterr().err
-        monkeypatch.setattr(errors, "NO_RUN", tmp_path / "nowhere" / "there" / "error.txt")
+        monkeypatch.setattr(errors, "ERROR_FILE", tmp_path / "nowhere" / "there" / "error.txt")
         (tmp_path / "nowhere").write_text("")
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             raise KeyError("odd")
         assert "unforeseen: KeyError: 'odd'" in capsys.readouterr().err
 
@@ -363,20 +363,20 @@ class TestFaults:
         """What asyncio passes on from a thread can be its own cause's context: the command once never ended."""
         first, second = KeyError("first"), KeyError("second")
         first.__cause__, second.__context__ = second, first
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             raise first
         assert "unforeseen: KeyError: 'first'" in capsys.readouterr().err
 
     def test_a_very_long_message_is_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         error = OSError(errno.ENOSPC, "full", "x" * 10_000_000)
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             raise error
         said = capsys.readouterr().err
         assert len(said) < 5000
         assert "more characters" in said
 
     def test_of_two_files_the_one_that_is_written_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit), errors.friendly():
+        with pytest.raises(SystemExit), errors.report_errors():
             raise OSError(errno.ENOSPC, "full", "from", None, "to")
         assert capsys.readouterr().err.startswith("marft: cannot write: No space left on device (to)")
 
@@ -384,7 +384,7 @@ class TestFaults:
         def work() -> None:
             raise OSError(errno.ENOSPC, "full", "somewhere")
 
-        with errors.friendly():
+        with errors.report_errors():
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
@@ -395,7 +395,7 @@ class TestFaults:
     def test_ctrl_c_is_nobodys_fault(self, capsys: pytest.CaptureFixture[str]) -> None:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
         try:
-            with pytest.raises(KeyboardInterrupt), errors.friendly():
+            with pytest.raises(KeyboardInterrupt), errors.report_errors():
                 signal.raise_signal(signal.SIGINT)
         finally:
             signal.signal(signal.SIGINT, before)

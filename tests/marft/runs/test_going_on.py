@@ -9,11 +9,11 @@ import pytest
 
 import marft
 from marft.config import RunSettings, parse_recipe
-from marft.runs.changes import changes
+from marft.runs.changes import find_changes
 from marft.runs.checkpoints import verify
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer import loop as training
-from marft.trainer.loop import Silent, train
+from marft.trainer.loop import NullCallback, train
 from tests.helpers import recipe, settings
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT, NIGHT
@@ -53,7 +53,7 @@ class TestGoingOn:
         ],
     )  # fmt: skip
     def test_every_such_setting_counts(self, override: tuple[str, str]) -> None:
-        assert list(changes(parse_recipe(recipe()), parse_recipe(recipe(), override))) != []
+        assert list(find_changes(parse_recipe(recipe()), parse_recipe(recipe(), override))) != []
 
     @pytest.mark.parametrize(
         "override",
@@ -64,12 +64,12 @@ class TestGoingOn:
         ],
     )  # fmt: skip
     def test_what_is_no_part_of_learning_may_change(self, override: tuple[str, str]) -> None:
-        assert changes(parse_recipe(recipe()), parse_recipe(recipe(), override)) == {}
+        assert find_changes(parse_recipe(recipe()), parse_recipe(recipe(), override)) == {}
 
     def test_the_order_of_agents_counts(self) -> None:
         table = recipe()
         table["agents"] = table["agents"][::-1]
-        assert "agents.order" in changes(parse_recipe(recipe()), parse_recipe(table))
+        assert "agents.order" in find_changes(parse_recipe(recipe()), parse_recipe(table))
 
     @pytest.mark.slow
     def test_a_longer_run_under_a_schedule_says_that_the_rate_jumps(self, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ class TestGoingOn:
         _, folder = finished(tmp_path, *cosine)
         observer = Listening()
         longer = settings("tiny", tmp_path, *cosine, "--training.steps", "3")
-        assert train(longer, folder, resume=True, observer=observer).step == 3
+        assert train(longer, folder, resume=True, callback=observer).step == 3
         (note,) = observer.notes
         assert "training.steps: 2 → 3, and the learning rate follows a cosine schedule" in note
 
@@ -95,9 +95,9 @@ class TestGoingOn:
         self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run, folder = mine
-        first, *others = training.training_tasks(run)
+        first, *others = training.load_training_tasks(run)
         corrected = replace(first, data={**first.data, "answer": "another"})
-        monkeypatch.setattr(training, "training_tasks", lambda run: [corrected, *others])
+        monkeypatch.setattr(training, "load_training_tasks", lambda run: [corrected, *others])
         with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
             train(run, folder, resume=True)
 
@@ -128,13 +128,13 @@ class TestGoingOn:
         train(run, whole, start_from=source)
         stopped = RunFolder(tmp_path / "stopped")
 
-        class Dying(Silent):
-            def step(self, step: int, metrics: dict[str, float]) -> None:
+        class Dying(NullCallback):
+            def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
                 raise KeyboardInterrupt
 
         again = settings("tiny", tmp_path, "--checkpoints.every", "100", "--training.steps", "3", "--name", "stopped")
         with pytest.raises(KeyboardInterrupt):
-            train(again, stopped, start_from=source, observer=Dying())
+            train(again, stopped, start_from=source, callback=Dying())
         assert verify(stopped.checkpoints / "step_000000").step == 0
         train(again, stopped, resume=True)
         a, b = (f.checkpoints / "step_000003" / "optimizer.safetensors" for f in (whole, stopped))
@@ -219,7 +219,7 @@ class TestLostMarks:
         with pytest.raises(ValueError, match="a run that has lost its mark goes on with --resume"):
             train(run, folder, overwrite=True)
         observer = Listening()
-        assert train(run, folder, resume=True, observer=observer).step == 2
+        assert train(run, folder, resume=True, callback=observer).step == 2
         assert any("had lost its mark of a run (run.json), and has it again" in note for note in observer.notes)
         assert folder.is_run()
         aside = folder.path / "run.damaged-1.json"
@@ -274,20 +274,20 @@ class TestResumeOrStart:
 
     def test_other_weights_are_heeded_until_there_is_a_checkpoint(self, tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / "run")
-        assert not folder.goes_on(begins_with=False)
+        assert not folder.should_resume(begins_with=False)
         folder.path.mkdir()
-        folder.write_mark(tmp_path / "old")
-        assert folder.goes_on(begins_with=False)
-        assert not folder.goes_on(begins_with=True)
+        folder.write_marker(tmp_path / "old")
+        assert folder.should_resume(begins_with=False)
+        assert not folder.should_resume(begins_with=True)
         (folder.checkpoints / "step_000010").mkdir(parents=True)
-        assert folder.goes_on(begins_with=True)
+        assert folder.should_resume(begins_with=True)
 
     def test_a_start_that_was_cut_short_begins_again(self, tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / "run")
         (folder.checkpoints / "start_1").mkdir(parents=True)
         (folder.checkpoints / "step_000010").mkdir()
-        folder.write_mark(tmp_path / "old", folder.checkpoints / "start_1")
-        assert not folder.goes_on(begins_with=True)
+        folder.write_marker(tmp_path / "old", folder.checkpoints / "start_1")
+        assert not folder.should_resume(begins_with=True)
 
 
 class TestSetAside:
@@ -295,12 +295,12 @@ class TestSetAside:
     def test_a_task_stays_set_aside_when_the_run_goes_on(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path, "--training.steps", "1", "--checkpoints.every", "1")
         folder = RunFolder.create(run)
-        poison = training.training_tasks(run)[0].id
+        poison = training.load_training_tasks(run)[0].id
         opened = training.open_rollouts
 
         def losing(run: RunSettings, **more: bool) -> object:
             rollouts = opened(run, **more)
-            rollouts.set_aside[poison] = "it ended its workers"
+            rollouts.excluded_tasks[poison] = "it ended its workers"
             return rollouts
 
         with pytest.MonkeyPatch.context() as patch:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from marft.config import RunSettings
-from marft.runs.checkpoints import Checkpoints, read_record, starts
-from marft.runs.folder import RunFolder
+from marft.runs.checkpoints import CheckpointManager, list_starts, read_record
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as command
@@ -26,14 +26,15 @@ MOMENTS = (*some(range(0, 20, 3), of=2), 1000)  # changes to the folder before t
 KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from marft.runs.folder import RunFolder
-    from marft.rollout.rollouts import LocalRollouts
-    from marft.trainer.loop import Silent, train
+    from marft.runs.run_folder import RunFolder
+    from marft.common.callbacks import NullCallback
+    from marft.rollout.local_runner import LocalRolloutRunner
+    from marft.trainer.loop import train
     from tests.helpers import settings
 
-    LocalRollouts(settings()).close()  # imports what the children would, each for itself
+    LocalRolloutRunner(settings()).close()  # imports what the children would, each for itself
 
-    class Stopping(Silent):
+    class Stopping(NullCallback):
         def wants_stop(self):
             return True
 
@@ -54,7 +55,7 @@ KILLED = """
         child = os.fork()
         if child == 0:
             left[0] = moment
-            train(run, folder, overwrite=True, start_from=folder.checkpoints / source, observer=Stopping())
+            train(run, folder, overwrite=True, start_from=folder.checkpoints / source, callback=Stopping())
             os._exit(0)
         os.waitpid(child, 0)
 """
@@ -102,12 +103,12 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
     for number, original in enumerate(killed):
         folder = RunFolder(tmp_path / str(number) / "test")
         shutil.copytree(original.path, folder.path)
-        new = bool(folder.started_from())
+        new = bool(folder.initial_checkpoint())
         try:
             train(settings_of(folder), folder, resume=True)
             ends.append("goes on as the new run" if new else "goes on as the old run")
         except ValueError as error:
-            (told,) = starts(folder.checkpoints)
+            (told,) = list_starts(folder.checkpoints)
             ends.append("is told" if f"start it again, with --from {told} --overwrite" in str(error) else str(error))
     assert list(dict.fromkeys(ends)) == ["goes on as the old run", "is told", "goes on as the new run"]
     wanted = (told / WEIGHTS).read_bytes()
@@ -115,7 +116,7 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
     options = ("--overwrite", "--from", str(told), "--checkpoints.keep_last", "9")
     assert "trained 2 steps" in command(capsys, "train", str(last.path), *options)
     assert (last.checkpoints / "step_000000" / WEIGHTS).read_bytes() == wanted
-    assert starts(last.checkpoints) == []
+    assert list_starts(last.checkpoints) == []
 
 
 @pytest.mark.slow
@@ -137,4 +138,4 @@ def test_a_start_that_could_not_be_written_leaves_the_old_run_whole(
     assert [path for path in sorted(folder.path.rglob("*")) if path.name != "run.lock"] == [
         path for path in files if path.name != "run.lock"
     ]
-    assert Checkpoints(folder, settings_of(folder).checkpoints).newest()[0] is not None
+    assert CheckpointManager(folder, settings_of(folder).checkpoints).newest()[0] is not None

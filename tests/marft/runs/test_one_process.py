@@ -17,7 +17,7 @@ import pytest
 
 from marft.config import RunSettings
 from marft.runs import lock
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from tests.marft.cli.test_cli import run as command
 from tests.runs import contents
 
@@ -29,7 +29,7 @@ class TestOneProcess:
     ) -> None:
         _, folder = mine
         before = contents(folder.path)
-        with folder.held():
+        with folder.acquire_lock():
             for options in (("--resume",), ("--overwrite",)):
                 text = command(capsys, "train", str(folder.path), *options, status=2)
                 assert f"is at work: process {os.getpid()} on" in text
@@ -41,8 +41,8 @@ class TestOneProcess:
         script = f"""
             import os, time
             from pathlib import Path
-            from marft.runs.folder import RunFolder
-            with RunFolder(Path({str(tmp_path / "run")!r})).held():
+            from marft.runs.run_folder import RunFolder
+            with RunFolder(Path({str(tmp_path / "run")!r})).acquire_lock():
                 os.fork()
                 print("held\\n", end="", flush=True)  # by the parent; the child has let go of it
                 time.sleep(600)
@@ -53,20 +53,23 @@ class TestOneProcess:
         try:
             assert process.stdout is not None
             assert [process.stdout.readline() for _ in range(2)] == ["held\n", "held\n"]
-            with pytest.raises(ValueError, match=f"process {process.pid} on"), RunFolder(tmp_path / "run").held():
+            with (
+                pytest.raises(ValueError, match=f"process {process.pid} on"),
+                RunFolder(tmp_path / "run").acquire_lock(),
+            ):
                 pass
             process.send_signal(signal.SIGKILL)
             process.wait()
-            with RunFolder(tmp_path / "run").held():
+            with RunFolder(tmp_path / "run").acquire_lock():
                 assert json.loads((tmp_path / "run" / "run.lock").read_text())["pid"] == os.getpid()
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # the child, which is in no way at work
         assert not (tmp_path / "run").exists()
 
     def test_a_lock_file_that_its_owner_removed_is_nobodys(self, tmp_path: Path) -> None:
-        with lock.held(tmp_path / "run.lock"):
+        with lock.lock_file(tmp_path / "run.lock"):
             (tmp_path / "run.lock").unlink()
-            with lock.held(tmp_path / "run.lock"):
+            with lock.lock_file(tmp_path / "run.lock"):
                 pass
 
     @pytest.mark.parametrize("replace", [False, True])
@@ -74,14 +77,14 @@ class TestOneProcess:
         self, replace: bool, mine: tuple[RunSettings, RunFolder]
     ) -> None:
         folder = mine[1]
-        with folder.held():
+        with folder.acquire_lock():
             (folder.path / "run.lock").unlink()
             if replace:
                 (folder.path / "run.lock").write_text("")
             for again in (folder, RunFolder(folder.path)):
-                with pytest.raises(ValueError, match="is at work: another process"), again.held():
+                with pytest.raises(ValueError, match="is at work: another process"), again.acquire_lock():
                     pass
-        with folder.held():
+        with folder.acquire_lock():
             pass
 
     @pytest.mark.parametrize(
@@ -97,12 +100,12 @@ class TestOneProcess:
         monkeypatch.setattr(lock.socket, "gethostname", lambda: "here")
         (tmp_path / "run.lock").write_text(json.dumps({"pid": pid, "host": host, "since": "yesterday"}))
         if free:
-            with lock.held(tmp_path / "run.lock"):
+            with lock.lock_file(tmp_path / "run.lock"):
                 pass
             return
         with (
             pytest.raises(ValueError, match=rf"process {pid} on {host}, since yesterday.*delete"),
-            lock.held(tmp_path / "run.lock"),
+            lock.lock_file(tmp_path / "run.lock"),
         ):
             pass
 
@@ -113,7 +116,7 @@ class TestOneProcess:
         make(tmp_path / "run.lock")
         with (
             pytest.raises(ValueError, match=r"run.lock is no file of the run's.*move it away"),
-            lock.held(tmp_path / "run.lock"),
+            lock.lock_file(tmp_path / "run.lock"),
         ):
             pass
         assert (tmp_path / "thesis.tex").read_text() == "years of work"
@@ -123,5 +126,5 @@ class TestOneProcess:
             shutil.rmtree(tmp_path / "run")
             raise KeyError("mine")
 
-        with pytest.raises(KeyError, match="mine"), RunFolder(tmp_path / "run").held():
+        with pytest.raises(KeyError, match="mine"), RunFolder(tmp_path / "run").acquire_lock():
             lose()

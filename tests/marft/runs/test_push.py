@@ -15,10 +15,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
 from marft.common.errors import RunError
+from marft.runs.export.exporter import export_run
 from marft.runs.export.manifest import load_export, write_manifest
-from marft.runs.export.push import _problems, push
-from marft.runs.export.writing import export_run
-from marft.runs.folder import RunFolder
+from marft.runs.export.push import _find_problems, push_export
+from marft.runs.run_folder import RunFolder
 from tests.exports import MANIFEST
 from tests.hub import Hub, hub
 from tests.nights import BY_NIGHT
@@ -90,7 +90,7 @@ class TestTheHub:
         with hub() as there:
             at(there.url)
             with pytest.raises(RunError, match=r"there is none; log in \(hf auth login\).*HF_TOKEN or --token"):
-                push(folder, "me/team")
+                push_export(folder, "me/team")
         assert there.asked == []
 
     def test_where_nobody_answers_its_address_is_named(self, folder: Path, at: Callable[[str], None]) -> None:
@@ -99,7 +99,7 @@ class TestTheHub:
         with pytest.raises(
             RunError, match=rf"the hub \({there.url}\) cannot be reached: .*network.*HF_ENDPOINT"
         ) as told:
-            push(folder, "me/team", token=TOKEN)
+            push_export(folder, "me/team", token=TOKEN)
         assert "\n" not in str(told.value)
 
     def test_what_answers_in_its_place_is_named(self, folder: Path, at: Callable[[str], None]) -> None:
@@ -107,44 +107,44 @@ class TestTheHub:
         with hub(refuses=200) as there:
             at(there.url)
             with pytest.raises(RunError, match=rf"{there.url} does not answer as the hub does \(KeyError.*HF_ENDPOINT"):
-                push(folder, "me/team", token=TOKEN)
+                push_export(folder, "me/team", token=TOKEN)
 
     def test_a_token_that_it_does_not_know_is_told(self, folder: Path, at: Callable[[str], None]) -> None:
         with hub(refuses=401) as there:
             at(there.url)
             with pytest.raises(RunError, match=r"does not know the token \(401\); log in"):
-                push(folder, "me/team", token=TOKEN)
+                push_export(folder, "me/team", token=TOKEN)
 
     def test_offline_it_is_not_asked(
         self, folder: Path, at: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(RunError, match="HF_HUB_OFFLINE is set"):
-            push(folder, "me/team", token=TOKEN)
+            push_export(folder, "me/team", token=TOKEN)
 
 
 class TestRefusals:
     def test_a_damaged_export_is_not_uploaded(self, folder: Path) -> None:
         (folder / "recipe.toml").write_text("name = 'other'")
         with pytest.raises(ValueError, match=r"recipe\.toml is damaged"):
-            push(folder, "me/team")
+            push_export(folder, "me/team")
 
     @pytest.mark.parametrize("name", ["README.md", "recipe.toml"])
     def test_nor_is_one_that_holds_a_secret(self, folder: Path, name: str) -> None:
         (folder / name).write_text((folder / name).read_text() + f"\n# {TOKEN}\n")
         rewritten(folder)
         with pytest.raises(ValueError, match=rf"{name} holds what looks like a secret \(hf_a…\).*nothing was uploaded"):
-            push(folder, "me/team")
+            push_export(folder, "me/team")
 
     def test_nor_is_what_is_of_training(self, folder: Path) -> None:
         (folder / "optimizer.safetensors").write_bytes(b"mine")
         rewritten(folder)
         with pytest.raises(ValueError, match=r"optimizer\.safetensors is of training"):
-            push(folder, "me/team")
+            push_export(folder, "me/team")
 
     def test_nor_is_another_folder(self, trained: RunFolder) -> None:
         with pytest.raises(ValueError, match="is no export of a team"):
-            push(trained.path, "me/team")
+            push_export(trained.path, "me/team")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ class TestRefusals:
 )
 def test_secrets_of_every_kind_are_seen(secret: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(f'key = "{secret}"')
-    (problem,) = _problems(tmp_path, ["recipe.toml"])
+    (problem,) = _find_problems(tmp_path, ["recipe.toml"])
     assert problem.startswith("recipe.toml holds what looks like a secret")
     assert secret not in problem
 
@@ -162,7 +162,7 @@ def test_files_of_training_are_seen(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
     (tmp_path / "mystate.json").write_text("")
-    assert list(_problems(tmp_path, [name, "mystate.json"])) == [f"{name} is of training, and no part of a team"]
+    assert list(_find_problems(tmp_path, [name, "mystate.json"])) == [f"{name} is of training, and no part of a team"]
 
 
 class Asked:
@@ -195,7 +195,7 @@ class TestTheClient:
             (tmp_path / name).write_text("name = 'x'")
         write_manifest(tmp_path, MANIFEST)
         monkeypatch.setattr("marft.runs.export.push.HfApi", asked := Asked(refuses=False))
-        assert push(tmp_path, "me/team", private=True, token=TOKEN) == "https://hub/me/team"
+        assert push_export(tmp_path, "me/team", private=True, token=TOKEN) == "https://hub/me/team"
         assert (asked.said["token"], asked.said["private"], asked.said["exist_ok"]) == (TOKEN, True, True)
         beside = ["skills/a.md", "skills/ab.md", "skills/[a]x.md", "optimizer.safetensors"]
         sent = filter_repo_objects([*listed, "team.json", *beside], allow_patterns=asked.said["allow_patterns"])
@@ -206,7 +206,7 @@ class TestTheClient:
         write_manifest(tmp_path, MANIFEST)
         monkeypatch.setattr("marft.runs.export.push.HfApi", Asked(refuses=True))
         with pytest.raises(RunError, match=r"the hub did not take me/team: cannot send with \*\*\*$"):
-            push(tmp_path, "me/team", token=TOKEN)
+            push_export(tmp_path, "me/team", token=TOKEN)
 
 
 def rewritten(folder: Path) -> None:

@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from marft.config import to_toml
-from marft.runs.checkpoints import Checkpoints, State, verify
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
-from marft.trainer.loop import Silent, train
+from marft.runs.checkpoints import CheckpointManager, State, verify
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
+from marft.trainer.loop import NullCallback, train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
@@ -28,11 +28,11 @@ from tests.sources import ROOT
 STEPS = 10
 
 
-class StopAfter(Silent):
+class StopAfter(NullCallback):
     def __init__(self, step: int) -> None:
         self.last, self.now = step, 0
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
         self.now = step
 
     def wants_stop(self) -> bool:
@@ -95,7 +95,7 @@ def test_the_same_run_twice_is_the_same(straight: RunFolder, tmp_path: Path) -> 
 def test_stopping_and_going_on_changes_nothing(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
     folder = RunFolder.create(run)
-    state = train(run, folder, observer=StopAfter(4))
+    state = train(run, folder, callback=StopAfter(4))
     assert state.step == 4
     assert train(run, folder, resume=True).step == STEPS
     assert_same(folder, straight)
@@ -120,7 +120,7 @@ def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight
     deadline = time.monotonic() + 120
     while len(folder.read_metrics()) < 7 and time.monotonic() < deadline:
         time.sleep(0.02)
-    with pytest.raises(ValueError, match=f"is at work: process {process.pid} on"), folder.held():
+    with pytest.raises(ValueError, match=f"is at work: process {process.pid} on"), folder.acquire_lock():
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -151,14 +151,16 @@ def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straig
             save(tensors, path, **options)
         safetensors.torch.save_file = dying
         from marft.config import load_recipe
-        from marft.runs.folder import RunFolder
+        from marft.runs.run_folder import RunFolder
         run = load_recipe({str(tmp_path / "recipe.toml")!r})
         train(run, RunFolder.create(run))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, env=environment(), check=False)
     assert done.returncode == -signal.SIGKILL
     folder = RunFolder(tmp_path / "test")
-    assert [path.name for path in Checkpoints(folder, run_settings(tmp_path).checkpoints).steps()] == ["step_000005"]
+    assert [path.name for path in CheckpointManager(folder, run_settings(tmp_path).checkpoints).steps()] == [
+        "step_000005"
+    ]
     assert list(folder.checkpoints.glob(".unfinished-*"))
     assert train(run_settings(tmp_path), folder, resume=True).step == STEPS
     assert not list(folder.checkpoints.glob(".unfinished-*"))
@@ -178,11 +180,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(straight: RunFolder, tmp_p
     weights.write_bytes(bytes(content))
     notes: list[str] = []
 
-    class Listening(Silent):
-        def note(self, text: str) -> None:
+    class Listening(NullCallback):
+        def on_note(self, text: str) -> None:
             notes.append(text)
 
-    train(run, folder, resume=True, observer=Listening())
+    train(run, folder, resume=True, callback=Listening())
     assert len(notes) == 1
     assert "step_000010" in notes[0]
     assert "adapter_model.safetensors is damaged" in notes[0]
@@ -236,10 +238,10 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(tmp_path: Path) -> No
     )  # fmt: skip
     folder = RunFolder.create(run)
     train(run, folder)
-    steps = {path.name for path in Checkpoints(folder, run.checkpoints).steps()}
+    steps = {path.name for path in CheckpointManager(folder, run.checkpoints).steps()}
     best = verify(folder.checkpoints / "step_000004").best_step
     assert {"step_000003", "step_000004", f"step_{best:06d}"} == steps
-    assert Checkpoints(folder, run.checkpoints).find("best").name == f"step_{best:06d}"
+    assert CheckpointManager(folder, run.checkpoints).find("best").name == f"step_{best:06d}"
 
 
 def test_state_is_plain_json(straight: RunFolder) -> None:

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from marft.config import RunSettings
-from marft.evaluation.guards.history import RETURNED
-from marft.evaluation.guards.watch import Watch, sentences
-from marft.rollout.rollouts import LocalRollouts, open_rollouts
-from marft.runs.checkpoints import Checkpoints, State, kept, restore, verify
-from marft.runs.folder import RunFolder, step_of
-from marft.runs.log import Mark
+from marft.evaluation.guards.history import ROLLBACK_KEY
+from marft.evaluation.guards.monitor import GuardMonitor, replay_messages
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.runs.checkpoints import CheckpointManager, State, restore, steps_to_keep, verify
+from marft.runs.metrics_log import LogDigest
+from marft.runs.run_folder import RunFolder, parse_step
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
-from marft.trainer.returning import Returning
+from marft.trainer.rollback import Rollback
 from tests.helpers import settings
 from tests.marft.runs.test_resume import StopAfter, assert_same
 from tests.nights import BY_NIGHT, some
@@ -41,7 +41,7 @@ def hot(output: Path, *overrides: str) -> RunSettings:
 def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[str]]:
     run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "return"), Listening()
     folder = RunFolder.create(run)
-    train(run, folder, observer=listening)
+    train(run, folder, callback=listening)
     return folder, listening.notes
 
 
@@ -53,22 +53,22 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
     folder, notes = returned
     rows = folder.read_metrics()
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "the log keeps what collapsed"
-    backs = {row["step"]: row[RETURNED] for row in rows if RETURNED in row}
+    backs = {row["step"]: row[ROLLBACK_KEY] for row in rows if ROLLBACK_KEY in row}
     assert 1 <= len(backs) <= 2
     assert next(iter(backs.values())) == 0
     rates = [row["policies/actor/learning_rate"] for row in rows]
     guards = hot(folder.path.parent, "--guards.on_collapse", "return").guards
-    watch, cooled = Watch(guards, (), lambda _: None), 1.0
+    watch, cooled = GuardMonitor(guards, (), lambda _: None), 1.0
     for row, rate in zip(rows, rates, strict=True):
         assert rate == pytest.approx(cooled)
-        watch.look(row)
-        if RETURNED in row:
-            assert 0 < watch.cooled() < guards.rate, "the hotter, the cooler"
-            cooled *= watch.cooled()
-            watch.go_back(int(row[RETURNED]))
+        watch.check(row)
+        if ROLLBACK_KEY in row:
+            assert 0 < watch.learning_rate_factor() < guards.rate, "the hotter, the cooler"
+            cooled *= watch.learning_rate_factor()
+            watch.roll_back(int(row[ROLLBACK_KEY]))
     state = verify(folder.checkpoints / "step_000009")
     assert (state.returns, state.cooled) == (len(backs), pytest.approx(cooled))
-    said = sentences(guards, rows)
+    said = replay_messages(guards, rows)
     assert [text for text in said if text in notes] == said
     assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
 
@@ -81,7 +81,7 @@ def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
 ) -> None:
     run = hot(tmp_path, "--guards.on_collapse", "return")
     folder = RunFolder.create(run)
-    train(run, folder, observer=StopAfter(after))
+    train(run, folder, callback=StopAfter(after))
     train(run, folder, resume=True)
     assert_same(folder, returned[0], "step_000009")
 
@@ -105,13 +105,13 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
     for step in kept:
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
         (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
-    checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
-    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
+    checkpoints, learner = CheckpointManager(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
+    goes_back = Rollback(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
     then = State(step=4, best_step=best_then[0], best_score=best_then[1], best_by="reward")
     now = State(step=8, best_step=best_now[0], best_score=best_now[1], best_by="reward")
-    state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
+    state = goes_back.roll_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
     assert (state.best_step, state.best_score) == expected
-    assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
+    assert [parse_step(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
 
 
 @BY_NIGHT
@@ -119,12 +119,12 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
 def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     run, listening = hot(tmp_path), Listening()
     folder = RunFolder.create(run)
-    state = train(run, folder, observer=listening)
+    state = train(run, folder, callback=listening)
     assert any("(guards.kl = 0.1)" in note for note in listening.notes)
     assert state.returns == 0
     assert not (folder.checkpoints / "step_000000").exists()
     assert any("guards/kl" in row for row in folder.read_metrics())
-    assert not any(RETURNED in row for row in folder.read_metrics())
+    assert not any(ROLLBACK_KEY in row for row in folder.read_metrics())
 
 
 @pytest.mark.slow
@@ -133,12 +133,12 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
 ) -> None:
     run, listening = hot(tmp_path, "--guards.on_collapse", "return"), Listening()
     folder = RunFolder.create(run)
-    train(run, folder, observer=StopAfter(2))
+    train(run, folder, callback=StopAfter(2))
     with open_rollouts(run) as rollouts:
         learner = Learner(run, rollouts.models)
-        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window)
         back = partial(restore, models=rollouts.models, learner=learner)
-        returning = Returning(run, checkpoints, rollouts.models, learner, back, listening.note)
+        returning = Rollback(run, checkpoints, rollouts.models, learner, back, listening.on_note)
         state = State(step=2)
         found = returning.target(state, 2)
         assert found is not None
@@ -156,7 +156,7 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
         assert "has gone back 2 times" in told[0]
 
 
-def weights(rollouts: LocalRollouts) -> dict[str, torch.Tensor]:
+def weights(rollouts: LocalRolloutRunner) -> dict[str, torch.Tensor]:
     """A copy of what the actor has learned."""
     return {name: value.detach().clone() for name, value in rollouts.models.policies["actor"].parameters().items()}
 
@@ -166,11 +166,11 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
     run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.keep_last", "9")
     folder, notes = RunFolder.create(run), list[str]()
     with open_rollouts(run) as rollouts:
-        assert isinstance(rollouts, LocalRollouts)
+        assert isinstance(rollouts, LocalRolloutRunner)
         learner = Learner(run, rollouts.models)
-        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window)
         back = partial(restore, models=rollouts.models, learner=learner)
-        returning = Returning(run, checkpoints, rollouts.models, learner, back, notes.append)
+        returning = Rollback(run, checkpoints, rollouts.models, learner, back, notes.append)
 
         def steps() -> list[str]:
             return [path.name for path in checkpoints.steps()]
@@ -180,7 +180,7 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
         returning.begin(State(step=1))
         assert steps() == ["step_000000"], "a run that goes on keeps no further one to go back to"
         for step in (2, 4, 6):
-            checkpoints.save(State(step=step, best_step=4), run, rollouts.models, learner, Mark.of(b""))
+            checkpoints.save(State(step=step, best_step=4), run, rollouts.models, learner, LogDigest.from_content(b""))
         before = weights(rollouts)
         for parameter in rollouts.models.policies["actor"].parameters().values():
             parameter.data.add_(1.0)
@@ -188,7 +188,7 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
         record = returning.target(state, 3)
         assert record is not None
         assert record.state.step == 2
-        state = returning.go_back(state, record, 0.1)
+        state = returning.roll_back(state, record, 0.1)
         assert all(torch.equal(value, before[name]) for name, value in weights(rollouts).items())
         assert (state.step, state.returns, state.cooled, state.best_step) == (7, 2, pytest.approx(0.05), 0)
         rates = [optimizer.learning_rate for optimizer in learner.optimizers.values()]
@@ -203,10 +203,8 @@ def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) 
     run = hot(tmp_path)
     folder = RunFolder.create(run)
     with open_rollouts(run) as rollouts:
-        checkpoints = Checkpoints(folder, run.checkpoints)
-        Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None, print).begin(
-            State()
-        )
+        checkpoints = CheckpointManager(folder, run.checkpoints)
+        Rollback(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None, print).begin(State())
     assert checkpoints.steps() == []
 
 
@@ -215,7 +213,7 @@ def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp
     run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.every", "3", "--training.steps", "3")
     folder = RunFolder.create(run)
     train(run, folder)
-    assert RETURNED in folder.read_metrics()[-1]
+    assert ROLLBACK_KEY in folder.read_metrics()[-1]
     state = verify(folder.checkpoints / "step_000003")
     assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"
 
@@ -229,6 +227,6 @@ def test_there_is_always_a_checkpoint_from_just_before_the_window(every: int, la
         assert max((each for each in done if each <= sound), default=0) == max(due, default=0), step
         if step % every == 0:
             done.append(step)
-            done = sorted(kept(done, last, window))
+            done = sorted(steps_to_keep(done, last, window))
     assert len(done) <= 2 + last + window // every + 1
-    assert kept(done, last, 0) == set(done[-last:])
+    assert steps_to_keep(done, last, 0) == set(done[-last:])

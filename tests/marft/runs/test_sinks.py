@@ -18,12 +18,12 @@ import pytest
 
 from marft.cli.main import main
 from marft.config import RunSettings, parse_recipe
-from marft.config.run import refuse_missing_packages
-from marft.runs.folder import RunFolder
-from marft.runs.log import read_rows
-from marft.runs.loggers.feed import Feed
-from marft.runs.loggers.interface import Opening
-from marft.runs.sinks import MetricSinks, parameters
+from marft.config.run import check_packages
+from marft.runs.loggers.interface import RunInfo
+from marft.runs.loggers.logger_queue import LoggerQueue
+from marft.runs.metric_sinks import MetricSinks, logged_parameters
+from marft.runs.metrics_log import read_rows
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import recipe, settings, until
 from tests.runs import Listening
@@ -38,7 +38,7 @@ def let_go() -> Iterator[None]:
     NEVER.set()
 
 
-OPENING = Opening(Path(), "a", "b", 0, {})
+OPENING = RunInfo(Path(), "a", "b", 0, {})
 
 
 def run_with(output: Path, *sinks: dict[str, Any], **changes: Any) -> RunSettings:
@@ -103,9 +103,9 @@ def test_a_process_that_a_sink_forks_ends_and_leaves_the_runs_to_it(heard: list[
             raise ConnectionError
         children.append(child)
 
-    feed = Feed(Keeps(), OPENING)
+    feed = LoggerQueue(Keeps(), OPENING)
     feed.put(forks)
-    feed.end()
+    feed.stop()
     assert feed.wait(time.monotonic() + 60) == ""
     assert heard[-1] == ("close",)
     ended = [(0, 0)]
@@ -118,32 +118,32 @@ def test_a_process_that_a_sink_forks_ends_and_leaves_the_runs_to_it(heard: list[
 
 
 def test_what_waits_for_a_sink_is_bounded_and_what_goes_beyond_is_counted() -> None:
-    feed = Feed(Bad(where="open", how="hang"), OPENING, room=3)
+    feed = LoggerQueue(Bad(where="open", how="hang"), OPENING, max_size=3)
     for _ in range(3):
         feed.put(lambda sink: None)
-    assert feed.news() == "", "there is room for three"
+    assert feed.take_warning() == "", "there is room for three"
     for _ in range(7):
         feed.put(lambda sink: None)
-    assert "3 entries were waiting already" in feed.news()
-    assert feed.news() == ""
-    feed.end()
+    assert "3 entries were waiting already" in feed.take_warning()
+    assert feed.take_warning() == ""
+    feed.stop()
     assert "has not got 10 of 10 entries" in feed.wait(0.0)
 
 
 def test_a_sink_that_took_everything_and_closes_badly_has_lost_nothing() -> None:
-    feed = Feed(Bad(where="close", how="raise"), OPENING)
+    feed = LoggerQueue(Bad(where="close", how="raise"), OPENING)
     feed.put(lambda sink: None)
-    feed.end()
+    feed.stop()
     assert "did not end well: ConnectionError" in feed.wait(time.monotonic() + 60.0)
 
 
 def test_what_comes_after_the_end_is_counted_as_lost(heard: list[tuple[Any, ...]]) -> None:
-    feed = Feed(Keeps(), OPENING)
+    feed = LoggerQueue(Keeps(), OPENING)
     feed.put(lambda sink: sink.note(1, "in time"))
-    feed.end()
+    feed.stop()
     assert feed.wait(time.monotonic() + 60.0) == ""
     feed.put(lambda sink: sink.note(2, "late"))
-    assert "it has ended" in feed.news()
+    assert "it has ended" in feed.take_warning()
     assert "has not got 1 of 2 entries" in feed.wait(0.0)
     assert [entry[1:] for entry in heard if entry[0] == "note"] == [(1, "in time")]
 
@@ -152,7 +152,7 @@ def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": "open", "how": "hang", "close_seconds": 3600.0})
-    monkeypatch.setattr("marft.runs.loggers.feed.HURRIED", 0.01)
+    monkeypatch.setattr("marft.runs.loggers.logger_queue.SHORT_WAIT_SECONDS", 0.01)
     with pytest.raises(KeyboardInterrupt), MetricSinks(run, RunFolder.create(run), 0, Listening()):
         raise KeyboardInterrupt  # or this test would take an hour
 
@@ -165,7 +165,7 @@ def test_a_run_with_a_sink_that_hangs_learns_what_one_without_learns(
     for name, sinks in (("plain", ()), ("hangs", bad)):
         run = run_with(tmp_path, *sinks, name=name)
         folder = RunFolder.create(run)
-        train(run, folder, observer=listening)
+        train(run, folder, callback=listening)
         rows = read_rows(folder.metrics)[0]
         logs.append([{key: value for key, value in row.items() if "second" not in key} for row in rows])
     assert logs[0] == logs[1]
@@ -192,7 +192,7 @@ def test_sinks_are_told_the_recipe_by_keys_and_no_secret_of_it(monkeypatch: pyte
         "{ url = 'http://h/v1', options = { api_key = '$FAR_KEY' }, reader = 'base' }",
         "--policies.actor", "{ model = 'far', train = 'frozen' }", "--agents.reasoner.answers", "true",
     )  # fmt: skip
-    told = dict(parameters(run))
+    told = dict(logged_parameters(run))
     assert told["training.steps"] == 2
     assert told["agents.reasoner.instructions"] == "Reason."
     assert "sk-123456" not in json.dumps(told)
@@ -204,11 +204,11 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_begin
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Needy"})
     with pytest.raises(ValueError, match=r"pip install 'marft\[needy\]'; or leave it out"):
-        refuse_missing_packages(run)
+        check_packages(run)
     (tmp_path / "tests_need_this").mkdir()  # as wandb leaves one where it was used
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="needs a package"):
-        refuse_missing_packages(run)
+        check_packages(run)
     words = ["marft", "train", "demo", "--sinks", "[{ name = 'tests.sink_parts:Needy' }]", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
@@ -251,8 +251,8 @@ BEGIN_AND_GO_ON = """
 import sys
 from pathlib import Path
 from tests.helpers import settings
-from marft.runs.folder import RunFolder
-from marft.runs.sinks import MetricSinks
+from marft.runs.run_folder import RunFolder
+from marft.runs.metric_sinks import MetricSinks
 run = settings("tiny", sys.argv[1], "--sinks", sys.argv[2])
 from tests.runs import Listening
 folder, listening = RunFolder.create(run), Listening()

@@ -9,8 +9,8 @@ import pytest
 
 from marft.common.errors import RunError
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.runs.folder import RunFolder
-from marft.runs.removing import written_by_a_run
+from marft.runs.cleanup import find_run_files
+from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as command
@@ -74,7 +74,7 @@ class TestOverwriting:
             (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
             (folder.path / name).write_text("theirs")
         observer = Listening()
-        state = train(run.model_copy(update={"seed": 5}), folder, overwrite=True, observer=observer)
+        state = train(run.model_copy(update={"seed": 5}), folder, overwrite=True, callback=observer)
         assert state.step == 2
         assert load_recipe(folder.config).seed == 5
         assert all((folder.path / name).read_text() == "theirs" for name in foreign)
@@ -105,9 +105,9 @@ class TestOverwriting:
     def test_nothing_of_a_run_is_left(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         (folder.checkpoints / ".unfinished-x" / "policies").mkdir(parents=True)
-        assert {"run.json", "config.toml", "metrics.jsonl"} <= {p.name for p in written_by_a_run(folder.path)}
+        assert {"run.json", "config.toml", "metrics.jsonl"} <= {p.name for p in find_run_files(folder.path)}
         before = {path for path in folder.path.rglob("*") if path.is_file()}
-        assert before - set(written_by_a_run(folder.path)) == {folder.path / "run.lock"}
+        assert before - set(find_run_files(folder.path)) == {folder.path / "run.lock"}
         assert folder.begin(run, overwrite=True) == []
         assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json", "run.lock"]
 

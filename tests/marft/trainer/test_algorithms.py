@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from marft.agents.game import Attempt
 from marft.agents.organizations.graph import Graph
 from marft.agents.rollout import play_all
-from marft.common.metrics import find
+from marft.common.metrics import find_metric
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.config.algorithms import PRESETS
-from marft.rollout.collection import attempts_at, collect, training_tasks
-from marft.rollout.forking.counterfactual import counterfactuals, dependents
-from marft.rollout.forking.crossed import crossed
-from marft.rollout.forking.tree import tree
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.rollout.fork_plans.counterfactual import find_dependents, play_counterfactuals
+from marft.rollout.fork_plans.cross_product import play_missing
+from marft.rollout.fork_plans.tree import grow_tree
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import collect, load_training_tasks, sample_attempts
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.counterfactual import Counterfactual
 from marft.trainer.interfaces import CreditInputs, Progress
 from marft.trainer.loop import train
@@ -54,7 +54,7 @@ def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     last = folder.read_metrics()[-1]
     assert math.isfinite(last["policy_loss"])
     assert last["skipped_updates"] == 0
-    assert {name for name in last if name != "step" and find(name) is None} == set()  # all in the catalogue
+    assert {name for name in last if name != "step" and find_metric(name) is None} == set()  # all in the catalogue
     for policy in ("reasoner", "actor"):
         file = folder.checkpoints / f"step_{warmup + 2:06d}" / "policies" / policy / "adapter_model.safetensors"
         assert any(t.abs().max() > 0 for key, t in load_file(file).items() if "lora_B" in key), policy
@@ -107,15 +107,15 @@ class TestForking:
     @pytest.mark.slow
     def test_a_fork_holds_what_was_recorded_and_then_goes_its_own_way(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path)
-        with LocalRollouts(run) as rollouts:
-            attempts = attempts_at(run, training_tasks(run), 0, 0, 2)
+        with LocalRolloutRunner(run) as rollouts:
+            attempts = sample_attempts(run, load_training_tasks(run), 0, 0, 2)
             played = rollouts.play(attempts)
-            forks = counterfactuals(rollouts.play, attempts, played, 2, ("reasoner", "actor"))
+            forks = play_counterfactuals(rollouts.play, attempts, played, 2, ("reasoner", "actor"))
         by_name = {episode.name: episode for episode in played}
         assert len(forks) == 2 * sum(len(episode.actions) for episode in played)
         for fork in forks:
             assert fork.fork is not None
-            assert fork.scored
+            assert fork.is_scored
             origin = by_name[fork.fork.origin]
             place = [a.id for a in origin.actions].index(fork.fork.at)
             for mine, recorded in zip(fork.actions[:place], origin.actions[:place], strict=True):
@@ -127,11 +127,11 @@ class TestForking:
 
     def test_an_environment_that_does_otherwise_under_the_same_seed_loses_the_fork_alone(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path, environment={"name": "tests.plugins:Forgetful"})
-        with LocalRollouts(run) as rollouts:
-            attempts = attempts_at(run, training_tasks(run), 0, 0, 1)
+        with LocalRolloutRunner(run) as rollouts:
+            attempts = sample_attempts(run, load_training_tasks(run), 0, 0, 1)
             played = rollouts.play(attempts)
-            forks = counterfactuals(rollouts.play, attempts, played, 1, ("actor",))
-        assert all(episode.scored for episode in played)
+            forks = play_counterfactuals(rollouts.play, attempts, played, 1, ("actor",))
+        assert all(episode.is_scored for episode in played)
         assert {fork.status for fork in forks} == {"failed"}
         assert "shows something else than recorded" in forks[0].error
 
@@ -165,18 +165,18 @@ class TestForking:
         attempts = [Attempt(Task("t0", "begin"), "train/0")]
         played = play_many(attempts)
         assert [a.agent for a in played[0].actions] == ["a", "c", "d", "b"]
-        forks = counterfactuals(play_many, attempts, played, 1, ("a", "b", "c", "d"))
+        forks = play_counterfactuals(play_many, attempts, played, 1, ("a", "b", "c", "d"))
         assert [fork.fork.at for fork in forks if fork.fork] == ["0/a/0", "0/c/0", "0/d/0", "0/b/0"]
         for fork in forks:
             assert fork.fork is not None
             fresh = {action.id for action in fork.actions if action.key.stream != "train/0"}
-            assert fresh == dependents(played[0].actions, next(a for a in fork.actions if a.id == fork.fork.at))
+            assert fresh == find_dependents(played[0].actions, next(a for a in fork.actions if a.id == fork.fork.at))
         counterfactual = Counterfactual().assign(CreditInputs([*played, *forks], "action"))
         assert counterfactual.metrics["groups_of_one"] == 0
 
     def test_a_tree_settles_on_concurrent_actions_by_name(self) -> None:
         g = game(Script([ends()]), "a", "b", "c", "d", organization=Graph(sees={"b": ("a",), "d": ("c",)}))
-        came_to, played = tree(
+        came_to, played = grow_tree(
             lambda attempts: asyncio.run(play_all(g, attempts, 8)), [Attempt(Task("t0", "begin"), "train/0")], 2, "first",
             lambda e: e.total_reward,
         )  # fmt: skip
@@ -187,9 +187,9 @@ class TestForking:
 
     def test_candidates_are_scored_before_one_is_carried_on(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path)
-        with LocalRollouts(run) as rollouts:
-            attempts = attempts_at(run, training_tasks(run), 0, 0, 1)[:2]
-            came_to, scored = tree(rollouts.play, attempts, 3, "best", lambda e: e.total_reward)
+        with LocalRolloutRunner(run) as rollouts:
+            attempts = sample_attempts(run, load_training_tasks(run), 0, 0, 1)[:2]
+            came_to, scored = grow_tree(rollouts.play, attempts, 3, "best", lambda e: e.total_reward)
         assert len(scored) == 2 * 2 * 3  # attempts, agents, candidates
         for number, attempt in enumerate(attempts):
             mine = [e for e in scored if e.sample == attempt.sample]
@@ -204,9 +204,13 @@ class TestForking:
 
     def test_a_tree_grows_over_several_steps(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path, environment={"name": "tests.plugins:Flaky", "steps": 2})
-        with LocalRollouts(run) as rollouts:
-            came_to, scored = tree(
-                rollouts.play, attempts_at(run, training_tasks(run), 0, 0, 1)[:1], 2, "first", lambda e: e.total_reward
+        with LocalRolloutRunner(run) as rollouts:
+            came_to, scored = grow_tree(
+                rollouts.play,
+                sample_attempts(run, load_training_tasks(run), 0, 0, 1)[:1],
+                2,
+                "first",
+                lambda e: e.total_reward,
             )
         assert [(a.step, a.agent) for a in came_to[0].actions] == [
             (0, "reasoner"), (0, "actor"), (1, "reasoner"), (1, "actor"),
@@ -218,14 +222,14 @@ class TestForking:
         run = of(
             "magrpo", tmp_path, "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"}
         )
-        with LocalRollouts(run) as rollouts:
-            attempts = attempts_at(run, training_tasks(run), 0, 0, 1)[:3]
+        with LocalRolloutRunner(run) as rollouts:
+            attempts = sample_attempts(run, load_training_tasks(run), 0, 0, 1)[:3]
             played = rollouts.play(attempts)
-            more = crossed(rollouts.play, attempts, played)
+            more = play_missing(rollouts.play, attempts, played)
         assert len(more) == 3 * 3 - 3
         pairs = {tuple(a.key.sample for a in e.actions) for e in [*played, *more]}
         assert len(pairs) == 9
-        assert all(e.scored for e in more)
+        assert all(e.is_scored for e in more)
 
     def test_crossing_a_chain_is_refused(self, tmp_path: Path) -> None:
         run = of("magrpo", tmp_path, "--algorithm.credit.joint_mode", "cross", "--training.steps", "1")
@@ -251,16 +255,16 @@ class TestDynamicSampling:
     @pytest.mark.slow
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
-        with LocalRollouts(run) as rollouts:
-            collection = collect(rollouts, training_tasks(run), 0, 0, lambda _: None)
+        with LocalRolloutRunner(run) as rollouts:
+            collection = collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None)
         assert collection.metrics["groups_discarded"] == 4 * 3
         assert collection.tasks_drawn == 4 * 3
         assert collection.credit_inputs  # nothing to learn from, but the step can be counted
 
     def test_informative_groups_are_kept(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path)
-        with LocalRollouts(run) as rollouts:
-            collection = collect(rollouts, training_tasks(run), 0, 0, lambda _: None)
+        with LocalRolloutRunner(run) as rollouts:
+            collection = collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None)
         for task in {e.task.id for e in collection.credit_inputs}:
             assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
 
@@ -302,7 +306,7 @@ def test_a_task_that_comes_again_in_one_step_draws_other_tokens(tmp_path: Path) 
     """A step that reaches from one pass over the tasks into the next may attempt a task twice."""
     run = of("rloo", tmp_path, "--rollout.tasks_per_step", "2", environment={"name": "tests.plugins:Flaky", "count": 3})
     for step in range(6):
-        attempts = attempts_at(run, training_tasks(run), step, 2 * step, 2)
+        attempts = sample_attempts(run, load_training_tasks(run), step, 2 * step, 2)
         assert len({(a.stream, a.task.id, a.sample) for a in attempts}) == len(attempts)
 
 

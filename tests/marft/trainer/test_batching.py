@@ -10,25 +10,25 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Episode, Observation, Option, Sample, Task, Transition
 from marft.models.backbone import Backbone
 from marft.trainer.batching import (
-    Denominators,
+    BatchCounts,
     Packing,
     make_samples,
     minibatches,
-    normalise,
-    normaliser,
-    of_all_lengths,
+    normalize,
+    normalizer,
+    select_mixed_lengths,
 )
-from marft.trainer.interfaces import Credits
+from marft.trainer.interfaces import CreditOutput
 from tests.episodes import make_action
 
 
 def sample(number: int = 0, length: int = 2, policy: str = "a", *, successful: bool = False, said: int = 0) -> Sample:
     """One whose row has ``length`` tokens besides its prompt's one; a teammate wrote the first ``said`` of them."""
-    marks = (int(Mark.TEAMMATE),) * said + (int(Mark.SAMPLED),) * (length - said)
+    marks = (int(TokenSource.TEAMMATE),) * said + (int(TokenSource.SAMPLED),) * (length - said)
     action = make_action(policy, sample=number, prompt=(5,), tokens=tuple(range(length)), marks=marks)
     return Sample(action, 1.0, np.zeros(1), successful)
 
@@ -45,32 +45,35 @@ class TestSamples:
     ADVANTAGES = [np.full(1, float(n)) for n in range(4)]
 
     def test_an_action_that_only_judged_others_is_not_trained_whoever_made_it(self) -> None:
-        credits = Credits(self.ADVANTAGES, trained=[False, True, True, False])
+        credits = CreditOutput(self.ADVANTAGES, trained=[False, True, True, False])
         samples, raw = make_samples([self.BATCH], credits, ["a", "b"], "tokens", False)
-        assert [(s.action.index, s.advantages.tolist(), s.normaliser) for s in samples] == [
+        assert [(s.action.index, s.advantages.tolist(), s.normalizer) for s in samples] == [
             (1, [1.0], 3.0), (2, [2.0], 3.0)
         ]  # fmt: skip
         assert [row.tolist() for row in raw] == [[1.0], [2.0]]
-        assert all(s.successful for s in samples)
+        assert all(s.solved for s in samples)
 
     def test_without_normalisation_of_actions_or_advantages_both_stay_as_they_are(self) -> None:
-        samples, raw = make_samples([self.BATCH], Credits(self.ADVANTAGES), ["b"], "none", False)
-        assert [(s.normaliser, s.advantages.tolist()) for s in samples] == [(1.0, [1.0]), (1.0, [3.0])]
+        samples, raw = make_samples([self.BATCH], CreditOutput(self.ADVANTAGES), ["b"], "none", False)
+        assert [(s.normalizer, s.advantages.tolist()) for s in samples] == [(1.0, [1.0]), (1.0, [3.0])]
         assert all(s.advantages is row for s, row in zip(samples, raw, strict=True))
 
     def test_where_nobody_is_trained_there_is_nothing(self) -> None:
-        assert make_samples([self.BATCH], Credits(self.ADVANTAGES), [], "none", True) == ([], [])
+        assert make_samples([self.BATCH], CreditOutput(self.ADVANTAGES), [], "none", True) == ([], [])
 
     def test_z_is_at_least_1_and_that_of_a_choice_is_1(self) -> None:
         options = (Option(np.ones(3, np.int32)), Option(np.ones(2, np.int32)))
         choice = Choice(options, 0, np.log(np.array([0.5, 0.5], np.float32)))
-        one, none = make_action(tokens=(1,), text="word"), make_action(tokens=(1,), marks=(int(Mark.TOOL),), text=" ")
+        one, none = (
+            make_action(tokens=(1,), text="word"),
+            make_action(tokens=(1,), marks=(int(TokenSource.TOOL),), text=" "),
+        )
         for kind in ("tokens", "words"):
-            assert [normaliser(action, kind) for action in (one, none)] == [1.0, 1.0]  # type: ignore[arg-type]
-            assert normaliser(replace(make_action(tokens=(1, 2, 3)), choice=choice), kind) == 1.0  # type: ignore[arg-type]
+            assert [normalizer(action, kind) for action in (one, none)] == [1.0, 1.0]  # type: ignore[arg-type]
+            assert normalizer(replace(make_action(tokens=(1, 2, 3)), choice=choice), kind) == 1.0  # type: ignore[arg-type]
 
     def test_advantages_that_are_all_equal_become_0_and_nothing_large(self) -> None:
-        assert [row.tolist() for row in normalise([np.array([0.3]), np.array([0.3, 0.3])])] == [[0.0], [0.0, 0.0]]
+        assert [row.tolist() for row in normalize([np.array([0.3]), np.array([0.3, 0.3])])] == [[0.0], [0.0, 0.0]]
 
 
 class TestMinibatches:
@@ -101,17 +104,17 @@ class TestMinibatches:
 class TestLengths:
     def test_the_longest_the_shortest_and_some_between_are_taken(self) -> None:
         samples = [sample(n, length) for n, length in enumerate((3, 9, 1, 5, 7, 2, 8, 4, 6))]
-        assert lengths(of_all_lengths(samples, 3)) == [9, 5, 1]
-        assert lengths(of_all_lengths(samples, 2)) == [9, 1]
+        assert lengths(select_mixed_lengths(samples, 3)) == [9, 5, 1]
+        assert lengths(select_mixed_lengths(samples, 2)) == [9, 1]
 
     @pytest.mark.parametrize(("given", "taken"), [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (20, 5)])
     def test_at_most_half_of_them_are_taken_but_one_at_least(self, given: int, taken: int) -> None:
-        chosen = of_all_lengths([sample(n, n + 1) for n in range(given)], 5)
+        chosen = select_mixed_lengths([sample(n, n + 1) for n in range(given)], 5)
         assert len(chosen) == taken
         assert lengths(chosen)[0] == given
 
     def test_of_none_none_are_taken(self) -> None:
-        assert of_all_lengths([], 4) == []
+        assert select_mixed_lengths([], 4) == []
 
 
 class TestDenominators:
@@ -121,13 +124,13 @@ class TestDenominators:
     ]  # fmt: skip
 
     def test_each_policy_is_divided_by_its_own_counts(self) -> None:
-        counts = Denominators.of(self.SAMPLES, pooled=False)
+        counts = BatchCounts.from_samples(self.SAMPLES, pooled=False)
         assert (dict(counts.actions), dict(counts.tokens)) == ({"a": 2, "b": 3}, {"a": 6, "b": 6})
         assert dict(counts.successful_tokens) == {"a": 2, "b": 5}
         assert dict(counts.teammate_tokens) == {"a": 0, "b": 3}
 
     def test_pooled_all_are_divided_by_the_counts_of_all(self) -> None:
-        counts = Denominators.of(self.SAMPLES, pooled=True)
+        counts = BatchCounts.from_samples(self.SAMPLES, pooled=True)
         assert counts.actions == {"a": 5, "b": 5}
         assert counts.tokens == {"a": 12, "b": 12}
         assert counts.successful_tokens == {"a": 7, "b": 7}
@@ -143,11 +146,11 @@ class TestDenominators:
         ],
     )
     def test_what_a_token_weighs(self, aggregation: Any, expected: list[float]) -> None:
-        counts = Denominators.of(self.SAMPLES, pooled=False)
+        counts = BatchCounts.from_samples(self.SAMPLES, pooled=False)
         assert [counts.token_weight(one, aggregation, 10) for one in self.SAMPLES] == pytest.approx(expected, rel=1e-12)
 
     def test_tokens_of_successes_weigh_in_the_likelihood_and_no_others(self) -> None:
-        counts = Denominators.of(self.SAMPLES, pooled=False)
+        counts = BatchCounts.from_samples(self.SAMPLES, pooled=False)
         assert [counts.nll_weight(one) for one in self.SAMPLES] == [1 / 2, 0.0, 1 / 5, 0.0, 1 / 5]
 
 
@@ -156,12 +159,12 @@ class TestSizes:
 
     @staticmethod
     def size(parts: Sequence[Sequence[int]], limit: int, *, full: bool = True) -> int | None:
-        backbone = cast(Backbone, SimpleNamespace(wants_full_batches=full))
+        backbone = cast(Backbone, SimpleNamespace(needs_fixed_size=full))
         packing = Packing(
             {"a": backbone}, {}, {}, "action-mean", "action", limit, constant_length=1, teammate_text=False
         )
         samples = [[sample(n, length) for n, length in enumerate(part)] for part in parts]
-        return packing.in_one_size(samples).sizes.get(id(backbone))
+        return packing.with_fixed_sizes(samples).sizes.get(id(backbone))
 
     def test_it_is_that_of_the_largest_batch_over_all_parts(self) -> None:
         assert self.size([[64] * 3, [64] * 2], 10_000) == 3 * 64
@@ -188,4 +191,4 @@ def test_a_row_is_as_long_as_what_is_read_to_score_it() -> None:
     """The last token is predicted and not read."""
     one = replace(sample(0, 3), action=make_action("a", prompt=(1, 2, 3, 4), tokens=(5, 6, 7)))
     other = replace(sample(1, 5), action=make_action("a", prompt=(1,), tokens=(1, 2, 3, 4, 5)))
-    assert of_all_lengths([other, one, other, other], 1) == [one]
+    assert select_mixed_lengths([other, one, other, other], 1) == [one]

@@ -8,17 +8,17 @@ import pytest
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import PRESETS
-from marft.config.run import idle_kl_stop
-from marft.trainer.cautions import ENGINE_TOLERANCE, PACKING_TOLERANCE, Cautions
-from marft.trainer.update import PACKING_CHECKS
+from marft.config.run import warn_idle_kl_stop
+from marft.trainer.log_prob_warnings import ENGINE_TOLERANCE, PACKING_TOLERANCE, LogProbWarnings
+from marft.trainer.update import PACKING_CHECK_INTERVAL
 from tests.helpers import settings
 
 
 def said(*steps: dict[str, float], **algorithm: object) -> list[str]:
     notes: list[str] = []
-    cautions = Cautions(AlgorithmSettings.model_validate(algorithm), notes.append)
+    cautions = LogProbWarnings(AlgorithmSettings.model_validate(algorithm), notes.append)
     for metrics in steps:
-        cautions.look(metrics)
+        cautions.check(metrics)
     return notes
 
 
@@ -67,13 +67,13 @@ def test_where_the_sampler_is_corrected_only_packing_is() -> None:
 
 @pytest.mark.parametrize("policies", range(1, 17))
 def test_policies_that_take_turns_each_have_their_packing_checked(policies: int) -> None:
-    assert {check * PACKING_CHECKS % policies for check in range(policies)} == set(range(policies))
+    assert {check * PACKING_CHECK_INTERVAL % policies for check in range(policies)} == set(range(policies))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_kl_stop_before_the_only_update_of_a_step_is_spoken_of(name: str, tmp_path: Path) -> None:
     def stop(*changes: str) -> list[str]:
-        return list(idle_kl_stop(settings("tiny", tmp_path, "--algorithm.name", name, *changes)))
+        return list(warn_idle_kl_stop(settings("tiny", tmp_path, "--algorithm.name", name, *changes)))
 
     assert bool(stop()) == name.startswith("marft-paper")
     once = ("--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--algorithm.kl_stop", "0.03")

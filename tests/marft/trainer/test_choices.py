@@ -16,23 +16,33 @@ from hypothesis import strategies as st
 
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt
-from marft.agents.organizations.joining import together
 from marft.agents.organizations.orchestrated import Orchestrated
+from marft.agents.organizations.utils import gather_actions
 from marft.agents.play import play
 from marft.agents.rollout import play_all
-from marft.common.types import Choice, Episode, JointAction, Observation, Option, Sample, Sampling, Task, Transition
-from marft.config.parts import OrganizationPart
-from marft.inference.choice_sampling import ChoiceRequest, choose, weigh
+from marft.common.types import (
+    Choice,
+    Episode,
+    JointAction,
+    Observation,
+    Option,
+    Sample,
+    SamplingParams,
+    Task,
+    Transition,
+)
+from marft.config.plugin_types import OrganizationPart
+from marft.inference.choice_sampling import ChoiceRequest, choose, score_options
 from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
-from marft.models.choice_distribution import ChoiceSets, entropies
-from marft.models.logit_shape import AS_THEY_ARE, LogitShape
-from marft.rewards.shaping import price_overlong
-from marft.rollout.forking.counterfactual import counterfactuals
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
-from marft.trainer.batching import normaliser
-from marft.trainer.critic import reading
+from marft.models.choice_distribution import ChoiceSets, compute_entropies
+from marft.models.logit_transform import IDENTITY, LogitTransform
+from marft.rewards.shaping import penalize_overlong
+from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.batching import normalizer
+from marft.trainer.critic import critic_input
 from marft.trainer.interfaces import CreditInputs, Level
 from marft.trainer.loop import train
 from tests.episodes import make_action
@@ -62,7 +72,7 @@ def slow(menu: list[tuple[list[float], float]]) -> list[float]:
 
 
 def menus_of(lists: list[list[tuple[list[float], float]]]) -> ChoiceSets:
-    return ChoiceSets.of(
+    return ChoiceSets.from_lengths(
         [[len(tokens) for tokens, _ in menu] for menu in lists], [[z for _, z in menu] for menu in lists],
         torch.device("cpu"),
     )  # fmt: skip
@@ -74,7 +84,7 @@ def menus_of(lists: list[list[tuple[list[float], float]]]) -> ChoiceSets:
 def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[float], float]]]) -> None:
     flat = torch.tensor([x for menu in lists for tokens, _ in menu for x in tokens], dtype=torch.float64)
     table = menus_of(lists).log_softmax(flat)
-    for row, spread, menu in zip(table, entropies(table), lists, strict=True):
+    for row, spread, menu in zip(table, compute_entropies(table), lists, strict=True):
         expected = slow(menu)
         np.testing.assert_allclose(row[: len(menu)].numpy(), expected, rtol=1e-5, atol=1e-6)
         assert row[len(menu) :].isinf().all()
@@ -133,36 +143,38 @@ class TestTheEngine:
         monkeypatch.setattr("marft.inference.choice_sampling.PREFILL_TOKENS", limit)
         prompt, options = np.array([5, 6], np.int32), self.options
         asked = [
-            ChoiceRequest(adapter, prompt, options[:count], Sampling(temperature=temperature), 0.5)
+            ChoiceRequest(adapter, prompt, options[:count], SamplingParams(temperature=temperature), 0.5)
             for adapter, temperature, count in (("one", 1.0, 3), (None, 0.7, 2), ("two", 0.0, 3))
         ]
-        found = weigh(double, asked)
+        found = score_options(double, asked)
         for request, log_probs in zip(asked, found, strict=True):
             expected = self.sums(double, request.adapter, request.sampling.temperature or 1.0)
             np.testing.assert_allclose(log_probs, expected[: len(request.options)], atol=1e-5)
         with pytest.raises(ValueError, match="no adapter called 'nobody'"):
-            weigh(double, [replace(asked[0], adapter="nobody")])
+            score_options(double, [replace(asked[0], adapter="nobody")])
 
     def test_a_request_takes_what_is_read_of_its_options(self) -> None:
         """The prompt before each of them, and all but their last tokens, after which nothing is asked."""
-        request = ChoiceRequest(None, np.array([5, 6], np.int32), self.options, Sampling(), 0.5)
+        request = ChoiceRequest(None, np.array([5, 6], np.int32), self.options, SamplingParams(), 0.5)
         assert request.tokens == (2 + 1) + (2 + 0) + (2 + 2)
 
-    @pytest.mark.parametrize("shape", [AS_THEY_ARE, LogitShape(0.5, 3.0)], ids=["plain", "capped"])
+    @pytest.mark.parametrize("shape", [IDENTITY, LogitTransform(0.5, 3.0)], ids=["plain", "capped"])
     @pytest.mark.parametrize("adapter", [None, "one"])
-    def test_options_are_scored_as_one_by_one(self, double: Backbone, adapter: str | None, shape: LogitShape) -> None:
+    def test_options_are_scored_as_one_by_one(
+        self, double: Backbone, adapter: str | None, shape: LogitTransform
+    ) -> None:
         """As the learner scores them, whatever the model does to its logits."""
-        double.logit_shape = shape
+        double.logit_transform = shape
         prompt = np.array([5, 6], np.int32)
         expected = self.scores(double, adapter)
         edges = np.cumsum(np.exp(expected))
         for uniform in (0.0, 0.3, 0.6, 0.999):
-            choice = choose(double, [ChoiceRequest(adapter, prompt, self.options, Sampling(), uniform)])[0]
+            choice = choose(double, [ChoiceRequest(adapter, prompt, self.options, SamplingParams(), uniform)])[0]
             np.testing.assert_allclose(choice.log_probs, expected, atol=1e-5)
             assert choice.chosen == int(np.searchsorted(edges, uniform, side="right"))
-        greedy = choose(double, [ChoiceRequest(adapter, prompt, self.options, Sampling(temperature=0.0), 0.5)])[0]
+        greedy = choose(double, [ChoiceRequest(adapter, prompt, self.options, SamplingParams(temperature=0.0), 0.5)])[0]
         assert greedy.chosen == int(np.argmax(expected))
-        for limited in (Sampling(top_k=1), Sampling(top_p=1e-6)):  # only frozen agents may
+        for limited in (SamplingParams(top_k=1), SamplingParams(top_p=1e-6)):  # only frozen agents may
             chosen = {
                 choose(double, [ChoiceRequest(adapter, prompt, self.options, limited, u)])[0].chosen
                 for u in (0.0, 0.99)
@@ -174,7 +186,7 @@ class TestTheEngine:
         self, double: Backbone, changed: str
     ) -> None:
         limits: dict[str, tuple[Any, ...]] = {"temperature": (0.2, 1.0, 3.0), "top_p": (1e-6, 1.0), "top_k": (1, 0)}
-        prompt, settings = np.array([5, 6], np.int32), [Sampling(**{changed: limit}) for limit in limits[changed]]
+        prompt, settings = np.array([5, 6], np.int32), [SamplingParams(**{changed: limit}) for limit in limits[changed]]
         asked = [ChoiceRequest("one", prompt, self.options, one, u) for u in (0.01, 0.5, 0.99) for one in settings]
         alone = [choose(double, [request])[0] for request in asked]
         for one, choice in zip(alone, choose(double, asked), strict=True):
@@ -185,7 +197,9 @@ class TestTheEngine:
 
     def test_many_requests_are_answered_in_their_order(self, double: Backbone) -> None:
         choice_sets = [
-            ChoiceRequest(adapter, np.array(prompt, np.int32), self.options[:count], Sampling(temperature=0.7), 0.4)
+            ChoiceRequest(
+                adapter, np.array(prompt, np.int32), self.options[:count], SamplingParams(temperature=0.7), 0.4
+            )
             for adapter, prompt, count in (("two", [5, 6], 3), (None, [5], 1), ("one", [4, 4, 4], 2))
         ]
         together = choose(double, choice_sets)
@@ -213,7 +227,7 @@ def mixed(backbone: Backbone, level: Level) -> list[Sample]:
         action = replace(
             sample.action, tokens=tokens, marks=np.zeros(len(tokens), np.uint8), log_probs=logs[:1], choice=choice
         )
-        samples.append(Sample(action, normaliser(action, "tokens"), sample.advantages[:1]))
+        samples.append(Sample(action, normalizer(action, "tokens"), sample.advantages[:1]))
     return samples
 
 
@@ -240,12 +254,12 @@ def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, 
                 now = _log_probs(double, sample)
             old, advantages = [float(x) for x in action.log_probs], [float(x) for x in sample.advantages]
             if level == "action":
-                ratio = references.action_ratio(now, old, sample.normaliser)
+                ratio = references.action_ratio(now, old, sample.normalizer)
                 rows = [(math.log(ratio), 0.0, advantages[0])]
                 weight = 1 / len(mine)
             else:
                 rows = list(zip(now, old, advantages, strict=True))
-                weight = 1 / sum(s.action.decisions for s in mine)
+                weight = 1 / sum(s.action.num_decisions for s in mine)
             expected += weight * sum(references.ppo_term(*row, 0.2, 0.2, 3.0) for row in rows)
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-4)
     for tokens in (1, 40):
@@ -259,8 +273,8 @@ def test_a_choice_is_one_decision_at_any_level() -> None:
     action = replace(make_action(tokens=(1, 2), log_probs=(-0.5,), marks=(0, 0)), choice=choice)
     episode = Episode(Task("t", "o"), "s", 0, (action,), "terminated")
     assert [CreditInputs([episode], level).sizes() for level in ("action", "token")] == [[1], [1]]
-    assert reading(action, "token").positions.tolist() == [2]
-    assert normaliser(action, "words") == 1.0
+    assert critic_input(action, "token").positions.tolist() == [2]
+    assert normalizer(action, "words") == 1.0
 
 
 class Chooser(OrganizationPart):
@@ -343,7 +357,7 @@ class TestOrchestrated:
 
         attempts = [Attempt(Task("t0", "begin"), "train/0")]
         played = play_many(attempts)
-        forks = counterfactuals(play_many, attempts, played, 1, ("router",))
+        forks = play_counterfactuals(play_many, attempts, played, 1, ("router",))
         assert [fork.status for fork in forks] == ["terminated"] * 2, forks[0].error
         assert [a.id for a in forks[0].actions] == ["0/router/0", "0/b/0", "0/router/1"]
         assert forks[0].actions[-1].key.stream != "train/0"  # the router saw something else, and chose anew
@@ -368,7 +382,7 @@ def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:
     assert episode.status == "failed"
     assert "no turn can begin with it" in episode.error
     chosen = replace(episode, transitions=(Transition(Observation("o"), 1.0),))
-    assert price_overlong([chosen], {"a": 1, "b": 1}, 1)[0].transitions[0].agent_rewards == {}
+    assert penalize_overlong([chosen], {"a": 1, "b": 1}, 1)[0].transitions[0].agent_rewards == {}
 
 
 class OneFails(OrganizationPart):
@@ -379,7 +393,7 @@ class OneFails(OrganizationPart):
             raise RuntimeError("boom")
 
         odd = len(observation.text) % 2 == 1
-        actions = await together(agents.reasoner(observation), fails() if odd else agents.actor(observation))
+        actions = await gather_actions(agents.reasoner(observation), fails() if odd else agents.actor(observation))
         return JointAction(answer=actions[-1])
 
 

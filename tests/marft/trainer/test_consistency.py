@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.trainer.credit.consistency import CONSISTENCIES, Consistency, kendall, levels, ndcg, spearman
+from marft.trainer.credit.consistency import CONSISTENCY_FUNCTIONS, Consistency, dense_ranks, kendall, ndcg, spearman
 from tests import references_credit as slow
 
 NOISE = 1e-12  # of adding up in another order
@@ -20,7 +20,7 @@ NAMES: Sequence[Consistency] = ("spearman", "kendall", "ndcg")
 
 
 def measured(name: Consistency, a: Sequence[float], b: Sequence[float]) -> float:
-    return CONSISTENCIES[name](np.array(a, np.float64), np.array(b, np.float64))
+    return CONSISTENCY_FUNCTIONS[name](np.array(a, np.float64), np.array(b, np.float64))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,5 +79,5 @@ def test_ties_of_one_reward_alone_take_away_from_rank_correlations() -> None:
 
 
 def test_sums_that_differ_by_rounding_alone_are_tied() -> None:
-    assert levels(np.array([0.1 + 0.2, 0.3, -1.0])).tolist() == [1, 1, 0]
-    assert levels(np.array([])).tolist() == []
+    assert dense_ranks(np.array([0.1 + 0.2, 0.3, -1.0])).tolist() == [1, 1, 0]
+    assert dense_ranks(np.array([])).tolist() == []

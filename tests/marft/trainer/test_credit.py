@@ -24,7 +24,7 @@ from marft.trainer.credit.rae import RAE
 from marft.trainer.credit.rloo import RLOO
 from marft.trainer.credit.step_gae import StepGAE
 from marft.trainer.credit.tree import Tree
-from marft.trainer.interfaces import Credit, CreditInputs, Credits, Level, Values
+from marft.trainer.interfaces import Credit, CreditInputs, CreditOutput, Level, Values
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import MANY
@@ -52,7 +52,7 @@ def batches(draw: st.DrawFn, forks: bool = False) -> list[Episode]:
     return batch
 
 
-def by_action(credits: Credits) -> list[float]:
+def by_action(credits: CreditOutput) -> list[float]:
     for row in credits.advantages:
         assert np.ptp(row) == 0.0 if len(row) else True
     return [float(row[0]) for row in credits.advantages]

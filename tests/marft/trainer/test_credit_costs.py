@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Fork, Observation, Task, Transition
-from marft.config.parts import CreditPart
+from marft.config.plugin_types import CreditPart
 from marft.trainer.credit.agent_group import AgentGroup
 from marft.trainer.credit.batch import Batch
 from marft.trainer.credit.comam import CoMAM
@@ -22,7 +22,7 @@ from marft.trainer.credit.rae import RAE
 from marft.trainer.credit.rloo import RLOO
 from marft.trainer.credit.step_gae import StepGAE
 from marft.trainer.credit.tree import Tree
-from marft.trainer.interfaces import CreditInputs, Credits, Values
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Values
 from tests.episodes import make_action
 
 COSTS = [(0.1, 0.2), (0.4, 0.8), (1.6, 3.2)]  # of a's and b's action in each of three episodes
@@ -40,7 +40,7 @@ def inputs(rewards: tuple[float, ...] = REWARDS) -> CreditInputs:
     return CreditInputs([pair(n, reward) for n, reward in enumerate(rewards)], "action", costs=costs)
 
 
-def numbers(credits: Credits) -> list[float]:
+def numbers(credits: CreditOutput) -> list[float]:
     return [float(x) for row in credits.advantages for x in row]
 
 
@@ -200,7 +200,7 @@ def test_candidates_that_go_on_from_different_beginnings_are_not_compared() -> N
     """Same prompt, but a teammate began their turns with other words."""
     batch = []
     for number, (begun, reward) in enumerate([(1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)]):
-        marks = (Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED)
+        marks = (TokenSource.TEAMMATE, TokenSource.SAMPLED, TokenSource.SAMPLED)
         action = make_action("a", tokens=(begun, 7 + number, 3), marks=marks, sample=number)
         paid = (Transition(Observation("o"), reward),)
         batch.append(

@@ -14,7 +14,7 @@ from marft.config.algorithm import CriticSettings
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.trainer.credit.gae import GAE
-from marft.trainer.critic import Critic, Reading, read_features, reading
+from marft.trainer.critic import Critic, CriticInput, critic_input, read_features
 from marft.trainer.interfaces import CreditInputs, Level
 from tests.draws import DrawnFrom
 from tests.episodes import make_action
@@ -47,7 +47,7 @@ def test_an_untrained_critic_says_zero(backbone: Backbone) -> None:
 def test_the_value_of_an_action_stands_at_the_last_token_before_it(backbone: Backbone) -> None:
     """Not at the first prompt token, where it would be the same for every state."""
     action = make_action("a", prompt=(5, 6, 7, 8))
-    hidden = backbone.hidden_states(PackedRows.of([action.prompt], [None], backbone.device))
+    hidden = backbone.hidden_states(PackedRows.from_rows([action.prompt], [None], backbone.device))
     mine = critic(backbone)
     expected = mine.heads["base"](hidden[-1:]).item()
     assert mine.evaluate([episode(action)]).actions[0][0] == pytest.approx(expected, abs=1e-5)
@@ -70,19 +70,19 @@ def test_a_value_does_not_see_what_it_judges(backbone: Backbone) -> None:
 
 def test_token_values_stand_where_the_sampled_tokens_are_predicted() -> None:
     action = make_action("a", prompt=(1, 2, 3), tokens=(4, 5, 6, 7), marks=(0, 1, 0, 0))
-    read = reading(action, "token")
-    assert read.ids.tolist() == [1, 2, 3, 4, 5, 6]
+    read = critic_input(action, "token")
+    assert read.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert read.positions.tolist() == [2, 4, 5]
 
 
 def test_the_state_is_read_where_it_says_more_than_the_prompt() -> None:
     action = replace(make_action("a", prompt=(1, 2)), state=np.array([1, 2, 9], np.int32))
-    assert reading(action, "action").ids.tolist() == [1, 2, 9]
-    assert reading(action, "token").positions.tolist() == [2, 3]
+    assert critic_input(action, "action").token_ids.tolist() == [1, 2, 9]
+    assert critic_input(action, "token").positions.tolist() == [2, 3]
 
 
 def test_adapters_do_not_touch_the_critics_features(backbone: Backbone) -> None:
-    reads = [Reading(np.array([4, 5, 6], np.int32), np.array([0, 2]))]
+    reads = [CriticInput(np.array([4, 5, 6], np.int32), np.array([0, 2]))]
     before = read_features(backbone, reads, 100, None)
     backbone.add_adapter("a", 4, 16.0, ("q_proj", "v_proj"), seed=0)
     for adapter in backbone.adapters("a").values():
@@ -92,9 +92,9 @@ def test_adapters_do_not_touch_the_critics_features(backbone: Backbone) -> None:
 
 def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backbone) -> None:
     reads = [
-        Reading(np.array([4, 5, 6], np.int32), np.array([2])),
-        Reading(np.array([7, 8], np.int32), np.array([0, 1])),
-        Reading(np.array([4, 5, 6], np.int32), np.array([0, 2])),
+        CriticInput(np.array([4, 5, 6], np.int32), np.array([2])),
+        CriticInput(np.array([7, 8], np.int32), np.array([0, 1])),
+        CriticInput(np.array([4, 5, 6], np.int32), np.array([0, 2])),
     ]
     forwarded = lengths_read(backbone)
     features = read_features(backbone, reads, 1000, None)
@@ -119,7 +119,7 @@ def test_every_agent_bootstraps_from_the_end_as_it_sees_it_itself(heads: str, ba
     ends = {"b": np.array([3, 4], np.int32), "a": np.array([7, 8, 9], np.int32)}
     batch = [episode(make_action("b"), make_action("a", index=1), status="truncated", bootstrap=ends, reward=0.0)]
     mine = critic(backbone, heads=heads)
-    features = read_features(backbone, [Reading(ids, np.array([len(ids) - 1])) for ids in ends.values()], 99, None)
+    features = read_features(backbone, [CriticInput(ids, np.array([len(ids) - 1])) for ids in ends.values()], 99, None)
     with torch.no_grad():
         expected = {
             name: mine.heads[f"base/{name}" if heads == "agent" else "base"](features[i : i + 1]).item()
@@ -203,8 +203,8 @@ def test_every_agent_may_have_a_head_of_its_own(backbone: Backbone) -> None:
 
 def test_an_independent_critic_reads_only_what_the_agent_sees() -> None:
     action = replace(make_action("a", prompt=(5, 6)), state=np.array([5, 9, 9, 6], np.int32))
-    assert reading(action, "action", "independent").ids.tolist() == [5, 6]
-    assert reading(action, "action", "centralised").ids.tolist() == [5, 9, 9, 6]
+    assert critic_input(action, "action", "independent").token_ids.tolist() == [5, 6]
+    assert critic_input(action, "action", "centralised").token_ids.tolist() == [5, 9, 9, 6]
 
 
 @pytest.mark.parametrize("tokens", [7, 1000])
@@ -215,13 +215,13 @@ def test_a_critic_with_an_adapter_of_its_own_learns_and_leaves_the_base_alone(ba
         [("a", "a")], seed=0, tokens_per_batch=tokens,
     )  # fmt: skip
     batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 11)]
-    plain = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
+    plain = read_features(backbone, [critic_input(e.actions[0], "action") for e in batch], 1000, None)
     returns = [np.array([float(n % 2)]) for n in range(8)]
     first = mine.update(mine.evaluate(batch), returns, step=0)
     second = mine.update(mine.evaluate(batch), returns, step=1)
     assert second["critic/loss"] < first["critic/loss"]
     assert all(parameter.abs().sum() > 0 for name, parameter in mine.parameters().items() if "lora_B" in name)
-    again = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
+    again = read_features(backbone, [critic_input(e.actions[0], "action") for e in batch], 1000, None)
     assert torch.equal(again, plain)
 
 

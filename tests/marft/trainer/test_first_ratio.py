@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from marft.common.types import ActionKey, Episode, Observation, Sample, Task, Transition
-from marft.models.log_probs import TokenScores, token_scores
-from marft.models.pool import Models
-from marft.rollout.ahead import gathering
-from marft.rollout.collection import Collection
-from marft.runs.folder import RunFolder
+from marft.models.log_probs import TokenScores, score_tokens
+from marft.models.policy_registry import PolicyRegistry
+from marft.rollout.async_rollout import sources
+from marft.rollout.rollout_batch import RolloutBatch
+from marft.runs.run_folder import RunFolder
 from marft.trainer import learner as learner_module
 from marft.trainer import scoring as scoring_module
 from marft.trainer import update as update_module
 from marft.trainer.batching import FixedLogProbs, Packing
 from marft.trainer.interfaces import Floats, Progress, UpdatePhase
 from marft.trainer.learner import Learner
-from marft.trainer.loop import Silent, train
-from marft.trainer.metering import Meter
+from marft.trainer.loop import NullCallback, train
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.rank_group import Ranks
 from marft.trainer.scoring import score_actions
 from marft.trainer.team_ratios import TeamRatios
-from marft.trainer.update import PACKING_CHECKS, Update
+from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
 from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.marft.trainer.test_segments import cut
@@ -52,7 +52,7 @@ def test_a_score_does_not_depend_on_what_it_is_packed_with(
         random = np.random.default_rng(2)
         samples = [replace(sample, action=cut(sample.action, random)) for sample in samples]
         assert max(len(sample.action.segments) for sample in samples) > 2
-    packing = learner.packing.in_one_size([samples]) if sized else learner.packing
+    packing = learner.packing.with_fixed_sizes([samples]) if sized else learner.packing
     assert bool(packing.sizes) == (sized and dtype == "bfloat16")
     whole = score_actions(packing, samples)
     mixed = [samples[i] for i in np.random.default_rng(1).permutation(len(samples))]
@@ -65,7 +65,7 @@ def test_a_score_does_not_depend_on_what_it_is_packed_with(
 
 def test_micro_batches_of_one_size_have_it(tmp_path: Path) -> None:
     learner, samples = begun(recipe(tmp_path, "gspo", dtype="bfloat16")), samples_of(episodes())
-    packing = learner.packing.in_one_size([samples[:9], samples[9:]])
+    packing = learner.packing.with_fixed_sizes([samples[:9], samples[9:]])
     forwarded: list[int] = []
     original = (backbone := learner.packing.backbones["actor"]).hidden_states
 
@@ -87,11 +87,11 @@ def test_where_batches_have_one_size_so_has_what_is_made_of_them(
     filled: list[bool] = []
 
     def looked(*arguments: Any, **named: Any) -> TokenScores:
-        filled.append(named.get("filled", False))
-        return token_scores(*arguments, **named)
+        filled.append(named.get("fixed_size", False))
+        return score_tokens(*arguments, **named)
 
-    monkeypatch.setattr(scoring_module, "token_scores", looked)
-    for packing, one_size in ((learner.packing, False), (learner.packing.in_one_size([samples]), True)):
+    monkeypatch.setattr(scoring_module, "score_tokens", looked)
+    for packing, one_size in ((learner.packing, False), (learner.packing.with_fixed_sizes([samples]), True)):
         filled.clear()
         score_actions(packing, samples)
         assert set(filled) == {one_size}
@@ -121,13 +121,19 @@ def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, tr
 def test_a_policy_that_has_not_moved_weighs_nothing_in_the_team_ratio(dtype: str, tmp_path: Path) -> None:
     run = recipe(tmp_path, "happo", *STILL, dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
-    update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
+    update = PolicyUpdater(
+        learner.settings,
+        learner.objective,
+        learner.optimizers,
+        learner.packing,
+        FixedLogProbs(),
+        MetricAccumulator(),
+        0,
     )
     update.run(UpdatePhase(("actor",)), samples, step=0)
     moved = [sample for sample in samples if sample.action.policy == "actor"]
     ratios = TeamRatios(2.0)
-    ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
+    ratios.add([sample.action for sample in moved], update.old, update.score_current(moved))
     assert {ratios.log_ratio(sample.action) for sample in samples} == {0.0}
 
 
@@ -147,8 +153,14 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
         return score_actions(packing, wanted)
 
     monkeypatch.setattr(update_module, "score_actions", counted)
-    update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
+    update = PolicyUpdater(
+        learner.settings,
+        learner.objective,
+        learner.optimizers,
+        learner.packing,
+        FixedLogProbs(),
+        MetricAccumulator(),
+        0,
     )
     update.run(UpdatePhase(ROLES), samples, step=1)
     assert len(scored) == len(set(scored)) == round(share * len(samples))
@@ -160,11 +172,17 @@ def test_scores_from_before_are_taken_over_only_where_packing_makes_no_differenc
     """KL in the reward has scored everything, in batches of any size: in half precision those are not π_old's."""
     run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
-    fixed = {sample.action.key: np.full(sample.action.decisions, -7.0) for sample in samples}
-    update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(fixed), Meter(), 0
+    fixed = {sample.action.key: np.full(sample.action.num_decisions, -7.0) for sample in samples}
+    update = PolicyUpdater(
+        learner.settings,
+        learner.objective,
+        learner.optimizers,
+        learner.packing,
+        FixedLogProbs(fixed),
+        MetricAccumulator(),
+        0,
     )
-    filled = learner.packing.in_one_size([samples])
+    filled = learner.packing.with_fixed_sizes([samples])
     right = score_actions(filled, samples)
     update._score_old(samples)
     assert all(np.array_equal(update.old[key], fixed[key]) for key in fixed)  # not yet in one size
@@ -180,8 +198,10 @@ def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_be
     learner = begun(recipe(tmp_path, "marft", *once, "--training.tokens_per_micro_batch", "9999"))
     samples = samples_of(episodes())
     before = score_actions(learner.packing, samples)
-    meter = Meter()
-    update = Update(learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), meter, 0)
+    meter = MetricAccumulator()
+    update = PolicyUpdater(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), meter, 0
+    )
     for phase in (UpdatePhase(("actor",)), UpdatePhase(ROLES)):
         update.run(phase, samples, step=0)
     assert all(np.array_equal(update.old[key], value) for key, value in before.items())
@@ -195,8 +215,14 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     )
     learner, samples = begun(run), samples_of(episodes())
     before = score_actions(learner.packing, samples)
-    update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
+    update = PolicyUpdater(
+        learner.settings,
+        learner.objective,
+        learner.optimizers,
+        learner.packing,
+        FixedLogProbs(),
+        MetricAccumulator(),
+        0,
     )
     update.run(UpdatePhase(ROLES), samples, step=0)
     after = score_actions(learner.packing, samples)
@@ -204,11 +230,11 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     assert any(np.abs(after[key] - value).max() > 1e-3 for key, value in before.items())  # it did move
 
 
-class Listening(Silent):
+class Listening(NullCallback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -254,19 +280,19 @@ class TestScoresThatDependOnTheirCompany:
         )
         measured = {
             step: learner.learn(episodes(), Progress(step, 0)).get("packing_difference")
-            for step in (2, 3, 4, 2 + PACKING_CHECKS, 3 + PACKING_CHECKS)
+            for step in (2, 3, 4, 2 + PACKING_CHECK_INTERVAL, 3 + PACKING_CHECK_INTERVAL)
         }
         checked = [step for step, off in measured.items() if off is not None]
-        assert checked == ([3, 3 + PACKING_CHECKS] if said else [])  # policies first step after the warm-up
+        assert checked == ([3, 3 + PACKING_CHECK_INTERVAL] if said else [])  # policies first step after the warm-up
         assert all(measured[step] == pytest.approx(0.25) for step in checked)
 
     @BY_NIGHT
     @pytest.mark.slow
     def test_are_spoken_of_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spoiled(monkeypatch, lambda wanted: wanted[0])
-        monkeypatch.setattr(learner_module, "PACKING_CHECKS", 1)
+        monkeypatch.setattr(learner_module, "PACKING_CHECK_INTERVAL", 1)
         run = recipe(tmp_path, "happo", "--training.steps", "3", "--rollout.samples_per_task", "4")
-        train(run, folder := RunFolder.create(run), observer=(observer := Listening()))
+        train(run, folder := RunFolder.create(run), callback=(observer := Listening()))
         assert [row["packing_difference"] for row in folder.read_metrics()] == pytest.approx([0.25] * 3)
         (note,) = (note for note in observer.notes if "by up to 0.2 nats" in note)
         assert "set algorithm.epochs = 1 and algorithm.schedule" in note
@@ -276,9 +302,9 @@ class TestAnEngineThatSaysOtherwise:
     @staticmethod
     def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, *overrides: str) -> list[str]:
         """Of a run whose actor has been sampled by something else."""
-        collect = gathering.collect
+        collect = sources.collect
 
-        def drifted(*arguments: Any, **named: Any) -> Collection:
+        def drifted(*arguments: Any, **named: Any) -> RolloutBatch:
             collection = collect(*arguments, **named)
             inputs = [
                 replace(e, actions=tuple(
@@ -287,9 +313,9 @@ class TestAnEngineThatSaysOtherwise:
             ]  # fmt: skip
             return replace(collection, credit_inputs=inputs)
 
-        monkeypatch.setattr(gathering, "collect", drifted)
+        monkeypatch.setattr(sources, "collect", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
-        train(run, RunFolder.create(run), observer=(observer := Listening()))
+        train(run, RunFolder.create(run), callback=(observer := Listening()))
         return observer.notes
 
     @pytest.mark.slow
@@ -319,7 +345,7 @@ class TestKLInTheReward:
     def test_is_measured_with_the_learners_numbers(self, tmp_path: Path) -> None:
         """An untuned policy is its base, and costs nothing, whatever the engine says of its tokens."""
         run = recipe(tmp_path, "marft", *self.KL)
-        learner, batch = Learner(run, Models(run)), episodes()
+        learner, batch = Learner(run, PolicyRegistry(run)), episodes()
         credited = learner.assign_credit(batch, learner.score_before_update(batch))
         assert [cost.tolist() for cost in credited.inputs.costs] == [[0.0]] * 24
         assert learner.learn(batch, Progress(0, 0))["kl_to_base"] == 0.0
@@ -355,14 +381,14 @@ class TestKLInTheReward:
 @pytest.mark.slow
 def test_a_whole_policy_on_a_half_precision_base_begins_as_the_base(tmp_path: Path) -> None:
     run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
-    metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
+    metrics = Learner(run, PolicyRegistry(run)).learn(episodes(), Progress(0, 0))
     assert metrics["agents/actor/kl_to_base"] == 0.0
     assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
 def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> None:
     run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
-    models = Models(run)
+    models = PolicyRegistry(run)
     parameters = models.policies["actor"].parameters()
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     models.reset_policy("actor")
@@ -389,12 +415,12 @@ class TestAFrozenTeammatesLength:
     FROZEN = ("--policies.reasoner.train", "frozen", "--agents.reasoner.sampling.max_new_tokens", "64")
 
     def test_is_no_measure_of_what_is_trained(self, tmp_path: Path) -> None:
-        learner = Learner(run := recipe(tmp_path, "dr-grpo", *self.FROZEN), Models(run))
+        learner = Learner(run := recipe(tmp_path, "dr-grpo", *self.FROZEN), PolicyRegistry(run))
         assert learner.packing.constant_length == 8
 
     def test_has_no_price(self, tmp_path: Path) -> None:
         run = recipe(tmp_path, "grpo", *self.FROZEN, "--algorithm.reward.overlong_buffer", "4")
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         tokens = tuple(range(10, 74))
         actions = (make_action("reasoner", tokens=tokens), make_action("actor", index=1, tokens=tokens[:6]))
         earned = (Transition(Observation("o"), 1.0),)

@@ -14,8 +14,8 @@ from marft.common import seeds
 from marft.config.algorithm import CriticSettings
 from marft.models.backbone import Backbone
 from marft.models.critic import ValueHead
-from marft.trainer.critic import LORA_TARGETS, Critic, Reading, explained_variance, read_features
-from marft.trainer.value_normaliser import ValueNormaliser
+from marft.trainer.critic import LORA_TARGETS, Critic, CriticInput, compute_explained_variance, read_features
+from marft.trainer.value_normalizer import ValueNormalizer
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.marft.trainer.test_critic import critic, episode
@@ -52,8 +52,8 @@ class TestTheParts:
         assert {(len(adapter.a), adapter.scale) for adapter in found.values()} == {(3, 2.0)}
 
     def test_statistics_are_there_only_where_values_are_normalised(self, backbone: Backbone) -> None:
-        assert critic(backbone).normalisers == {}
-        kept = critic(backbone, normalise_values=True, value_decay=0.5).normalisers
+        assert critic(backbone).normalizers == {}
+        kept = critic(backbone, normalise_values=True, value_decay=0.5).normalizers
         assert {name: normaliser.decay for name, normaliser in kept.items()} == {"base": 0.5}
 
     def test_what_a_checkpoint_keeps_is_named_after_its_part(self, backbone: Backbone) -> None:
@@ -132,7 +132,7 @@ class TestAnUpdate:
         metrics = mine.update(values, returns, step=1)
         assert metrics["critic/value"] == pytest.approx(flat.mean())
         assert flat.mean() > 900
-        assert metrics["critic/explained_variance"] == pytest.approx(explained_variance(flat, before))
+        assert metrics["critic/explained_variance"] == pytest.approx(compute_explained_variance(flat, before))
         assert np.concatenate(returns).tolist() == before.tolist()
 
     @pytest.mark.parametrize(("loss", "delta"), [("huber", 0.25), ("squared", None)])
@@ -162,7 +162,8 @@ class TestAnUpdate:
 def test_readings_are_packed_longest_first_as_many_as_fit(backbone: Backbone) -> None:
     lengths = (3, 4, 2, 5)
     reads = [
-        Reading(np.arange(n, n + length, dtype=np.int32), np.array([length - 1])) for n, length in enumerate(lengths, 5)
+        CriticInput(np.arange(n, n + length, dtype=np.int32), np.array([length - 1]))
+        for n, length in enumerate(lengths, 5)
     ]
     alone = torch.cat([read_features(backbone, [read], 99, None) for read in reads])
     forwarded = lengths_read(backbone)
@@ -172,9 +173,9 @@ def test_readings_are_packed_longest_first_as_many_as_fit(backbone: Backbone) ->
 
 def test_positions_that_several_readings_want_are_read_for_each(backbone: Backbone) -> None:
     ids = np.array([4, 9, 6, 7], np.int32)
-    whole = read_features(backbone, [Reading(ids, np.arange(4))], 99, None)
+    whole = read_features(backbone, [CriticInput(ids, np.arange(4))], 99, None)
     wanted = ([3], [0, 2], [2, 3])
-    found = read_features(backbone, [Reading(ids, np.array(some)) for some in wanted], 99, None)
+    found = read_features(backbone, [CriticInput(ids, np.array(some)) for some in wanted], 99, None)
     torch.testing.assert_close(found, torch.cat([whole[some] for some in wanted]))
 
 
@@ -187,28 +188,28 @@ def test_a_head_of_somebody_who_did_not_act_keeps_no_other_from_reading(backbone
 
 def test_returns_that_hardly_differ_are_explained_and_equal_ones_are_not() -> None:
     near = np.array([1e-4, -1e-4])
-    assert explained_variance(near, near) == 1.0
-    assert explained_variance(near / 2, near) == pytest.approx(0.75)
-    assert math.isnan(explained_variance(near, np.array([1e-7, -1e-7])))
-    assert math.isnan(explained_variance(np.empty(0), np.empty(0)))
+    assert compute_explained_variance(near, near) == 1.0
+    assert compute_explained_variance(near / 2, near) == pytest.approx(0.75)
+    assert math.isnan(compute_explained_variance(near, np.array([1e-7, -1e-7])))
+    assert math.isnan(compute_explained_variance(np.empty(0), np.empty(0)))
 
 
 class TestRunningStatistics:
     def test_of_targets_that_are_all_equal_the_deviation_is_a_tenth(self) -> None:
-        normaliser = ValueNormaliser(0.5)
+        normaliser = ValueNormalizer(0.5)
         normaliser.update(np.array([3.0, 3.0]))
-        assert normaliser.normalise(np.array([3.1, 2.8])).tolist() == pytest.approx([1.0, -2.0])
+        assert normaliser.normalize(np.array([3.1, 2.8])).tolist() == pytest.approx([1.0, -2.0])
 
     def test_before_the_first_batch_and_after_an_empty_one_values_are_what_the_head_says(self) -> None:
-        normaliser = ValueNormaliser(0.5)
+        normaliser = ValueNormalizer(0.5)
         normaliser.update(np.empty(0))
         assert normaliser.sums.tolist() == [0.0, 0.0, 0.0]
-        assert normaliser.normalise(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
-        assert normaliser.denormalise(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
+        assert normaliser.normalize(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
+        assert normaliser.denormalize(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
 
     def test_are_exact_and_have_no_gradient(self) -> None:
         """Of a million, the deviation of 1 is still there."""
-        normaliser = ValueNormaliser(0.0)
+        normaliser = ValueNormalizer(0.0)
         normaliser.update(np.array([1e6 - 1.0, 1e6 + 1.0]))
-        assert normaliser.normalise(np.array([1e6 + 2.0])).tolist() == pytest.approx([2.0], rel=1e-3)
+        assert normaliser.normalize(np.array([1e6 + 2.0])).tolist() == pytest.approx([2.0], rel=1e-3)
         assert (normaliser.sums.dtype, normaliser.sums.requires_grad) == (torch.float64, False)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.algorithms import PRESETS
-from marft.rewards.shaping import mix
+from marft.rewards.shaping import mix_rewards
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.monte_carlo import MonteCarlo
-from marft.trainer.interfaces import CreditInputs, Level, Values, all_actions
+from marft.trainer.interfaces import CreditInputs, Level, Values, flatten_actions
 from tests import references
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import BY_NIGHT, MANY
@@ -39,7 +39,7 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
     numbers["adaptive_lambda"] = data.draw(st.sampled_from([0.0, 0.0, 0.5, 2.0]))
     alpha = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     credits = GAE(successor=chain, lambda_critic=1.0, **numbers).assign(
-        CreditInputs(mix(batch, alpha, 1.0), level, values)
+        CreditInputs(mix_rewards(batch, alpha, 1.0), level, values)
     )  # type: ignore[arg-type]
     expected = []
     for number, episode in enumerate(batch):
@@ -180,7 +180,7 @@ def test_observation_tokens_inside_an_action_are_jumped_over() -> None:
     """Only sampled tokens are decisions: tool tokens neither discount nor hold a value."""
     action = make_action(tokens=(1, 2, 3, 4), marks=(0, 1, 1, 0))
     episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
-    values = Values([np.zeros(int(action.sampled.sum()))])
+    values = Values([np.zeros(int(action.sampled_mask.sum()))])
     advantages = GAE(gamma_token=0.5, lambda_token=1.0).assign(CreditInputs([episode], "token", values)).advantages[0]
     assert advantages.tolist() == [0.5, 1.0]
 
@@ -203,7 +203,7 @@ def _one_token(action):  # type: ignore[no-untyped-def]
 
 def test_rows_are_in_the_order_of_all_actions() -> None:
     batch = [_two_agent_episode(1.0), _two_agent_episode(2.0)]
-    assert [a.agent for a in all_actions(batch)] == ["a", "b", "a", "b"]
+    assert [a.agent for a in flatten_actions(batch)] == ["a", "b", "a", "b"]
 
 
 def test_a_return_without_a_critic_is_discounted_between_steps_alone_unless_it_is_told() -> None:

@@ -10,13 +10,13 @@ import torch
 
 from marft.common.types import Choice, Episode, Option, Task
 from marft.config import RunSettings, load_recipe
-from marft.models.cards import REPORTED
-from marft.models.shapes import KNOWN
-from marft.trainer import gauging
-from marft.trainer.gauging import MEMORY, MFU, Gauge, Row, Utilization
+from marft.models.device_specs import DRIVER_NAMES
+from marft.models.model_sizes import COMMON_MODELS
+from marft.trainer import gpu_monitor
+from marft.trainer.gpu_monitor import MEMORY, MFU, GpuMonitor, RowTokens, Utilization
 from tests.episodes import make_action
 
-SHAPE = KNOWN["qwen2.5-3b"]
+SHAPE = COMMON_MODELS["qwen2.5-3b"]
 ADAPTER = SHAPE.adapter_parameters(8, ("q_proj", "v_proj"))
 H100 = "NVIDIA H100 80GB HBM3"
 GPU = torch.device("cuda")
@@ -44,20 +44,20 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def operations(read: int, scored: int, weights: int = 4) -> float:
     """Of a row, forward and backward: 4 a weight of a frozen base or 6 of one that is trained, adapters, the head."""
     adapters = 6 * ADAPTER if weights == 4 else 0
-    attention = 3.5 * 2 * read * SHAPE.queries * SHAPE.layers
+    attention = 3.5 * 2 * read * SHAPE.query_dim * SHAPE.layers
     head = (4 if weights == 4 else 8) * SHAPE.head_parameters * scored
     return read * (weights * SHAPE.matrix_parameters + adapters + attention) + head
 
 
 def test_on_a_processor_there_is_neither_figure() -> None:
-    gauge = Gauge(math(), torch.device("cpu"))
+    gauge = GpuMonitor(math(), torch.device("cpu"))
     gauge.begin()
     assert gauge.metrics([], 1.0) == {}
 
 
 def test_the_most_memory_is_that_of_the_step(driver: dict[str, Any]) -> None:
     driver["name"] = "some other card"
-    gauge = Gauge(math(), GPU)
+    gauge = GpuMonitor(math(), GPU)
     for most in (7_000_000_000, 3_000_000_000):
         gauge.begin()
         driver["most"] = most
@@ -76,7 +76,7 @@ def test_utilization_is_of_all_rows_that_were_learned_from(driver: dict[str, Any
     other = make_action("actor", policy="somebody else's")
     episode = Episode(Task("t", "o"), "train/0", 0, (first, second, other), "terminated")
     run = math("--algorithm.epochs", "3", "--training.ranks", "2")
-    share = Gauge(run, GPU).metrics([episode], 0.5)[MFU]
+    share = GpuMonitor(run, GPU).metrics([episode], 0.5)[MFU]
     done = 3 * (operations(40, 11) + operations(21, 2) + operations(20, 1))
     assert share == pytest.approx(done / (989e12 * 0.5 * 2))
 
@@ -84,38 +84,38 @@ def test_utilization_is_of_all_rows_that_were_learned_from(driver: dict[str, Any
 @pytest.mark.parametrize(("dtype", "rate"), [("bfloat16", 989e12), ("float32", 67e12)])
 def test_what_is_trained_whole_is_held_to_the_rate_that_it_is_computed_at(dtype: str, rate: float) -> None:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
-    found = Utilization.of(math(*words, "--models.base.dtype", dtype), H100)
+    found = Utilization.from_run(math(*words, "--models.base.dtype", dtype), H100)
     assert found is not None
-    share = found.share([Row("actor", 100, 30), Row("reasoner", 100, 30)], 2.0)
+    share = found.share([RowTokens("actor", 100, 30), RowTokens("reasoner", 100, 30)], 2.0)
     assert share == pytest.approx(operations(100, 30, weights=6) / (rate * 2.0))
 
 
 def test_recomputing_makes_it_no_better() -> None:
     plain, again = (
-        Utilization.of(math("--models.base.gradient_checkpointing", said), H100) for said in ("false", "true")
+        Utilization.from_run(math("--models.base.gradient_checkpointing", said), H100) for said in ("false", "true")
     )
     assert plain is not None
     assert again is not None
-    assert plain.share([Row("actor", 100, 30)], 1.0) == again.share([Row("actor", 100, 30)], 1.0)
+    assert plain.share([RowTokens("actor", 100, 30)], 1.0) == again.share([RowTokens("actor", 100, 30)], 1.0)
 
 
 @pytest.mark.parametrize("device", ["", "NVIDIA H100 PCIe", "Tesla T4"])
 def test_of_cards_that_are_not_known_nothing_is_said(device: str) -> None:
-    assert Utilization.of(math(), device) is None
+    assert Utilization.from_run(math(), device) is None
 
 
 def test_of_models_whose_sizes_are_not_known_nothing_is_said() -> None:
-    assert Utilization.of(math("--models.base.path", "somebody/model-of-mine"), H100) is None
-    assert Utilization.of(math("--policies.actor.lora.targets", '["c_attn"]'), H100) is None
+    assert Utilization.from_run(math("--models.base.path", "somebody/model-of-mine"), H100) is None
+    assert Utilization.from_run(math("--policies.actor.lora.targets", '["c_attn"]'), H100) is None
 
 
 def test_every_card_but_a_processor_has_a_name_that_its_driver_gives() -> None:
-    from marft.models.cards import CARDS
+    from marft.models.device_specs import DEVICE_SPECS
 
-    assert sorted(REPORTED.values()) == sorted(CARDS.keys() - {"cpu"})
+    assert sorted(DRIVER_NAMES.values()) == sorted(DEVICE_SPECS.keys() - {"cpu"})
 
 
 def test_its_names_are_in_the_catalogue() -> None:
-    from marft.common.metrics import known
+    from marft.common.metrics import require_metric
 
-    assert {known(name).name for name in (gauging.MEMORY, gauging.MFU)} == {MEMORY, MFU}
+    assert {require_metric(name).name for name in (gpu_monitor.MEMORY, gpu_monitor.MFU)} == {MEMORY, MFU}

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from marft.agents.live import Spelling
-from marft.common.types import Sampling
-from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.agents.streaming import Detokenizer
+from marft.common.types import SamplingParams
+from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.packed_rows import PackedRows
-from marft.models.pool import Models
-from marft.trainer.batching import Denominators
+from marft.models.policy_registry import PolicyRegistry
+from marft.trainer.batching import BatchCounts
 from marft.trainer.interfaces import Progress
-from marft.trainer.scoring import score
+from marft.trainer.scoring import score_batch
 from tests.learners import begun, episodes, recipe, samples_of
 
 DEVICE = os.environ.get("MARFT_GPU", "")  # "cuda", or "cpu" to try the questions out
@@ -60,15 +60,15 @@ def waits(work: Callable[[], object]) -> int:
     return sum("synchroniz" in str(one.message) for one in heard)
 
 
-def models(tmp_path: Path, device: str, *overrides: str) -> Models:
+def models(tmp_path: Path, device: str, *overrides: str) -> PolicyRegistry:
     torch.manual_seed(0)
-    return Models(recipe(tmp_path, "marft", "--device", device, *overrides))
+    return PolicyRegistry(recipe(tmp_path, "marft", "--device", device, *overrides))
 
 
-def played(of: Models) -> list[Finished]:
-    batch = RunningBatch(of.bases["base"], [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))))
+def played(of: PolicyRegistry) -> list[RowResult]:
+    batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
     rows = [
-        Row(name, ids, Sampling(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
+        Row(name, ids, SamplingParams(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
         for name, ids in zip(("reasoner", "actor", None), ROWS, strict=True)
     ]
     done = batch.admit(rows)
@@ -111,16 +111,16 @@ def test_half_precision_scores_what_the_cpus_does(tmp_path: Path) -> None:
     found = []
     for device in (DEVICE, "cpu"):
         learner = begun(recipe(tmp_path, "marft", "--device", device, dtype="bfloat16"))
-        (packed, *_) = learner.packing.micro_batches(batch, Denominators.of(batch, pooled=False))
+        (packed, *_) = learner.packing.micro_batches(batch, BatchCounts.from_samples(batch, pooled=False))
         with torch.no_grad():
-            found.append(score(packed).log_probs.cpu())
+            found.append(score_batch(packed).log_probs.cpu())
     assert (found[0] - found[1]).abs().mean() < 0.05
 
 
 def test_a_step_of_decoding_waits_once(tmp_path: Path) -> None:
     of = models(tmp_path, DEVICE)
-    batch = RunningBatch(of.bases["base"], [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))))
-    batch.admit([Row(None, ids, Sampling(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS])
+    batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
+    batch.admit([Row(None, ids, SamplingParams(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS])
     batch.step()
     assert waits(batch.step) == 1
 
@@ -128,21 +128,21 @@ def test_a_step_of_decoding_waits_once(tmp_path: Path) -> None:
 def test_forward_and_backward_of_a_micro_batch_wait_for_nothing(tmp_path: Path) -> None:
     learner = begun(recipe(tmp_path, "marft", "--device", DEVICE))
     batch = samples_of(episodes())
-    (packed, *_) = learner.packing.micro_batches(batch, Denominators.of(batch, pooled=False))
-    score(packed).log_probs.sum().backward()  # kernels are chosen, and libraries begun
+    (packed, *_) = learner.packing.micro_batches(batch, BatchCounts.from_samples(batch, pooled=False))
+    score_batch(packed).log_probs.sum().backward()  # kernels are chosen, and libraries begun
     with no_waiting():
-        score(packed).log_probs.sum().backward()
+        score_batch(packed).log_probs.sum().backward()
 
 
 def test_memory_grows_with_tokens_and_no_faster(tmp_path: Path) -> None:
     if DEVICE == "cpu":
         pytest.skip("torch counts no memory of a CPU")
     of = models(tmp_path, DEVICE)
-    base = of.bases["base"]
+    base = of.base_models["base"]
     most = []
     for rows in (64, 128):
         torch.cuda.reset_peak_memory_stats()
-        packed = PackedRows.of([np.arange(3, 103, dtype=np.int32)] * rows, [None] * rows, base.device)
+        packed = PackedRows.from_rows([np.arange(3, 103, dtype=np.int32)] * rows, [None] * rows, base.device)
         with torch.no_grad():
             base.hidden_states(packed)
         most.append(torch.cuda.max_memory_allocated())

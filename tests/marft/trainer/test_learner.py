@@ -15,16 +15,16 @@ from pydantic import PrivateAttr
 
 from marft.common.types import Sample
 from marft.config import RunSettings
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer import learner as learner_module
 from marft.trainer.batching import FixedLogProbs, Packing
-from marft.trainer.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, Progress, UpdatePhase
 from marft.trainer.learner import Learner
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.rank_group import Alone
+from marft.trainer.rank_group import SingleRank
 from marft.trainer.schedules import Simultaneous
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import Update
+from marft.trainer.update import PolicyUpdater
 from tests.episodes import make_action
 from tests.learners import STILL, begun, episodes, samples_of
 from tests.learners import recipe as of
@@ -46,7 +46,7 @@ class ActorAlone(Simultaneous):
 
 
 def learner_of(run: RunSettings) -> Learner:
-    return Learner(run, Models(run))
+    return Learner(run, PolicyRegistry(run))
 
 
 class TestTheParts:
@@ -97,12 +97,12 @@ class TestTheParts:
     def test_all_its_parts_share_the_work_with_the_same_ranks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class One(Alone):
+        class One(SingleRank):
             """A process that is not the default one."""
 
         ranks, told = One(), []
-        mine = Learner(run := of(tmp_path, "marft"), Models(run), ranks)
-        monkeypatch.setattr(Update, "run", lambda self, *_: told.append(self.ranks))
+        mine = Learner(run := of(tmp_path, "marft"), PolicyRegistry(run), ranks)
+        monkeypatch.setattr(PolicyUpdater, "run", lambda self, *_: told.append(self.ranks))
         mine.learn(episodes(1), START)
         assert mine.critic is not None
         assert (mine.critic.ranks, told) == (ranks, [ranks])
@@ -193,7 +193,7 @@ class TestKLAsACost:
         one, other = make_action("actor", tokens=(5, 6, 7)), make_action("reasoner", index=1, tokens=(8, 9))
         old, base = np.array([-1.0, -31.0, -2.0]), np.array([-31.0, -1.0, -2.5])
         scored = FixedLogProbs({one.key: old}, {one.key: base}) if known else FixedLogProbs()
-        return mine._costs([replace(batch, actions=(one, other))], scored)
+        return mine._compute_costs([replace(batch, actions=(one, other))], scored)
 
     def test_is_cut_at_20_nats_a_token_and_summed_over_an_action(self, tmp_path: Path) -> None:
         assert [row.tolist() for row in self.costs(tmp_path, "token")] == [[5.0, -5.0, 0.125], [0.0, 0.0]]
@@ -221,9 +221,9 @@ class TestALearningStep:
                 return super().plan(progress, policies, seed)
 
         mine.schedule = Told()
-        monkeypatch.setattr(learner_module, "PACKING_CHECKS", 3)
+        monkeypatch.setattr(learner_module, "PACKING_CHECK_INTERVAL", 3)
         monkeypatch.setattr(PolicyOptimizer, "begin_step", lambda self, step: begun_at.append(step) or 0.5)
-        monkeypatch.setattr(Update, "run", lambda self, *_: checked.append(self.check_packing))
+        monkeypatch.setattr(PolicyUpdater, "run", lambda self, *_: checked.append(self.check_packing))
         for step in range(2, 9):
             metrics = mine.learn(batch, Progress(step, 0))
             assert [metrics[f"policies/{name}/learning_rate"] for name in ("reasoner", "actor")] == [0.5, 0.5]
@@ -243,8 +243,8 @@ class TestALearningStep:
         mine, batch = learner_of(of(tmp_path, "grpo")), episodes(1)
 
         class Wrong:
-            def assign(self, inputs: CreditInputs) -> Credits:
-                return Credits([np.zeros(1), np.array([0.0, np.inf])])
+            def assign(self, inputs: CreditInputs) -> CreditOutput:
+                return CreditOutput([np.zeros(1), np.array([0.0, np.inf])])
 
         mine.credit = Wrong()  # type: ignore[assignment]
         wrong = batch[0].actions[1]
@@ -262,19 +262,21 @@ class TestALearningStep:
         mine = learner_of(of(tmp_path, name, "--algorithm.schedule", f"{{ name = '{schedule}' }}"))
         order: list[tuple[str, ...]] = []
         scored: list[set[str]] = []
-        run, score_now = Update.run, Update.score_now
+        run, score_now = PolicyUpdater.run, PolicyUpdater.score_current
 
-        def running(self: Update, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float) -> None:
+        def running(
+            self: PolicyUpdater, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float
+        ) -> None:
             order.append(phase.policies)
             run(self, phase, samples, step, budget)
 
-        def scoring(self: Update, samples: Sequence[Sample]) -> dict[int, Floats]:
+        def scoring(self: PolicyUpdater, samples: Sequence[Sample]) -> dict[int, Floats]:
             if len(samples) > 4:  # not those that are only checked
                 scored.append({sample.action.policy for sample in samples})
             return score_now(self, samples)
 
-        monkeypatch.setattr(Update, "run", running)
-        monkeypatch.setattr(Update, "score_now", scoring)
+        monkeypatch.setattr(PolicyUpdater, "run", running)
+        monkeypatch.setattr(PolicyUpdater, "score_current", scoring)
         mine.learn(episodes(), START)
         assert scored == [set(order[0]) for _ in told]
 
@@ -283,7 +285,7 @@ class TestALearningStep:
     ) -> None:
         mine = learner_of(of(tmp_path, "marft", "--algorithm.epochs", "1"))
         mine.schedule = OneByOne()
-        monkeypatch.setattr(Update, "score_now", None)
+        monkeypatch.setattr(PolicyUpdater, "score_current", None)
         assert mine.learn(episodes(), START)["kl_stops"] == 0.0
 
     @pytest.mark.parametrize(("name", "learns"), [("marft", False), ("marft-paper-table4", True)])
@@ -300,7 +302,7 @@ class TestALearningStep:
         advantages = np.concatenate([sample.advantages for sample in credited.samples])
         assert advantages.any() == learns
         assert not learns or np.abs(advantages).max() > 1
-        assert np.concatenate(credited.credits.returns).all()
+        assert np.concatenate(credited.credit.returns).all()
         metrics = mine.learn(alike, Progress(1, 0))
         assert metrics["zero_advantage_fraction"] == (0.0 if learns else 1.0)
         assert metrics["critic/loss"] > 0
@@ -341,7 +343,7 @@ class TestALearningStep:
         before = torch.get_rng_state()
         measured.learn(episodes(4), START)
         assert torch.equal(torch.get_rng_state(), before)
-        monkeypatch.setattr(Learner, "_scores_after", lambda *_: {})
+        monkeypatch.setattr(Learner, "_score_after", lambda *_: {})
         free.learn(episodes(4), START)
         for name, optimizer in measured.optimizers.items():
             others = free.optimizers[name].parameters

@@ -8,9 +8,9 @@ import pytest
 
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.trainer.credit.gae import GAE
-from marft.trainer.credit.links import backward_sum, link
+from marft.trainer.credit.links import backward_sum, build_links
 from marft.trainer.credit.monte_carlo import MonteCarlo
-from marft.trainer.interfaces import CreditInputs, Level, Values, all_actions
+from marft.trainer.interfaces import CreditInputs, Level, Values, flatten_actions
 from tests import references
 from tests.episodes import make_action
 
@@ -52,7 +52,7 @@ LAMBDAS = {"lambda_token": 0.6, "lambda_agent": 0.5, "lambda_step": 0.4}
 
 def values_of(level: Level) -> Values:
     random = np.random.default_rng(0)
-    sizes = [1 if level == "action" else len(action.tokens) for action in all_actions(BATCH)]
+    sizes = [1 if level == "action" else len(action.tokens) for action in flatten_actions(BATCH)]
     ends = [{agent: float(random.normal()) for agent in e.bootstrap} for e in BATCH]
     return Values([random.normal(size=size) for size in sizes], ends)
 
@@ -76,7 +76,7 @@ def test_gae_equals_the_slow_reference_on_these(chain: str, level: Level, adapti
 
 @pytest.mark.parametrize("chain", ["joint", "agent", "graph"])
 def test_monte_carlo_is_what_is_left_of_it_without_values(chain: str) -> None:
-    zeros = Values([np.zeros(len(action.tokens)) for action in all_actions(BATCH)])
+    zeros = Values([np.zeros(len(action.tokens)) for action in flatten_actions(BATCH)])
     ones = dict.fromkeys(LAMBDAS, 1.0)
     whole = GAE(successor=chain, **GAMMAS, **ones).assign(CreditInputs(BATCH, "token", zeros))  # type: ignore[arg-type]
     mine = MonteCarlo(successor=chain, **GAMMAS).assign(CreditInputs(BATCH, "token"))  # type: ignore[arg-type]
@@ -86,11 +86,11 @@ def test_monte_carlo_is_what_is_left_of_it_without_values(chain: str) -> None:
 def test_a_reward_is_discounted_by_the_steps_since_the_decision_that_it_pays() -> None:
     """Nobody decides in the second and third step: what they pay goes to the first step's last decision."""
     one = episode([("a", 0, (), 1), ("b", 0, (), 1)], [1.0, 10.0, 100.0], {2: {"a": 1000.0}})
-    links = link([one], "joint", 0.5)
+    links = build_links([one], "joint", 0.5)
     assert links.rewards.tolist() == [0.0, 1.0 + 0.5 * 10.0 + 0.25 * 1100.0, 0.0]
     assert links.steps.tolist() == [0, 3, 0]
     assert (links.successor.tolist(), links.ends) == ([1, 2, 2], [(0, "")])
-    by_agent = link([one], "agent", 0.5)
+    by_agent = build_links([one], "agent", 0.5)
     assert by_agent.rewards.tolist() == [31.0 + 0.25 * 1000.0, 31.0, 0.0, 0.0]
     assert by_agent.ends == [(0, "a"), (0, "b")]
 

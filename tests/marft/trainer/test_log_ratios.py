@@ -48,7 +48,7 @@ class TestLimits:
         assert terms.tolist() == pytest.approx(expected, rel=1e-9)
 
     def test_of_a_teammates_text(self) -> None:
-        weights = Truncated(cap=1e9).weigh(FAR, NEAR, column(1.0, 2.0))
+        weights = Truncated(cap=1e9).compute_weights(FAR, NEAR, column(1.0, 2.0))
         assert weights.tolist() == pytest.approx([LIMIT, 1 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize("level", ["token", "action", "geometric"])
@@ -67,7 +67,7 @@ class TestBounds:
 
     def test_a_teammates_text_weighs_at_most_the_cap_and_its_weight_has_no_gradient(self) -> None:
         log_probs = column(-1.0, -2.0).requires_grad_()
-        weights = Truncated(cap=2.0).weigh(log_probs, column(-3.0, -1.5), column(0.5, -0.25))
+        weights = Truncated(cap=2.0).compute_weights(log_probs, column(-3.0, -1.5), column(0.5, -0.25))
         assert not weights.requires_grad
         assert weights.tolist() == pytest.approx([2.0, math.exp(-0.5)], rel=1e-12)
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.trainer.batching import normalise, normaliser
-from marft.trainer.critic import explained_variance, value_loss
+from marft.trainer.batching import normalize, normalizer
+from marft.trainer.critic import compute_explained_variance, value_loss
 from marft.trainer.interfaces import LossInputs
 from marft.trainer.objectives.ppo import PPO
-from marft.trainer.scoring import k3
+from marft.trainer.scoring import k3_estimate
 from tests import references
 from tests.episodes import make_action
 from tests.nights import MANY
@@ -109,36 +109,36 @@ def test_the_huber_loss_is_symmetric_and_never_zero_for_large_errors(error: floa
 @given(values=st.lists(st.lists(NUMBER, min_size=1, max_size=4), min_size=1, max_size=6))
 @settings(max_examples=MANY)
 def test_advantage_normalisation_equals_the_slow_reference(values: list[list[float]]) -> None:
-    mine = normalise([np.array(row) for row in values])
+    mine = normalize([np.array(row) for row in values])
     expected = references.normalised([v for row in values for v in row])
     np.testing.assert_allclose(np.concatenate(mine), expected, rtol=1e-7, atol=1e-7)
 
 
 def test_an_advantage_of_exactly_zero_is_not_padding() -> None:
     """Dropping exact zeros once changed mean and spread of everything else."""
-    with_zeros = normalise([np.array([1.0]), np.array([0.0]), np.array([0.0]), np.array([-1.0])])
+    with_zeros = normalize([np.array([1.0]), np.array([0.0]), np.array([0.0]), np.array([-1.0])])
     assert np.concatenate(with_zeros) == pytest.approx(np.array([1.0, 0.0, 0.0, -1.0]) / math.sqrt(2 / 3))
 
 
 def test_a_single_decision_has_advantage_zero() -> None:
-    assert normalise([np.array([7.0])])[0].tolist() == [0.0]
+    assert normalize([np.array([7.0])])[0].tolist() == [0.0]
 
 
 def test_z_counts_sampled_tokens_or_words() -> None:
     action = make_action(tokens=(1, 2, 3), marks=(0, 1, 0), text=" two  words ")
-    assert [normaliser(action, n) for n in ("none", "tokens", "words")] == [1.0, 2.0, 2.0]  # type: ignore[arg-type]
-    assert normaliser(make_action(text=""), "words") == 1.0
+    assert [normalizer(action, n) for n in ("none", "tokens", "words")] == [1.0, 2.0, 2.0]  # type: ignore[arg-type]
+    assert normalizer(make_action(text=""), "words") == 1.0
 
 
 def test_explained_variance_is_one_for_the_truth_and_nan_without_variance() -> None:
     returns = np.array([0.0, 1.0, 3.0])
-    assert explained_variance(returns, returns) == 1.0
-    assert explained_variance(np.zeros(3), returns) == 0.0
-    assert math.isnan(explained_variance(returns, np.ones(3)))
+    assert compute_explained_variance(returns, returns) == 1.0
+    assert compute_explained_variance(np.zeros(3), returns) == 0.0
+    assert math.isnan(compute_explained_variance(returns, np.ones(3)))
 
 
 @given(difference=st.floats(-100, 100))
 def test_k3_is_never_negative_and_finite(difference: float) -> None:
-    value = k3(torch.tensor([difference], dtype=torch.float64)).item()
+    value = k3_estimate(torch.tensor([difference], dtype=torch.float64)).item()
     assert value >= -1e-15
     assert math.isfinite(value)

@@ -13,26 +13,26 @@ import pytest
 import torch
 
 from marft.common.types import Sample
-from marft.models.devices import Awaited
+from marft.models.devices import DeferredReads
 from marft.trainer.batching import MicroBatch
-from marft.trainer.measuring import (
+from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.metrics import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
-    drawn_of_each_agent,
-    effective_sizes,
-    first_of_each_agent,
-    gradient_shares,
+    compute_effective_sizes,
+    compute_gradient_shares,
     measure_base_kl,
-    measure_difference,
     measure_gradient_share,
     measure_kl,
+    measure_mismatch,
     measure_tokens,
     measure_units,
     measure_weights,
+    sample_per_agent,
+    select_first_per_agent,
 )
-from marft.trainer.metering import Meter
-from marft.trainer.scoring import k3
+from marft.trainer.scoring import k3_estimate
 from tests.episodes import make_action
 
 NAN = math.nan
@@ -57,44 +57,44 @@ def sample(agent: str, *advantages: float, policy: str = "") -> Sample:
 
 class TestTheMeter:
     def test_one_observation_is_what_counts_unless_told_otherwise(self) -> None:
-        meter = Meter()
+        meter = MetricAccumulator()
         meter.add("rollbacks", 1.0)
         meter.add("rollbacks", 0.0)
         assert meter.means() == {"rollbacks": 0.5}
         assert meter.total("rollbacks") == 1.0
 
     def test_sums_without_a_count_have_no_mean(self) -> None:
-        meter = Meter()
+        meter = MetricAccumulator()
         meter.add("gradient_share", 3.0, 0.0)
         assert meter.means() == {}
         assert meter.total("gradient_share") == 3.0
 
     @pytest.mark.parametrize("values", [(-3.0, NAN, -1.0), (-3.0, -1.0, NAN), (NAN, -3.0, -1.0)])
     def test_the_largest_is_kept_and_what_is_not_a_number_shows(self, values: tuple[float, ...]) -> None:
-        meter, plain = Meter(), Meter()
+        meter, plain = MetricAccumulator(), MetricAccumulator()
         for value in values:
-            meter.peak("difference", value)
+            meter.update_max("difference", value)
             if not math.isnan(value):
-                plain.peak("difference", value)
+                plain.update_max("difference", value)
         assert math.isnan(meter.means()["difference"])
         assert plain.means() == {"difference": -1.0}
 
     def test_what_another_has_added_up_joins_with_its_counts(self) -> None:
-        meter, other = Meter(), Meter()
+        meter, other = MetricAccumulator(), MetricAccumulator()
         meter.add("kl", 1.0, 1)
-        meter.peak("most", 2.0)
+        meter.update_max("most", 2.0)
         other.add("kl", 5.0, 3)
-        other.peak("most", 1.0)
-        other.peak("more", 7.0)
-        meter.absorb(other)
+        other.update_max("most", 1.0)
+        other.update_max("more", 7.0)
+        meter.merge(other)
         assert meter.means() == {"kl": 1.5, "most": 2.0, "more": 7.0}
 
 
 def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
-    meter, awaited = Meter(), Awaited()
+    meter, awaited = MetricAccumulator(), DeferredReads()
     measure_tokens(awaited, meter, batch(), entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True))
     measure_units(awaited, meter, batch(), clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
-    awaited.read()
+    awaited.read_pending()
     assert meter.means() == pytest.approx({
         "entropy": 15 / 4, "agents/planner/entropy": 5 / 2, "agents/coder/entropy": 10 / 2,
         "clip_fraction": 2 / 3, "agents/planner/clip_fraction": 1.0, "agents/coder/clip_fraction": 1 / 2,
@@ -104,18 +104,18 @@ def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
 
 
 def test_an_agent_without_a_unit_has_no_mean() -> None:
-    meter, awaited, alone = Meter(), Awaited(), batch()
+    meter, awaited, alone = MetricAccumulator(), DeferredReads(), batch()
     alone.unit_agents = lambda: np.array([0, 0, 0])  # type: ignore[method-assign, misc]
     measure_units(awaited, meter, alone, clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
-    awaited.read()
+    awaited.read_pending()
     assert meter.means() == pytest.approx({"clip_fraction": 2 / 3, "agents/planner/clip_fraction": 2 / 3})
 
 
 def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> None:
     """Of sizes: what is above and what is below do not cancel."""
-    meter, awaited = Meter(), Awaited()
-    measure_difference(awaited, meter, batch(), torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
-    awaited.read()
+    meter, awaited = MetricAccumulator(), DeferredReads()
+    measure_mismatch(awaited, meter, batch(), torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
+    awaited.read_pending()
     assert meter.means() == pytest.approx({
         "log_prob_difference": 1.9 / 4, "log_prob_difference_max": 1.0,
         "agents/planner/log_prob_difference": 1.5 / 2, "agents/planner/log_prob_difference_max": 1.0,
@@ -124,30 +124,30 @@ def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> N
 
 
 def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
-    meter, awaited = Meter(), Awaited()
+    meter, awaited = MetricAccumulator(), DeferredReads()
     measure_gradient_share(awaited, meter, batch(), torch.tensor([1.0, -2.0, -3.0, 2.0]))
-    awaited.read()
+    awaited.read_pending()
     assert meter.means() == {}  # a sum, and no mean of anything
-    shares = gradient_shares(meter, ("planner", "coder", "judge"))
+    shares = compute_gradient_shares(meter, ("planner", "coder", "judge"))
     names = ("planner", "coder", "judge")
     assert [shares[f"agents/{name}/gradient_share"] for name in names] == [0.5, 0.5, 0.0]
 
 
 def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_that_has_any_weight() -> None:
     """(1 + 1/2 + 3/2 + 2)² / (5 · (1 + 1/4 + 9/4 + 4)); the judge's only one, the fifth, is masked."""
-    meter, awaited, more = Meter(), Awaited(), batch()
+    meter, awaited, more = MetricAccumulator(), DeferredReads(), batch()
     more.unit_agents = lambda: np.array([0, 2])  # type: ignore[method-assign, misc]
     more.agent_names = ("planner", "coder", "judge")  # type: ignore[misc]
     measure_weights(awaited, meter, batch(), torch.tensor([1.0, 0.5, 1.5]))
     measure_weights(awaited, meter, more, torch.tensor([2.0, 0.0]))
-    awaited.read()
-    assert effective_sizes(meter, ("planner", "coder", "judge")) == pytest.approx({
+    awaited.read_pending()
+    assert compute_effective_sizes(meter, ("planner", "coder", "judge")) == pytest.approx({
         "ess": 25 / (5 * 7.5), "agents/planner/ess": 9 / (2 * 5), "agents/coder/ess": 4 / (2 * 2.5),
     })  # fmt: skip
 
 
 def test_nobody_has_a_share_of_no_gradient() -> None:
-    assert math.isnan(gradient_shares(Meter(), ("planner",))["agents/planner/gradient_share"])
+    assert math.isnan(compute_gradient_shares(MetricAccumulator(), ("planner",))["agents/planner/gradient_share"])
 
 
 class TestAdvantages:
@@ -181,7 +181,7 @@ class TestAdvantages:
 
 def test_of_each_agent_the_first_few_are_taken() -> None:
     samples = [sample(agent, float(n)) for n, agent in enumerate("abaaba")]
-    assert [float(s.advantages[0]) for s in first_of_each_agent(samples, 2)] == [0.0, 1.0, 2.0, 4.0]
+    assert [float(s.advantages[0]) for s in select_first_per_agent(samples, 2)] == [0.0, 1.0, 2.0, 4.0]
     assert BASE_KL_ACTIONS == 4
 
 
@@ -196,22 +196,22 @@ class TestWhatTheKLOfAnUpdateIsMeasuredOn:
 
     def test_whole_actions_of_each_agent_are_drawn_until_they_hold_1024_tokens(self) -> None:
         batch = self.batch({"planner": [100] * 40, "coder": [7] * 20})
-        chosen = drawn_of_each_agent(batch, 0, 3)
+        chosen = sample_per_agent(batch, 0, 3)
         assert Counter(s.action.agent for s in chosen) == {"planner": 11, "coder": 20}
-        assert [s.action.key for s in chosen] == [s.action.key for s in drawn_of_each_agent(batch, 0, 3)]
-        assert {s.action.key for s in chosen} != {s.action.key for s in drawn_of_each_agent(batch, 0, 4)}
-        assert {s.action.key for s in chosen} != {s.action.key for s in drawn_of_each_agent(batch, 1, 3)}
+        assert [s.action.key for s in chosen] == [s.action.key for s in sample_per_agent(batch, 0, 3)]
+        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 0, 4)}
+        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 1, 3)}
 
     def test_of_long_ones_there_are_four(self) -> None:
-        assert len(drawn_of_each_agent(self.batch({"planner": [2000] * 9}), 0, 0)) == 4
-        assert drawn_of_each_agent([], 0, 0) == []
+        assert len(sample_per_agent(self.batch({"planner": [2000] * 9}), 0, 0)) == 4
+        assert sample_per_agent([], 0, 0) == []
 
     def test_the_team_weighs_agents_by_all_of_their_tokens(self) -> None:
         batch = self.batch({"a": [1, 1, 1], "b": [1]})
         old = {sample.action.key: np.zeros(1) for sample in batch}
         after = {sample.action.key: np.full(1, d) for sample, d in zip(batch, (0.5, 0.5, 0.0, 1.0), strict=True)}
         del after[batch[2].action.key]
-        meter = Meter()
+        meter = MetricAccumulator()
         measure_kl(meter, batch, old, after)
         a, b = (math.exp(d) - 1 - d for d in (0.5, 1.0))
         assert meter.means() == pytest.approx({"agents/a/kl": a, "agents/b/kl": b, "kl": (3 * a + b) / 4})
@@ -225,7 +225,7 @@ def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:
         two.action.key: np.array([-1.0]),
         other.action.key: np.array([-5.0]),
     }
-    meter = Meter()
+    meter = MetricAccumulator()
     measure_base_kl(meter, [one, two, other], old, base)
     a, b = (sum(math.exp(d) - 1 - d for d in rows) for rows in ((-0.5, 1.0, 0.0), (-2.0,)))
     assert meter.means() == pytest.approx(
@@ -236,4 +236,4 @@ def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:
 
 def test_k3_is_cut_at_20_nats_on_both_sides() -> None:
     far = torch.tensor([-50.0, 50.0], dtype=torch.float64)
-    assert k3(far).tolist() == pytest.approx([19.0 + math.exp(-20.0), math.exp(20.0) - 21.0])
+    assert k3_estimate(far).tolist() == pytest.approx([19.0 + math.exp(-20.0), math.exp(20.0) - 21.0])

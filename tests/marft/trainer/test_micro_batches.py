@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Option, Sample
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
-from marft.trainer.batching import Denominators, FixedLogProbs, MicroBatch, Packing
+from marft.trainer.batching import BatchCounts, FixedLogProbs, MicroBatch, Packing
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")
-BACKBONE = cast(Backbone, SimpleNamespace(device=CPU, wants_full_batches=False))
-OTHER = cast(Backbone, SimpleNamespace(device=CPU, wants_full_batches=False))
-T, M, S = Mark.TOOL, Mark.TEAMMATE, Mark.SAMPLED
+BACKBONE = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False))
+OTHER = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False))
+T, M, S = TokenSource.TOOL, TokenSource.TEAMMATE, TokenSource.SAMPLED
 OPTIONS = (
     Option(np.array([7, 8], np.int32), 2.0),
     Option(np.array([9], np.int32)),
@@ -29,7 +29,9 @@ OPTIONS = (
 )
 
 
-def written(number: int, agent: str, policy: str, tokens: Sequence[int], marks: Sequence[Mark], size: int) -> Sample:
+def written(
+    number: int, agent: str, policy: str, tokens: Sequence[int], marks: Sequence[TokenSource], size: int
+) -> Sample:
     random = np.random.default_rng(number)
     action = make_action(
         agent, sample=number, policy=policy, prompt=tuple(range(20, 22 + number)), tokens=tuple(tokens),
@@ -67,8 +69,8 @@ def packing(level: str, **changes: Any) -> Packing:
     return replace(made, **changes)
 
 
-def micro_batch(level: str, fixed: FixedLogProbs | None = None, **changes: Any) -> tuple[MicroBatch, Denominators]:
-    counts = Denominators.of(samples := samples_of(level), pooled=False)
+def micro_batch(level: str, fixed: FixedLogProbs | None = None, **changes: Any) -> tuple[MicroBatch, BatchCounts]:
+    counts = BatchCounts.from_samples(samples := samples_of(level), pooled=False)
     (batch,) = packing(level, **changes).micro_batches(samples, counts, fixed)
     return batch, counts
 
@@ -108,19 +110,19 @@ def test_every_number_is_where_plain_loops_put_it(level: str) -> None:
         expected["advantages"] += sample.advantages.tolist()
         expected["token_weights"] += [weight] * decisions
         tokens_of_successes = {"p": 3, "q": 3}[action.policy]
-        expected["nll_weights"] += [1 / tokens_of_successes if sample.successful else 0.0] * decisions
+        expected["nll_weights"] += [1 / tokens_of_successes if sample.solved else 0.0] * decisions
         units = 1 if level == "action" else decisions
         expected["unit_weights"] += [1 / actions if level == "action" else weight] * units
         expected["log_factors"] += [sample.log_factor] * units
         agents += [action.agent] * decisions
     assert batch.rows.ids.tolist() == ids
-    assert not batch.rows.filled
+    assert not batch.rows.fixed_size
     for name, numbers in expected.items():
         np.testing.assert_allclose(getattr(batch, name).tolist(), numbers, rtol=1e-6, err_msg=name)
     assert batch.teammate_text is not None
     for name, numbers in theirs.items():
         np.testing.assert_allclose(getattr(batch.teammate_text, name).tolist(), numbers, rtol=1e-6, err_msg=name)
-    assert batch.normalisers.tolist() == [sample.normaliser for sample in batch.samples]
+    assert batch.normalizers.tolist() == [sample.normalizer for sample in batch.samples]
     assert [batch.agent_names[agent] for agent in batch.agents] == agents
     units_by = agents if level == "token" else [sample.action.agent for sample in batch.samples]
     assert [batch.agent_names[agent] for agent in batch.unit_agents()] == units_by
@@ -133,7 +135,7 @@ def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
     scores = torch.arange(1.0, len(by_action.action_of) + 1, dtype=torch.float64)
     slow = [0.0] * 5
     for number, score in zip(by_action.action_of.tolist(), scores.tolist(), strict=True):
-        slow[number] += score / by_action.samples[number].normaliser
+        slow[number] += score / by_action.samples[number].normalizer
     np.testing.assert_allclose(by_action.units(scores).tolist(), slow, rtol=1e-12)
     assert micro_batch("token")[0].units(scores) is scores
 
@@ -141,10 +143,10 @@ def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
 def test_numbers_by_action_come_back_as_they_went_in() -> None:
     batch, _ = micro_batch("token")
     random = np.random.default_rng(0)
-    given = {sample.action.key: random.normal(size=sample.action.decisions) for sample in batch.samples}
-    flat = batch.of_tokens(given)
+    given = {sample.action.key: random.normal(size=sample.action.num_decisions) for sample in batch.samples}
+    flat = batch.collect_tokens(given)
     assert flat.dtype == torch.float64
-    back = batch.by_action(flat.numpy())
+    back = batch.split_by_action(flat.numpy())
     assert given.keys() == back.keys()
     assert all(np.array_equal(given[key], back[key]) for key in given)
     firsts = [batch.action_of.tolist().index(number) for number in range(5)]
@@ -153,8 +155,10 @@ def test_numbers_by_action_come_back_as_they_went_in() -> None:
 
 def test_what_the_untuned_base_says_goes_along_where_it_is_known() -> None:
     samples = samples_of("token")
-    base = {s.action.key: np.arange(s.action.decisions) + 10.0 * n for n, s in enumerate(samples)}
-    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False), FixedLogProbs(base=base))
+    base = {s.action.key: np.arange(s.action.num_decisions) + 10.0 * n for n, s in enumerate(samples)}
+    (batch,) = packing("token").micro_batches(
+        samples, BatchCounts.from_samples(samples, False), FixedLogProbs(base=base)
+    )
     assert batch.base_log_probs is not None
     assert batch.base_log_probs.tolist() == [x for s in batch.samples for x in base[s.action.key]]
 
@@ -172,12 +176,12 @@ def test_where_every_temperature_is_1_there_are_none_and_no_teammate_text_where_
 def test_policies_on_other_weights_are_packed_apart_in_the_size_of_their_own() -> None:
     samples = samples_of("action")
     made = packing("action", backbones={"p": BACKBONE, "q": OTHER}, sizes={id(OTHER): 64})
-    batches = {id(b.backbone): b for b in made.micro_batches(samples, Denominators.of(samples, False))}
+    batches = {id(b.backbone): b for b in made.micro_batches(samples, BatchCounts.from_samples(samples, False))}
     assert {s.action.policy for s in batches[id(BACKBONE)].samples} == {"p"}
     assert {s.action.policy for s in batches[id(OTHER)].samples} == {"q"}
     assert len(batches[id(OTHER)].rows.ids) == 64
-    assert not batches[id(BACKBONE)].rows.filled
-    assert [stretch[0] for stretch in batches[id(BACKBONE)].rows.stretches] == ["adapter"]
+    assert not batches[id(BACKBONE)].rows.fixed_size
+    assert [stretch[0] for stretch in batches[id(BACKBONE)].rows.spans] == ["adapter"]
 
 
 def test_decisions_are_read_off_scores_where_actions_were_chosen() -> None:
@@ -187,11 +191,11 @@ def test_decisions_are_read_off_scores_where_actions_were_chosen() -> None:
     random = torch.Generator().manual_seed(0)
     logs = -torch.rand(len(batch.targets), generator=random)
     spread = torch.rand(len(batch.targets), generator=random)
-    found = batch.chosen.decide(TokenScores(logs, spread))
+    found = batch.chosen.to_decisions(TokenScores(logs, spread))
     expected, entropies, at = [], [], 0
     for sample in batch.samples:
         if sample.action.choice is None:
-            size = sample.action.decisions
+            size = sample.action.num_decisions
             expected += logs[at : at + size].tolist()
             entropies += spread[at : at + size].tolist()
             at += size
@@ -209,14 +213,14 @@ def test_decisions_are_read_off_scores_where_actions_were_chosen() -> None:
 
 def test_where_nothing_was_chosen_scores_are_decisions() -> None:
     samples = samples_of("token")[3:4]
-    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False))
+    (batch,) = packing("token").micro_batches(samples, BatchCounts.from_samples(samples, False))
     assert batch.chosen is None
 
 
 def test_where_everything_was_chosen_so_are_all_decisions() -> None:
     samples = [chosen(1, 1), chosen(2, 1)]
-    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False))
+    (batch,) = packing("token").micro_batches(samples, BatchCounts.from_samples(samples, False))
     assert batch.chosen is not None
-    even = batch.chosen.decide(TokenScores(torch.full((12,), -1.0), torch.zeros(12)))
+    even = batch.chosen.to_decisions(TokenScores(torch.full((12,), -1.0), torch.zeros(12)))
     sums = torch.tensor([-1.0, -1.0, -3.0]).log_softmax(0)
     np.testing.assert_allclose(even.log_probs.tolist(), [float(sums[2])] * 2, rtol=1e-6)

@@ -10,8 +10,8 @@ import torch
 
 from marft.config.algorithm import OptimizerSettings
 from marft.trainer import optimizers
-from marft.trainer.acceptance import BACKTRACKS, accept
-from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, rate_at, restore_optimizer
+from marft.trainer.line_search import BACKTRACK_STEPS, backtrack_update
+from marft.trainer.optimizers import PolicyOptimizer, learning_rate_factor, optimizer_tensors, restore_optimizer
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -79,14 +79,14 @@ def test_rates_rise_in_a_line_and_fall_as_the_schedule_says(schedule: str, final
     settings = OptimizerSettings.model_validate(
         {"schedule": schedule, "warmup_steps": 4, "final_fraction": final, "learning_rate": 1.0}
     )
-    assert [rate_at(settings, step, 8) for step in range(8)] == pytest.approx(expected)
+    assert [learning_rate_factor(settings, step, 8) for step in range(8)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_run_that_ends_within_its_warm_up_has_a_rate(schedule: str) -> None:
     """It divides by the steps after the warm-up, of which there are none."""
     settings = OptimizerSettings.model_validate({"schedule": schedule, "warmup_steps": 3})
-    assert [rate_at(settings, step, 3) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+    assert [learning_rate_factor(settings, step, 3) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
 
 
 class TestASnapshot:
@@ -116,7 +116,7 @@ class TestASnapshot:
         before = mine.snapshot()
         step(mine, 1.0, 2.0)
         after, moments = mine.snapshot(), {n: t.tolist() for n, t in mine.snapshot().moments.items()}
-        mine.place_between(before, after, 0.25)
+        mine.interpolate(before, after, 0.25)
         for now, a, b in zip(mine.parameters.values(), before.parameters, after.parameters, strict=True):
             assert now.tolist() == pytest.approx((0.75 * a + 0.25 * b).tolist())
         assert {n: t.tolist() for n, t in mine.snapshot().moments.items()} == moments
@@ -175,7 +175,7 @@ class TestAcceptance:
                     at[name].append(policy.parameters["p"].tolist())
                 return len(at["one"]) == good_at
 
-            return accept(mine, before, is_good)
+            return backtrack_update(mine, before, is_good)
 
         return mine, at, accepted
 
@@ -192,7 +192,7 @@ class TestAcceptance:
     def test_it_is_undone_after_five_halvings_moments_and_all(self) -> None:
         mine, at, accepted = self.moved()
         assert accepted(good_at=99) == 0.0
-        assert len(at["one"]) == BACKTRACKS + 1 == 6
+        assert len(at["one"]) == BACKTRACK_STEPS + 1 == 6
         assert [values(policy) for policy in mine.values()] == [[[0.0]], [[0.0]]]
         assert not any(policy.optimizer.state for policy in mine.values())
 
@@ -208,7 +208,7 @@ def test_moments_that_lie_elsewhere_come_for_a_step_alone_and_change_nothing(mon
             if key in state:
                 state[key] = state[key].double() if away else state[key].float()
 
-    monkeypatch.setattr(optimizers, "move", move)
+    monkeypatch.setattr(optimizers, "move_moments", move)
     plain = optimizer()
     away = PolicyOptimizer(parameters(), OptimizerSettings(), 0.1, 10, offload=True)
     for gradients in ((0.5, -1.0), (2.0, 0.25), (0.0, 1.0)):

@@ -17,46 +17,46 @@ from marft.trainer import minibatches as minibatches_module
 from marft.trainer import update as update_module
 from marft.trainer.batching import FixedLogProbs, minibatches
 from marft.trainer.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
-from marft.trainer.metering import Meter
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.minibatches import Minibatch
 from marft.trainer.objectives.cispo import CISPO
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import PACKING_CHECKS, Update
+from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
 from tests.learners import begun, episodes, recipe, samples_of
 
 ROLES = ("reasoner", "actor")
 
 
-def update_of(tmp_path: Path, *overrides: str, name: str = "marft", seed: int = 0, **arguments: Any) -> Update:
+def update_of(tmp_path: Path, *overrides: str, name: str = "marft", seed: int = 0, **arguments: Any) -> PolicyUpdater:
     """An update on the tiny model; ``overrides`` of its algorithm."""
     learner = begun(recipe(tmp_path, name, "--algorithm.kl_stop", "0", *overrides))
-    return Update(
+    return PolicyUpdater(
         learner.settings,
         learner.objective,
         learner.optimizers,
         learner.packing,
         FixedLogProbs(),
-        Meter(),
+        MetricAccumulator(),
         seed,
         **arguments,
     )
 
 
-def weights(update: Update) -> dict[str, list[torch.Tensor]]:
+def weights(update: PolicyUpdater) -> dict[str, list[torch.Tensor]]:
     return {name: list(optimizer.snapshot().parameters) for name, optimizer in update.optimizers.items()}
 
 
-class Looking(Update):
+class Looking(PolicyUpdater):
     """Steps nothing; keeps what each minibatch is asked, and says at one of them that the KL is above the limit."""
 
     stop_at = -1
 
-    def _minibatch(
-        self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: Sequence[Sample]
+    def _process_minibatch(
+        self, samples: Sequence[Sample], objective: Objective, is_first_epoch: bool, check: Sequence[Sample]
     ) -> bool:
-        self.asked = [*getattr(self, "asked", []), (list(samples), first_look, list(check))]
+        self.asked = [*getattr(self, "asked", []), (list(samples), is_first_epoch, list(check))]
         return len(self.asked) - 1 != self.stop_at
 
 
@@ -65,13 +65,13 @@ class TestEpochs:
     def looked(tmp_path: Path, stop_at: int = -1) -> tuple[Looking, list[list[list[Sample]]], list[Sample]]:
         update = update_of(tmp_path)
         looking = Looking(
-            update.settings, update.objective, update.optimizers, update.packing, FixedLogProbs(), update.meter, 0
+            update.settings, update.objective, update.optimizers, update.packing, FixedLogProbs(), update.accumulator, 0
         )
         looking.stop_at = stop_at
         samples = samples_of(episodes(6))
         plan = [minibatches(samples, 3, 0, 0, epoch) for epoch in range(2)]
         to_check = samples[:2]
-        looking._epochs([[*map(Minibatch, parts)] for parts in plan], looking.objective, to_check)
+        looking._run_epochs([[*map(Minibatch, parts)] for parts in plan], looking.objective, to_check)
         return looking, plan, to_check
 
     def test_every_minibatch_of_every_epoch_comes_in_order(self, tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ class TestEpochs:
         assert [samples for samples, _, _ in looking.asked] == [part for parts in plan for part in parts]
         assert [first for _, first, _ in looking.asked] == [True] * 3 + [False] * 3
         assert [check for *_, check in looking.asked] == [to_check, [], [], [], [], []]
-        assert looking.meter.total("kl_stops") == 0.0
+        assert looking.accumulator.total("kl_stops") == 0.0
 
     @pytest.mark.parametrize("stop_at", range(6))
     def test_the_kl_stop_ends_them_all_and_is_counted_once(self, stop_at: int, tmp_path: Path) -> None:
         looking, _, _ = self.looked(tmp_path, stop_at)
         assert len(looking.asked) == stop_at + 1
-        assert (looking.meter.total("kl_stops"), looking.meter.means()["kl_stops"]) == (1.0, 1.0)
+        assert (looking.accumulator.total("kl_stops"), looking.accumulator.means()["kl_stops"]) == (1.0, 1.0)
 
 
 class TestAPhase:
@@ -108,11 +108,11 @@ class TestAPhase:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
         before, packing = weights(update), update.packing
         update.run(UpdatePhase(("actor",)), [s for s in samples if s.action.agent == "reasoner"], step=0)
-        assert update.meter.means() == {"idle_phases": 1.0}
+        assert update.accumulator.means() == {"idle_phases": 1.0}
         assert update.packing is packing  # what was scored before stays comparable
         assert all(all(map(torch.equal, now, before[name])) for name, now in weights(update).items())
         update.run(UpdatePhase(("actor",)), samples, step=0)
-        assert update.meter.means()["idle_phases"] == 0.5
+        assert update.accumulator.means()["idle_phases"] == 0.5
 
     @pytest.mark.parametrize(("moved", "first"), [((), 1), (("actor",), 0), (("reasoner",), 1), (ROLES, 0)])
     def test_scores_before_it_begins_what_it_will_step_on_later(
@@ -121,9 +121,9 @@ class TestAPhase:
         """All but the first minibatch, of which its policies are π_old themselves, unless they have moved already."""
         update, samples = update_of(tmp_path, "--algorithm.minibatches", "3"), samples_of(episodes(6))
         update.old = score_actions(update.packing, samples)
-        update.moved |= set(moved)
+        update.updated_policies |= set(moved)
         scored: list[list[Sample]] = []
-        monkeypatch.setattr(Update, "_score_old", lambda self, part: scored.append(list(part)))
+        monkeypatch.setattr(PolicyUpdater, "_score_old", lambda self, part: scored.append(list(part)))
         update.run(UpdatePhase(("actor",)), samples, step=0)
         actors = [sample for sample in samples if sample.action.agent == "actor"]
         assert scored == minibatches(actors, 3, 0, 0, 0)[first:]
@@ -132,7 +132,7 @@ class TestAPhase:
         update, samples = update_of(tmp_path), samples_of(episodes(4))
         broken = [replace(s, advantages=s.advantages * (math.nan if s.action.agent == "actor" else 1)) for s in samples]
         update.run(UpdatePhase(ROLES), broken, step=0)
-        means = update.meter.means()
+        means = update.accumulator.means()
         skipped = {name: value for name, value in means.items() if name.endswith("skipped_updates")}
         assert skipped == {
             "skipped_updates": 0.5, "policies/actor/skipped_updates": 1.0, "policies/reasoner/skipped_updates": 0.0
@@ -149,7 +149,7 @@ class TestAPhase:
                 for parameter in optimizer.parameters.values():
                     parameter.grad = torch.full_like(parameter, left)
             update.run(UpdatePhase(ROLES), samples_of(episodes(4)), step=0)
-            norms.append(update.meter.means()["gradient_norm"])
+            norms.append(update.accumulator.means()["gradient_norm"])
         assert norms[0] == norms[1]
 
 
@@ -169,20 +169,20 @@ class TestWhatIsChecked:
     ) -> None:
         update = update_of(tmp_path, *overrides, name=name, check_packing=checks)
         samples = samples_of(episodes(6))
-        found = update._to_check(UpdatePhase(ROLES, kl_limit=limit), samples)
+        found = update._select_for_check(UpdatePhase(ROLES, kl_limit=limit), samples)
         assert len(found) == (4 if looks else 0)
-        update.moved.add("actor")
-        found = update._to_check(UpdatePhase(ROLES, kl_limit=limit), samples)
+        update.updated_policies.add("actor")
+        found = update._select_for_check(UpdatePhase(ROLES, kl_limit=limit), samples)
         assert {sample.action.agent for sample in found} == ({"reasoner"} if looks else set())
 
     def test_policies_that_take_turns_all_have_theirs_checked(self) -> None:
         for policies in range(2, 17):
-            assert {step % policies for step in range(0, policies * PACKING_CHECKS, PACKING_CHECKS)} == set(
-                range(policies)
-            )
+            assert {
+                step % policies for step in range(0, policies * PACKING_CHECK_INTERVAL, PACKING_CHECK_INTERVAL)
+            } == set(range(policies))
 
     def test_nothing_is_unless_it_is_asked_for(self, tmp_path: Path) -> None:
-        assert update_of(tmp_path, name="happo")._to_check(UpdatePhase(ROLES), samples_of(episodes(6))) == []
+        assert update_of(tmp_path, name="happo")._select_for_check(UpdatePhase(ROLES), samples_of(episodes(6))) == []
 
 
 class TestWhetherAnUpdateIsGood:
@@ -194,14 +194,14 @@ class TestWhetherAnUpdateIsGood:
         first, second, *_ = samples_of(episodes(1))
         update.old = {first.action.key: np.array([-1.0]), second.action.key: np.array([-2.0, -3.0, -4.0])}
         now = {first.action.key: np.array([-1.5]), second.action.key: np.array([-2.0, -2.0, -4.25])}
-        monkeypatch.setattr(Update, "score_now", lambda self, samples: now)
+        monkeypatch.setattr(PolicyUpdater, "score_current", lambda self, samples: now)
 
         def is_good(limit: float, gain: float) -> bool:
-            def gained(self: Update, samples: object, objective: object, scores: Mapping[int, Floats]) -> float:
+            def gained(self: PolicyUpdater, samples: object, objective: object, scores: Mapping[int, Floats]) -> float:
                 assert scores is now
                 return gain
 
-            monkeypatch.setattr(Update, "_gain", gained)
+            monkeypatch.setattr(PolicyUpdater, "_compute_gain", gained)
             return update._is_good([first, second], update.objective, limit)
 
         return is_good
@@ -217,49 +217,49 @@ class TestWhetherAnUpdateIsGood:
 
     def test_a_kl_of_exactly_the_limit_is_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         update, samples = update_of(tmp_path, "--algorithm.kl_stop", "0.5"), samples_of(episodes(1))
-        update.old = update.score_now(samples)
-        monkeypatch.setattr(Update, "_gain", lambda *_: 1.0)
+        update.old = update.score_current(samples)
+        monkeypatch.setattr(PolicyUpdater, "_compute_gain", lambda *_: 1.0)
         assert update._is_good(samples, update.objective, 0.0)
-        assert not update._over_limit(np.array([2.0, 4.0]))
-        assert update._over_limit(np.array([2.001, 4.0]))
-        assert update._over_limit(np.array([math.nan, 4.0]))
+        assert not update._exceeds_kl_limit(np.array([2.0, 4.0]))
+        assert update._exceeds_kl_limit(np.array([2.001, 4.0]))
+        assert update._exceeds_kl_limit(np.array([math.nan, 4.0]))
 
     def test_some_advantages_of_0_do_not_keep_an_update_from_being_looked_at(self, tmp_path: Path) -> None:
         overrides = ("--algorithm.optimizer.learning_rate", "1e-4", "--algorithm.level", "token")
         update = update_of(tmp_path, *overrides, name="hatrpo")
-        long = [sample for sample in samples_of(episodes(8))[::2] if sample.action.decisions > 1]
-        samples = [replace(s, advantages=np.eye(1, s.action.decisions)[0] * (n % 2)) for n, s in enumerate(long)]
+        long = [sample for sample in samples_of(episodes(8))[::2] if sample.action.num_decisions > 1]
+        samples = [replace(s, advantages=np.eye(1, s.action.num_decisions)[0] * (n % 2)) for n, s in enumerate(long)]
         update.run(UpdatePhase(("reasoner",), kl_limit=1e9), samples, step=0)
-        assert "accepted_fraction" in update.meter.means()
+        assert "accepted_fraction" in update.accumulator.means()
 
     def test_an_update_without_any_advantage_is_taken_back_and_no_rollback(self, tmp_path: Path) -> None:
         update = update_of(tmp_path, "--algorithm.entropy", "0.1", name="hatrpo")
         before, samples = weights(update), [replace(s, advantages=np.zeros(1)) for s in samples_of(episodes(2))]
         update.run(UpdatePhase(ROLES, kl_limit=1e9), samples, step=0)
-        assert update.moved == set(ROLES)
+        assert update.updated_policies == set(ROLES)
         assert all(all(map(torch.equal, now, before[name])) for name, now in weights(update).items())
-        assert not {"accepted_fraction", "rollbacks"} & update.meter.means().keys()
+        assert not {"accepted_fraction", "rollbacks"} & update.accumulator.means().keys()
 
     def test_the_surrogate_is_that_of_the_ratio_that_was_learned_from(self, tmp_path: Path) -> None:
         """With what teammates have moved in it."""
         update = update_of(tmp_path)
         samples = [replace(sample, log_factor=0.25) for sample in samples_of(episodes(2))]
-        update.old = update.score_now(samples)
+        update.old = update.score_current(samples)
         ratios: list[float] = []
 
         def looking(inputs: LossInputs) -> LossOutput:
             ratios.extend((inputs.log_probs - inputs.old_log_probs).tolist())
             return LossOutput(inputs.log_probs)
 
-        update._gain(samples, looking, update.old)  # type: ignore[arg-type]
+        update._compute_gain(samples, looking, update.old)  # type: ignore[arg-type]
         assert ratios == pytest.approx([0.25] * 8)
 
     def test_the_fraction_that_is_kept_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
         for fraction in (0.25, 0.5, 0.0):
-            monkeypatch.setattr(update_module, "accept", lambda *_, fraction=fraction: fraction)
+            monkeypatch.setattr(update_module, "backtrack_update", lambda *_, fraction=fraction: fraction)
             update.run(UpdatePhase(ROLES, kl_limit=1.0), samples, step=0)
-        means = update.meter.means()
+        means = update.accumulator.means()
         assert (means["accepted_fraction"], means["rollbacks"]) == pytest.approx((0.25, 1 / 3))
 
 
@@ -282,9 +282,9 @@ def test_kl_that_is_paid_in_the_reward_is_not_paid_again_in_the_loss(tmp_path: P
         kl = f"{{ coefficient = {coefficient}, place = 'reward', estimator = 'k1' }}"
         update = update_of(tmp_path, "--algorithm.kl", kl, "--algorithm.epochs", "1")
         samples = samples_of(episodes(2))
-        update.fixed = FixedLogProbs(base={s.action.key: np.full(s.action.decisions, -3.0) for s in samples})
+        update.fixed = FixedLogProbs(base={s.action.key: np.full(s.action.num_decisions, -3.0) for s in samples})
         update.run(UpdatePhase(ROLES), samples, step=0)
-        losses.append(update.meter.means()["policy_loss"])
+        losses.append(update.accumulator.means()["policy_loss"])
     assert losses[0] == losses[1]
 
 
@@ -300,12 +300,12 @@ def test_only_the_widths_that_an_objective_has_are_scaled() -> None:
 
 def test_scores_of_now_are_the_policies_as_they_are(tmp_path: Path) -> None:
     update, samples = update_of(tmp_path), samples_of(episodes(2))
-    before = update.score_now(samples)
+    before = update.score_current(samples)
     optimizer: PolicyOptimizer = update.optimizers["actor"]
     with torch.no_grad():
         for parameter in optimizer.parameters.values():
             parameter.mul_(1.5)
-    after = update.score_now(samples)
+    after = update.score_current(samples)
     for sample in samples:
         same = np.array_equal(before[sample.action.key], after[sample.action.key])
         assert same == (sample.action.agent == "reasoner")

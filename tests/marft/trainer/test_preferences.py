@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
-from marft.trainer.comparing import Compared
 from marft.trainer.credit.preference import Preference
-from marft.trainer.credit.sides import Side, comparisons
+from marft.trainer.credit.sides import Side, build_pairs
 from marft.trainer.interfaces import Comparison, CreditInputs, PairInputs, Progress
-from marft.trainer.metering import Meter
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.dpo import DPO
+from marft.trainer.preference_batch import PreferenceBatch
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe
@@ -99,7 +99,7 @@ class TestPairs:
         """What its KL takes off makes no attempt worse than one that earned less."""
         keys = [(make_action("a", sample=n).key,) for n in range(3)]
         sides = [Side("t", "", *of, key) for *of, key in zip((1.0, 1.0, 0.0), costs, keys, strict=True)]  # type: ignore[misc, arg-type]
-        found, metrics = comparisons(sides, "extremes", "gap")
+        found, metrics = build_pairs(sides, "extremes", "gap")
         cheaper = min((0, 1), key=lambda n: costs[n])
         assert [(pair.better, pair.worse) for pair in found] == [(keys[cheaper], keys[2])]
         assert metrics["preference/equal_pairs"] == 0
@@ -108,7 +108,7 @@ class TestPairs:
         """Without what was taken off for KL, which is of the pair too."""
         keys = [(ActionKey("s", "t", n, 0, "a", 0),) for n in range(4)]
         sides = [Side("tu"[n // 2], "", *of, keys[n]) for n, of in enumerate([(3, 1), (0, 0), (2, 0), (0, 1)])]
-        found, _ = comparisons(sides, "extremes", "gap")
+        found, _ = build_pairs(sides, "extremes", "gap")
         assert [pair.weight for pair in found] == pytest.approx([2 / 2.5, 3 / 2.5])
 
     def test_that_earned_the_same_are_dropped_and_counted(self) -> None:
@@ -180,7 +180,7 @@ class TestLoss:
 
 
 @st.composite
-def compared(draw: st.DrawFn) -> tuple[Compared, dict[Any, np.ndarray], dict[Any, np.ndarray]]:
+def compared(draw: st.DrawFn) -> tuple[PreferenceBatch, dict[Any, np.ndarray], dict[Any, np.ndarray]]:
     """Comparisons that may share attempts, of actions of several policies; log-probs now, and under a reference."""
     samples: dict[Any, Sample] = {}
     sides = []
@@ -198,8 +198,8 @@ def compared(draw: st.DrawFn) -> tuple[Compared, dict[Any, np.ndarray], dict[Any
     chosen = draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True))
     found = tuple(Comparison(sides[i], sides[j], weight=draw(st.floats(0.1, 2))) for i, j in chosen)
     random = np.random.default_rng(draw(st.integers(0, 99)))
-    now, then = ({key: random.normal(-1, 1, s.action.decisions) for key, s in samples.items()} for _ in range(2))
-    return Compared.of(found, list(samples.values())), now, then
+    now, then = ({key: random.normal(-1, 1, s.action.num_decisions) for key, s in samples.items()} for _ in range(2))
+    return PreferenceBatch.from_samples(found, list(samples.values())), now, then
 
 
 class TestCoefficients:
@@ -207,9 +207,12 @@ class TestCoefficients:
     @settings(max_examples=30)
     def test_a_phase_of_one_policy_is_weighed_by_its_own_samples(self, drawn: Any, pooled: bool) -> None:
         found, now, then = drawn
-        both = {s.action.key: s for s in found.weigh(DPO(), now, then, {"p", "q"}, pooled, Meter())}
+        both = {
+            s.action.key: s
+            for s in found.compute_coefficients(DPO(), now, then, {"p", "q"}, pooled, MetricAccumulator())
+        }
         for policy in "pq":
-            mine = found.weigh(DPO(), now, then, {policy}, pooled, Meter())
+            mine = found.compute_coefficients(DPO(), now, then, {policy}, pooled, MetricAccumulator())
             share = len(mine) / len(both) if pooled else 1.0
             for s in mine:
                 assert s.advantages[0] == pytest.approx(both[s.action.key].advantages[0] * share)
@@ -221,18 +224,18 @@ class TestCoefficients:
     ) -> None:
         """By finite differences of the slow loss, an action's log-prob at a time."""
         found, now, then = drawn
-        objective, meter = DPO(beta=beta, imitation=imitation), Meter()
-        mine = found.weigh(objective, now, then, {"p", "q"}, pooled, meter)
-        counted = {p: sum(pooled or s.action.policy == p for s in found.flat()) for p in "pq"}
+        objective, meter = DPO(beta=beta, imitation=imitation), MetricAccumulator()
+        mine = found.compute_coefficients(objective, now, then, {"p", "q"}, pooled, meter)
+        counted = {p: sum(pooled or s.action.policy == p for s in found.flatten()) for p in "pq"}
 
         def mean_loss(policy: str, of: dict[Any, float]) -> float:
             losses = []
             for pair in found.comparisons:
                 if not pooled and all(found.samples[k].action.policy != policy for k in (*pair.better, *pair.worse)):
                     continue
-                ratios = [sum((of[k] - then[k].sum()) / found.samples[k].normaliser for k in side)
+                ratios = [sum((of[k] - then[k].sum()) / found.samples[k].normalizer for k in side)
                           for side in (pair.better, pair.worse)]  # fmt: skip
-                length = sum(found.samples[k].action.decisions for k in pair.better)
+                length = sum(found.samples[k].action.num_decisions for k in pair.better)
                 mean = sum(of[k] for k in pair.better) / length
                 losses.append(pair.weight * slow.loss(*ratios, mean, (0, 0), beta=beta, imitation=imitation))  # type: ignore[misc]
             return sum(losses) / len(losses)
@@ -241,15 +244,15 @@ class TestCoefficients:
         for sample in mine:
             key, policy, h = sample.action.key, sample.action.policy, 1e-5
             up, down = (mean_loss(policy, {**sums, key: sums[key] + d}) for d in (h, -h))
-            applied = -sample.advantages[0] / sample.normaliser / counted[policy]  # as the learner weighs an action
+            applied = -sample.advantages[0] / sample.normalizer / counted[policy]  # as the learner weighs an action
             assert applied == pytest.approx((up - down) / (2 * h), rel=1e-4, abs=1e-7)
 
     @given(drawn=compared())
     @settings(max_examples=20)
     def test_at_the_reference_every_loss_is_log_2_and_ties_count_half(self, drawn: Any) -> None:
         found, now, _ = drawn
-        meter = Meter()
-        found.weigh(DPO(), now, now, {"p", "q"}, False, meter)
+        meter = MetricAccumulator()
+        found.compute_coefficients(DPO(), now, now, {"p", "q"}, False, meter)
         weights = [pair.weight for pair in found.comparisons]
         assert meter.means()["preference/loss"] == pytest.approx(math.log(2) * np.mean(weights))
         assert meter.means()["preference/accuracy"] == 0.5
@@ -274,7 +277,7 @@ def with_tool_text(batch: list[Episode], tokens: tuple[int, ...]) -> list[Episod
 
     def grown(action: Action) -> Action:
         told = np.array(tokens, np.int32)
-        marks = np.full(len(tokens), Mark.TOOL, np.uint8)
+        marks = np.full(len(tokens), TokenSource.TOOL, np.uint8)
         return replace(
             action, tokens=np.concatenate([action.tokens, told]), marks=np.concatenate([action.marks, marks])
         )  # fmt: skip
@@ -342,9 +345,9 @@ class TestSteps:
     def test_a_checkpoint_is_the_reference_where_one_is_named(self, tmp_path: Path) -> None:
         first = begun(dpo(tmp_path))
         folder = tmp_path / "step_000003"
-        from marft.models.pool import Models
+        from marft.models.policy_registry import PolicyRegistry
 
-        models = Models(dpo(tmp_path))
+        models = PolicyRegistry(dpo(tmp_path))
         for name in first.optimizers:
             models.save_policy(name, folder / "policies" / name)
         row = begun(dpo(tmp_path, "--algorithm.objective.reference", str(folder))).learn(episodes(), START)

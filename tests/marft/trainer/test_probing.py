@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
 from marft.config.bundled import bundled_models
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from tests.episodes import make_action
@@ -24,11 +24,11 @@ INPUTS, MESSAGES = "agents/actor/dependence/inputs", "agents/actor/dependence/me
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
-    return Models(settings())
+def models() -> PolicyRegistry:
+    return PolicyRegistry(settings())
 
 
-def played(models: Models, number: int, message: str, answer: str = "It is 5.", task: str = "") -> Episode:
+def played(models: PolicyRegistry, number: int, message: str, answer: str = "It is 5.", task: str = "") -> Episode:
     """An episode whose actor reads a message, as the engine would have scored it."""
     encode = models.policies["actor"].tokenizer.encode
     plan = make_action("reasoner", task=task or f"t{number}", text=message, tokens=tuple(encode(message)))
@@ -57,17 +57,17 @@ def log_probs(action: Action, prompt: np.ndarray) -> np.ndarray:
     return np.array([logits[len(prompt) - 1 + i, token].item() for i, token in enumerate(action.tokens)])
 
 
-def measured(run: RunSettings, models: Models, batch: list[Episode], step: int = 0) -> dict[str, float]:
-    return Learner(run, models).probes.measure(batch, step)
+def measured(run: RunSettings, models: PolicyRegistry, batch: list[Episode], step: int = 0) -> dict[str, float]:
+    return Learner(run, models).diagnostics.measure(batch, step)
 
 
-def test_a_message_without_a_word_has_no_place_to_be_swapped_in(models: Models) -> None:
+def test_a_message_without_a_word_has_no_place_to_be_swapped_in(models: PolicyRegistry) -> None:
     found = measured(settings(), models, [played(models, 11, ""), played(models, 40, "")])
     assert INPUTS in found
     assert MESSAGES not in found
 
 
-def test_dependence_is_the_log_ratio_a_token_to_the_next_tasks_inputs(models: Models) -> None:
+def test_dependence_is_the_log_ratio_a_token_to_the_next_tasks_inputs(models: PolicyRegistry) -> None:
     batch = [played(models, 11, "11 + 2 = 13.", "It is 13."), played(models, 40, "40 + 2 = 42.", "It is 42.")]
     found = measured(settings(), models, batch)
     acts = [episode.actions[1] for episode in batch]
@@ -89,7 +89,7 @@ def test_dependence_is_the_log_ratio_a_token_to_the_next_tasks_inputs(models: Mo
     assert found[MESSAGES] == pytest.approx(np.median(of_messages), abs=1e-4)
 
 
-def test_messages_that_are_always_the_same_tell_nothing(models: Models) -> None:
+def test_messages_that_are_always_the_same_tell_nothing(models: PolicyRegistry) -> None:
     found = measured(
         settings(), models, [played(models, number, "Go on.", f"It is {number + 2}.") for number in (11, 40, 77)]
     )
@@ -97,7 +97,7 @@ def test_messages_that_are_always_the_same_tell_nothing(models: Models) -> None:
     assert abs(found[INPUTS]) > 1e-3
 
 
-def test_what_cannot_be_known_is_absent(models: Models) -> None:
+def test_what_cannot_be_known_is_absent(models: PolicyRegistry) -> None:
     pair = [played(models, 11, "a"), played(models, 40, "b")]
     assert measured(settings(), models, [played(models, n, "a", task="one") for n in (11, 40)]) == {}
     assert measured(settings("tiny", "runs", "--guards.probes", "0"), models, pair) == {}
@@ -108,7 +108,7 @@ def test_what_cannot_be_known_is_absent(models: Models) -> None:
     assert measured(settings(), models, failed) == {}
 
 
-def test_held_out_text_is_scored_in_the_steps_that_are_asked_for(models: Models, tmp_path: Path) -> None:
+def test_held_out_text_is_scored_in_the_steps_that_are_asked_for(models: PolicyRegistry, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("23 + 45 = 68, leaving 68 - 12. " * 40)
     ids = np.array(
@@ -127,7 +127,9 @@ def test_held_out_text_is_scored_in_the_steps_that_are_asked_for(models: Models,
 
 
 @pytest.mark.parametrize(("text", "why"), [(None, "cannot read"), ("", "has fewer than two tokens")])
-def test_a_held_out_text_that_is_none_is_refused(models: Models, tmp_path: Path, text: str | None, why: str) -> None:
+def test_a_held_out_text_that_is_none_is_refused(
+    models: PolicyRegistry, tmp_path: Path, text: str | None, why: str
+) -> None:
     file = tmp_path / "text.txt"
     if text is not None:
         file.write_text(text)
@@ -136,7 +138,7 @@ def test_a_held_out_text_that_is_none_is_refused(models: Models, tmp_path: Path,
         Learner(run, models)
 
 
-def test_of_a_held_out_text_no_more_is_read_than_is_asked_for(models: Models, tmp_path: Path) -> None:
+def test_of_a_held_out_text_no_more_is_read_than_is_asked_for(models: PolicyRegistry, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     with file.open("wb") as text:
         text.write(b"2 + 3 = 5. " * 1000)
@@ -152,7 +154,7 @@ def test_measuring_changes_nothing_that_is_learned(tmp_path: Path) -> None:
     learned = []
     for probes in ("0", "4"):
         run = settings("tiny", tmp_path, "--guards.probes", probes, "--algorithm.optimizer.warmup_steps", "0")
-        models = Models(run)
+        models = PolicyRegistry(run)
         learner = Learner(run, models)
         batch = [played(models, 11, "a", "13"), replace(played(models, 40, "b", "42"), transitions=())]
         batch[1] = replace(batch[1], transitions=(Transition(Observation("o"), 0.0),))

@@ -15,7 +15,7 @@ from marft.config import load_recipe
 from marft.trainer.credit.batch import Batch
 from marft.trainer.credit.comam import CoMAM
 from marft.trainer.credit.magrpo import MAGRPO
-from marft.trainer.interfaces import CreditInputs, Credits, Level
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Level
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.marft.trainer.test_credit import batches
@@ -25,7 +25,7 @@ from tests.satellites import NEEDS_ENVS
 COST = st.floats(-1, 1, allow_nan=False, width=32)
 
 
-def numbers(credits: Credits) -> list[float]:
+def numbers(credits: CreditOutput) -> list[float]:
     return [float(x) for row in credits.advantages for x in row]
 
 

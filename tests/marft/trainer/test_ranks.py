@@ -21,15 +21,23 @@ from marft.common.types import Episode, Sample
 from marft.config import RunSettings
 from marft.config.algorithm import AlgorithmSettings, CriticSettings
 from marft.models.backbone import Backbone
-from marft.trainer.batching import FixedLogProbs, Idle, MicroBatch, Packing
+from marft.trainer.batching import FixedLogProbs, IdleBatch, MicroBatch, Packing
 from marft.trainer.critic import Critic
 from marft.trainer.interfaces import Progress, UpdatePhase
 from marft.trainer.learner import Learner
-from marft.trainer.metering import Meter
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.ppo import PPO
-from marft.trainer.rank_group import ALONE, Alone, Ranks, merged, share, share_on, total
+from marft.trainer.rank_group import (
+    SINGLE_RANK,
+    Ranks,
+    SingleRank,
+    merge_over_ranks,
+    split_share,
+    split_share_by_base,
+    sum_over_ranks,
+)
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import Update
+from marft.trainer.update import PolicyUpdater
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import begun, episodes, recipe
@@ -48,7 +56,7 @@ class Meeting:
         self._slots: list[Any] = [None] * count
         self._barrier = threading.Barrier(count, timeout=60)
 
-    def exchange(self, rank: int, mine: T) -> list[T]:
+    def model_call(self, rank: int, mine: T) -> list[T]:
         self._slots[rank] = mine
         self._barrier.wait()
         everything = list(self._slots)
@@ -69,7 +77,7 @@ class Member:
 
     def gather(self, mine: T) -> list[T]:
         self.asked += 1
-        return self.meeting.exchange(self.rank, mine)
+        return self.meeting.model_call(self.rank, mine)
 
     def on(self, base: str) -> Member:
         return self
@@ -137,7 +145,7 @@ COUNTS = [(name, count) for name in CASES for count in (2, 3) if NIGHT or BY_DAY
 def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Path) -> None:
     run = recipe(tmp_path, name, *CASES[name], "--algorithm.optimizer.epsilon", "1e-4")
     batches = [episodes(6, seed, noise=0.02) for seed in range(2)]
-    right, rows = learned(run, batches, ALONE)
+    right, rows = learned(run, batches, SINGLE_RANK)
     found = together(count, lambda member: learned(run, batches, member))
     for mine, said in found:
         assert mine.keys() == right.keys()
@@ -172,7 +180,7 @@ def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: s
         after = mine.evaluate(batch)
         return [*np.concatenate(after.actions), *(after.final(n) for n in range(5)), *metrics.values()]
 
-    right = fitted(ALONE)
+    right = fitted(SINGLE_RANK)
     for found in together(2, fitted):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
 
@@ -180,7 +188,7 @@ def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: s
 def test_the_kl_stop_is_decided_by_all_or_none(tmp_path: Path) -> None:
     """One rank's own tokens may be within the limit and another's beyond it."""
     run = recipe(tmp_path, "ppo", "--algorithm.epochs", "4", "--algorithm.kl_stop", "1e-7")
-    _, rows = learned(run, [episodes(6)], ALONE)
+    _, rows = learned(run, [episodes(6)], SINGLE_RANK)
     assert rows[0]["kl_stops"] > 0
     for _, said in together(2, lambda member: learned(run, [episodes(6)], member)):
         assert said[0]["kl_stops"] == rows[0]["kl_stops"]
@@ -228,10 +236,10 @@ def test_who_has_less_to_do_on_a_backbone_is_idle_there_and_all_go_in_one_order(
 
     def work(member: Member) -> Any:
         mine = [cast(MicroBatch, SimpleNamespace(backbone=backbone)) for backbone in has[member.rank]]
-        assert packing.in_step(mine, ["a", "b", "c"], ALONE) == mine
-        in_step = packing.in_step(mine, ["a", "b", "c"], member)
-        assert [batch for batch in in_step if not isinstance(batch, Idle)] == mine
-        idle = [batch for batch in in_step if isinstance(batch, Idle)]
+        assert packing.pad_to_ranks(mine, ["a", "b", "c"], SINGLE_RANK) == mine
+        in_step = packing.pad_to_ranks(mine, ["a", "b", "c"], member)
+        assert [batch for batch in in_step if not isinstance(batch, IdleBatch)] == mine
+        idle = [batch for batch in in_step if isinstance(batch, IdleBatch)]
         assert all(batch.adapter in ([None] if batch.backbone is two else ["of a", "of c"]) for batch in idle)
         return [batch.backbone for batch in in_step]
 
@@ -264,7 +272,9 @@ def test_what_is_scored_before_a_policy_moves_is_scored_by_one_rank(backbone: Ba
     def scored(member: Member) -> Any:
         forwarded = lengths_read(mine := deepcopy(backbone))
         settings = AlgorithmSettings.model_validate({})
-        update = Update(settings, PPO(), {}, whole(mine, "a"), FixedLogProbs(), Meter(), 0, ranks=member)
+        update = PolicyUpdater(
+            settings, PPO(), {}, whole(mine, "a"), FixedLogProbs(), MetricAccumulator(), 0, ranks=member
+        )
         update._score_old([sample])
         return list(update.old), forwarded
 
@@ -283,11 +293,11 @@ def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_
     told: list[list[str]] = []
     done: list[str] = []
 
-    class Summing(Alone):
+    class Summing(SingleRank):
         def sum_gradients(self, parameters: Iterable[Any]) -> None:
             done.extend(f"sum {name}" for name in parameters)
 
-    def in_step(self: Packing, batches: object, policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+    def in_step(self: Packing, batches: object, policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | IdleBatch]:
         told.append(list(policies))
         return []
 
@@ -295,15 +305,17 @@ def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_
         return SimpleNamespace(
             parameters={"w": name},
             zero_grad=lambda: None,
-            clip=lambda: torch.ones(()),
-            move_on=lambda: done.append(f"step {name}"),
+            clip_gradient=lambda: torch.ones(()),
+            step_clipped=lambda: done.append(f"step {name}"),
         )
 
-    monkeypatch.setattr(Packing, "in_step", in_step)
+    monkeypatch.setattr(Packing, "pad_to_ranks", in_step)
     score_actions(packing, samples)
     settings = AlgorithmSettings.model_validate({"kl_stop": 0.0, "epochs": 1})
     optimizers = {name: optimizer(name) for name in names}
-    update = Update(settings, PPO(), optimizers, packing, FixedLogProbs(), Meter(), 0, ranks=Summing())
+    update = PolicyUpdater(
+        settings, PPO(), optimizers, packing, FixedLogProbs(), MetricAccumulator(), 0, ranks=Summing()
+    )
     update.run(UpdatePhase(tuple(names)), samples, step=0)
     assert done == [f"{what} {name}" for what in ("sum", "step") for name in names]
     assert told == [names, names]
@@ -315,10 +327,12 @@ def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
     settings = AlgorithmSettings.model_validate({})
 
     def told(member: Member) -> Any:
-        update = Update(settings, PPO(), {}, whole(backbone, "a"), FixedLogProbs(), Meter(), 0, ranks=member)
+        update = PolicyUpdater(
+            settings, PPO(), {}, whole(backbone, "a"), FixedLogProbs(), MetricAccumulator(), 0, ranks=member
+        )
         mine = samples[member.rank]
         update.old[mine.action.key] = np.array([-1.0 - member.rank])
-        update._tell_old([mine])
+        update._share_old_scores([mine])
         return [update.old[sample.action.key].tolist() for sample in samples]
 
     assert together(2, told) == [[[-1.0], [-2.0]]] * 2
@@ -327,7 +341,7 @@ def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
 def test_shares_hold_everything_once_and_are_about_equal(sizes: list[int], count: int) -> None:
     items = list(enumerate(sizes))
-    shares = [share(_Rank(rank, count), items, lambda item: item[1]) for rank in range(count)]
+    shares = [split_share(_Rank(rank, count), items, lambda item: item[1]) for rank in range(count)]
     assert sorted(item for part in shares for item in part) == items
     assert all(part == sorted(part) for part in shares)
     if items:
@@ -338,7 +352,7 @@ def test_shares_hold_everything_once_and_are_about_equal(sizes: list[int], count
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_shares_of_a_ragged_batch_are_within_a_hundredth_of_each_other(count: int) -> None:
     sizes = np.random.default_rng(0).lognormal(6, 1, 256).astype(int).tolist()
-    loads = [sum(share(_Rank(rank, count), sizes, lambda size: size)) for rank in range(count)]
+    loads = [sum(split_share(_Rank(rank, count), sizes, lambda size: size)) for rank in range(count)]
     assert max(loads) < 1.01 * min(loads)
 
 
@@ -349,7 +363,7 @@ def test_what_is_learned_on_several_models_by_the_same_ranks_is_shared_as_one_lo
         def on(self, base: str) -> _Rank:
             return both
 
-    assert share_on(Whole(0, 2), first, lambda item: item[1], lambda item: item[0]) == [("a", 9)]
+    assert split_share_by_base(Whole(0, 2), first, lambda item: item[1], lambda item: item[0]) == [("a", 9)]
 
 
 class _Rank:
@@ -368,13 +382,13 @@ class _Rank:
 
 def test_sums_entries_and_counts_are_of_all_ranks() -> None:
     def work(member: Member) -> Any:
-        meter = Meter()
+        meter = MetricAccumulator()
         meter.add("loss", 2.0 * member.rank, 1.0 + member.rank)
-        meter.peak("largest", 2.0 - member.rank)
-        everyone = meter.of_all(member)
+        meter.update_max("largest", 2.0 - member.rank)
+        everyone = meter.merge_ranks(member)
         return (
-            total(member, np.array([1.0, member.rank, (1e16, 1.0, -1e16)[member.rank]])).tolist(),
-            merged(member, {member.rank: "x"}),
+            sum_over_ranks(member, np.array([1.0, member.rank, (1e16, 1.0, -1e16)[member.rank]])).tolist(),
+            merge_over_ranks(member, {member.rank: "x"}),
             everyone.means(),
         )
 

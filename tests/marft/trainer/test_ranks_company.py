@@ -13,33 +13,41 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.common.processes.held import HeldFolder
+from marft.common.processes.locked_folder import LockedFolder
 from marft.common.types import Episode, Task
-from marft.runs.checkpoints import Record
+from marft.runs.checkpoints import CheckpointRecord
 from marft.trainer.interfaces import Progress
-from marft.trainer.ranks import company
-from marft.trainer.ranks.company import LOST, Company
-from marft.trainer.ranks.devices import device_of
-from marft.trainer.ranks.group import Group
-from marft.trainer.ranks.heeding import Heeding
-from marft.trainer.ranks.learners import RanksLostError
-from marft.trainer.ranks.words import Done, Failed, Learn, Line, Load, RankFaultError, Tell
-from marft.trainer.starting import Start
+from marft.trainer.ranks import distributed_learner
+from marft.trainer.ranks.backends import RanksLostError
+from marft.trainer.ranks.devices import select_device
+from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
+from marft.trainer.ranks.group import RankGroup
+from marft.trainer.ranks.messages import (
+    GatherOptimizer,
+    LoadCheckpoint,
+    OperationDone,
+    RankConnection,
+    RankFailure,
+    RankFaultError,
+    TrainStep,
+)
+from marft.trainer.ranks.signals import SignalWatcher
+from marft.trainer.run_init import RunInit
 from tests.helpers import settings
 
 
-class Led(Company):
+class Led(DistributedLearner):
     """One whose ranks do as they are told; they are lost as often as is said."""
 
     def __init__(self, shard: bool = False, losses: int = 0) -> None:
         self.did: list[object] = []
         self.losses = losses
-        self._lost, self._others = 0, []
+        self._lost_count, self._peers = 0, []
         training = SimpleNamespace(shard=shard, rank_patience_seconds=0.05)
         self.run: Any = SimpleNamespace(training=training)
         self.models: Any = None
-        self._heeding = Heeding(lambda: None)
-        self._heeding.close()
+        self._signals = SignalWatcher(lambda: None)
+        self._signals.close()
         note, did = self.did.append, self.did
         learner = SimpleNamespace(
             optimizers={"actor": SimpleNamespace(learning_rate=0.5)},
@@ -47,21 +55,25 @@ class Led(Company):
             state_dict=lambda: {"credit/mean": 1.0},
             load_state_dict=lambda state: note(("parts", state)),
         )
-        careful = SimpleNamespace(undo=lambda step: note(("undo", step)))
-        member = SimpleNamespace(
-            learner=learner, careful=careful, gather=lambda: note("gather"), learn=lambda *_: {}, noting=lambda _: None
+        guard = SimpleNamespace(revert=lambda step: note(("undo", step)))
+        worker = SimpleNamespace(
+            learner=learner,
+            guard=guard,
+            gather=lambda: note("gather"),
+            learn=lambda *_: {},
+            set_note_callback=lambda _: None,
         )
-        self._member: Any = member
-        self.noting(lambda said: did.append(said))
+        self._worker: Any = worker
+        self.set_note_callback(lambda said: did.append(said))
 
-    def _lead(self, message: object, mine: Callable[[], Any]) -> Any:
+    def _run_on_ranks(self, message: object, mine: Callable[[], Any]) -> Any:
         self.did.append(message)
-        if isinstance(message, Learn) and self.losses:
+        if isinstance(message, TrainStep) and self.losses:
             self.losses -= 1
             raise RanksLostError("rank 1 is gone")
         return mine()
 
-    def _begin_again(self) -> None:
+    def _restart_peers(self) -> None:
         self.did.append("begin again")
 
 
@@ -71,34 +83,34 @@ def test_all_ranks_load_what_a_run_starts_from(resume: bool) -> None:
     start = SimpleNamespace(
         load=lambda *_: "where it stands", record=SimpleNamespace(path=Path("there")), resume=resume
     )
-    assert cast(Any, led.load(cast(Start, start))) == "where it stands"
-    assert led.did == [Load("there", resume), "gather"]
+    assert cast(Any, led.load(cast(RunInit, start))) == "where it stands"
+    assert led.did == [LoadCheckpoint("there", resume), "gather"]
 
 
 def test_nobody_loads_where_there_is_nothing_to_start_from() -> None:
     led = Led()
-    led.load(cast(Start, SimpleNamespace(load=lambda *_: None, record=None, resume=False)))
+    led.load(cast(RunInit, SimpleNamespace(load=lambda *_: None, record=None, resume=False)))
     assert led.did == []
 
 
 def test_all_ranks_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     led = Led()
-    monkeypatch.setattr(company, "restore", lambda record, *_: led.did.append(record))
-    record = cast(Record, SimpleNamespace(path=Path("there")))
+    monkeypatch.setattr(distributed_learner, "restore", lambda record, *_: led.did.append(record))
+    record = cast(CheckpointRecord, SimpleNamespace(path=Path("there")))
     led.restore(record)
-    assert led.did == [record, Load("there", True), "gather"]
+    assert led.did == [record, LoadCheckpoint("there", True), "gather"]
 
 
 def test_a_lost_step_is_undone_with_all_that_it_moved_before_it_is_learned_again() -> None:
     led = Led(losses=1)
-    assert led.learn([], Progress(3, 0)) == {LOST: 1.0}
+    assert led.learn([], Progress(3, 0)) == {RANKS_LOST: 1.0}
     first, said, *undone, again = led.did
-    assert isinstance(first, Learn)
+    assert isinstance(first, TrainStep)
     assert first is again
     assert first.rates == {"actor": 0.5}
     assert "step 4: rank 1 is gone" in str(said)
     assert undone == [("undo", 3), ("parts", {"credit/mean": 1.0}), "begin again"]
-    assert led.learn([], Progress(4, 0)) == {LOST: 0.0}
+    assert led.learn([], Progress(4, 0)) == {RANKS_LOST: 0.0}
 
 
 @pytest.mark.parametrize(("shard", "losses"), [(True, 1), (False, 2)])
@@ -113,39 +125,39 @@ def test_ranks_that_held_parts_or_are_lost_again_end_the_step(shard: bool, losse
 def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.05)
     ended: list[str] = []
 
-    def other(name: str) -> tuple[company._Other, Line]:
+    def other(name: str) -> tuple[distributed_learner._Peer, RankConnection]:
         ours, theirs = socket.socketpair()
         child = SimpleNamespace(
             socket=ours, end=lambda: ended.append(name), outcome=lambda: "was killed (SIGKILL)", close=lambda: None
         )
-        return company._Other(cast(Any, child), 1.0), Line(theirs)
+        return distributed_learner._Peer(cast(Any, child), 1.0), RankConnection(theirs)
 
     (hung, _silent), (gone, line) = other("hung"), other("gone")
     line.close()
     led = Led()
-    led._others = [hung, gone]
-    assert str(led._reason(EOFError())) == "rank 1 hung, and was ended and rank 2 was killed (SIGKILL)"
+    led._peers = [hung, gone]
+    assert str(led._explain_error(EOFError())) == "rank 1 hung, and was ended and rank 2 was killed (SIGKILL)"
     assert ended == ["hung"]
     failing, line = other("failing")
-    line.send(Done(1))
-    line.send(Failed("no such file", "value", ""))
-    led._others = [hung, failing]
-    assert isinstance(led._reason(EOFError()), ValueError)
+    line.send(OperationDone(1))
+    line.send(RankFailure("no such file", "value", ""))
+    led._peers = [hung, failing]
+    assert isinstance(led._explain_error(EOFError()), ValueError)
 
 
-WAITING = list[Line]()  # of ranks that have not ended
+WAITING = list[RankConnection]()  # of ranks that have not ended
 
 
-def other(words: Sequence[object], ended: list[str] | None = None) -> company._Other:
+def other(words: Sequence[object], ended: list[str] | None = None) -> distributed_learner._Peer:
     """A rank that has said something, and waits for more where it has failed of nothing."""
     ours, theirs = socket.socketpair()
-    line = Line(theirs)
+    line = RankConnection(theirs)
     for word in words:
         line.send(word)
-    if any(isinstance(word, Failed) for word in words):
+    if any(isinstance(word, RankFailure) for word in words):
         line.close()
     else:
         WAITING.append(line)
@@ -153,57 +165,60 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> company._O
     child = SimpleNamespace(
         socket=ours, end=lambda: end("end"), outcome=lambda: "ended itself (exit status 0)", close=lambda: end("close")
     )
-    return company._Other(cast(Any, child), 1.0)
+    return distributed_learner._Peer(cast(Any, child), 1.0)
 
 
 @pytest.mark.parametrize(
     ("failed", "raised", "said"),
     [
-        (Failed("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
-        (Failed("no answer", "run", ""), RunError, "^no answer$"),
+        (RankFailure("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
+        (RankFailure("no answer", "run", ""), RunError, "^no answer$"),
         (
-            Failed("KeyError: 'w'", "fault", "its traceback"),
+            RankFailure("KeyError: 'w'", "fault", "its traceback"),
             RankFaultError,
             "^in rank 2: KeyError: 'w'\nits traceback$",
         ),
         (
-            Failed("Connection closed", "gone", ""),
+            RankFailure("Connection closed", "gone", ""),
             RanksLostError,
             r"^ranks cannot reach each other \(Connection closed\)$",
         ),
     ],
 )
 def test_what_a_rank_failed_of_is_raised_though_this_one_had_done_its_part(
-    failed: Failed, raised: type[Exception], said: str
+    failed: RankFailure, raised: type[Exception], said: str
 ) -> None:
     led = Led()
-    led._others = [other([Done(1)]), other([failed])]
+    led._peers = [other([OperationDone(1)]), other([failed])]
     with pytest.raises(raised, match=said) as found:
-        led._hear()
+        led._wait_for_peers()
     assert found.type is raised
 
 
 def test_who_has_done_what_it_was_asked_for_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.01)
-    led, ended, waited, receive = Led(), list[str](), list[float | None](), Line.receive
-    led._others = [other([Done(1)], ended), other([], ended)]
+    monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.01)
+    led, ended, waited, receive = Led(), list[str](), list[float | None](), RankConnection.receive
+    led._peers = [other([OperationDone(1)], ended), other([], ended)]
 
-    def noted(self: Line, seconds: float | None = None) -> Any:
+    def noted(self: RankConnection, seconds: float | None = None) -> Any:
         waited.append(seconds)
         return receive(self, seconds)
 
-    monkeypatch.setattr(Line, "receive", noted)
+    monkeypatch.setattr(RankConnection, "receive", noted)
     with pytest.raises(RanksLostError, match=r"^rank 2 hung, and was ended$"):
-        led._hear()
+        led._wait_for_peers()
     assert ended == ["end"]
     assert waited == [0.05, 0.05, 0.0, 0.01]
 
 
 def test_who_is_gone_does_not_hide_what_another_failed_of() -> None:
     led = Led()
-    led._others = [other([Failed("closed by peer", "gone", "")]), other([Failed("no such node", "value", "")])]
+    led._peers = [
+        other([RankFailure("closed by peer", "gone", "")]),
+        other([RankFailure("no such node", "value", "")]),
+    ]
     with pytest.raises(ValueError, match="no such node"):
-        led._hear()
+        led._wait_for_peers()
 
 
 def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_waited_for(
@@ -211,23 +226,23 @@ def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_wai
 ) -> None:
     """Who waits at the meeting for one that could not load its model waits for the whole patience."""
     led, ended = Led(), list[str]()
-    led._others = [other([Failed("no room for it", "run", "")], ended), other([Done(2)], ended)]
-    monkeypatch.setattr(Led, "_meet", lambda _: pytest.fail("nobody comes"))
+    led._peers = [other([RankFailure("no room for it", "run", "")], ended), other([OperationDone(2)], ended)]
+    monkeypatch.setattr(Led, "_form_group", lambda _: pytest.fail("nobody comes"))
     with pytest.raises(RunError, match="no room for it"):
         led.join(cast(Any, None))
-    led._end_others()
+    led._close_peers()
     assert ended == ["end", "end", "close", "close"]
 
 
 def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     led = Led()
-    led._others = [other([Done(1), Failed("models.base cannot lie in parts", "value", "")])]
+    led._peers = [other([OperationDone(1), RankFailure("models.base cannot lie in parts", "value", "")])]
 
     def member(*_: object) -> None:
         raise RuntimeError("gloo: Connection closed by peer")
 
-    monkeypatch.setattr(Led, "_meet", lambda _: None)
-    monkeypatch.setattr(company, "Member", member)
+    monkeypatch.setattr(Led, "_form_group", lambda _: None)
+    monkeypatch.setattr(distributed_learner, "RankWorker", member)
     with pytest.raises(ValueError, match="cannot lie in parts"):
         led.join(cast(Any, None))
 
@@ -235,11 +250,11 @@ def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch:
 def test_each_meeting_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in which ranks have met before says where the dead are."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(company, "start_all", lambda *_: [])
-    with Company(settings("tiny", tmp_path, "--training.ranks", "2")) as made:
-        first = made._meeting
-        made._begin()
-        assert made._meeting != first
+    monkeypatch.setattr(distributed_learner, "start_all", lambda *_: [])
+    with DistributedLearner(settings("tiny", tmp_path, "--training.ranks", "2")) as made:
+        first = made._init_method
+        made._start_peers()
+        assert made._init_method != first
 
 
 @pytest.mark.parametrize("losses", [0, 1])
@@ -254,9 +269,9 @@ def test_what_was_made_of_actions_is_told_once_though_the_ranks_are_lost_after_i
             raise RanksLostError("rank 1 is gone")
         return found
 
-    monkeypatch.setattr(Led, "_lead", lead)
-    led._mine.learn = lambda message, hear: hear(["what"]) or {}  # type: ignore[method-assign]
-    assert led.learn([], Progress(3, 0), told.extend) == {LOST: float(losses)}
+    monkeypatch.setattr(Led, "_run_on_ranks", lead)
+    led._own_worker.learn = lambda message, hear: hear(["what"]) or {}  # type: ignore[method-assign]
+    assert led.learn([], Progress(3, 0), told.extend) == {RANKS_LOST: float(losses)}
     assert told == ["what"]
 
 
@@ -265,7 +280,7 @@ def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_sche
     task = Task("t", "o", {"grading": lambda: None})
     episode = Episode(task, "train/0", 0, (), "terminated", ())
     led.learn([episode], Progress(0, 0))
-    (message,) = (word for word in led.did if isinstance(word, Learn))
+    (message,) = (word for word in led.did if isinstance(word, TrainStep))
     sent = pickle.loads(pickle.dumps(message))
     assert [one.task.id for one in sent.episodes] == ["t"]
     assert task.data, "here it is graded still"
@@ -276,46 +291,46 @@ def test_only_moments_in_parts_are_brought_together_by_all(shard: bool) -> None:
     led = Led(shard)
     led.learner.optimizer_state = lambda: {"policies/actor/w.step": torch.ones(())}  # type: ignore[method-assign]
     assert list(led.optimizer_state()) == ["policies/actor/w.step"]
-    assert led.did == [Tell()] * shard
+    assert led.did == [GatherOptimizer()] * shard
 
 
 def test_folders_in_which_ranks_of_a_run_that_is_gone_have_met_are_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(company, "start_all", lambda *_: [])
-    stale = tmp_path / f"{company.PREFIX}7-gone"
+    monkeypatch.setattr(distributed_learner, "start_all", lambda *_: [])
+    stale = tmp_path / f"{distributed_learner.PREFIX}7-gone"
     stale.mkdir()
     (stale / "meeting 1").write_text("nobody comes")
-    others = HeldFolder(tmp_path, company.PREFIX)
-    with Company(settings("tiny", tmp_path, "--training.ranks", "2")):
+    others = LockedFolder(tmp_path, distributed_learner.PREFIX)
+    with DistributedLearner(settings("tiny", tmp_path, "--training.ranks", "2")):
         assert not stale.exists()
-        assert len(list(tmp_path.glob(f"{company.PREFIX}*"))) == 2
-    assert list(tmp_path.glob(f"{company.PREFIX}*")) == [others.path]
+        assert len(list(tmp_path.glob(f"{distributed_learner.PREFIX}*"))) == 2
+    assert list(tmp_path.glob(f"{distributed_learner.PREFIX}*")) == [others.path]
     others.close()
 
 
 def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     led, waited = Led(), list[float | None]()
 
-    def hear(seconds: float) -> Done:
+    def hear(seconds: float) -> OperationDone:
         waited.append(seconds)
-        return Done(7)
+        return OperationDone(7)
 
-    led._others = [cast(Any, SimpleNamespace(hear=hear, pid=0))]
-    led._hear()
-    assert led._others[0].pid == 7
-    monkeypatch.setattr(Led, "_meet", lambda _: None)
-    monkeypatch.setattr(company, "Member", lambda *_: None)
+    led._peers = [cast(Any, SimpleNamespace(receive=hear, pid=0))]
+    led._wait_for_peers()
+    assert led._peers[0].pid == 7
+    monkeypatch.setattr(Led, "_form_group", lambda _: None)
+    monkeypatch.setattr(distributed_learner, "RankWorker", lambda *_: None)
     led.join(cast(Any, None))
-    assert waited == [0.05, company.LOADING_SECONDS, 0.05], "a model takes as long as it takes to load"
+    assert waited == [0.05, distributed_learner.LOADING_SECONDS, 0.05], "a model takes as long as it takes to load"
 
 
 def test_one_that_answers_too_late_is_said_to_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.01)
+    monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.01)
     led = Led()
-    led._others = [other([Done(1)])]
-    assert "larger training.rank_patience_seconds waits longer" in str(led._reason(TimeoutError()))
+    led._peers = [other([OperationDone(1)])]
+    assert "larger training.rank_patience_seconds waits longer" in str(led._explain_error(TimeoutError()))
 
 
 def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_started(
@@ -323,13 +338,13 @@ def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_s
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     run: Any = SimpleNamespace(device="cpu", sections=[], training=SimpleNamespace(ranks=16))
-    assert device_of(run, 15) == "cpu"
+    assert select_device(run, 15) == "cpu"
     run.training.ranks = 17
     with pytest.raises(ValueError, match=r"training.ranks = 17: on a CPU .* there are 2"):
-        device_of(run, 16)
+        select_device(run, 16)
 
 
 def test_ranks_that_are_lost_before_they_meet_again_leave_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group they were in is closed by then, and was closed once more: an error that nobody foresaw."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
-    Group.close(cast(Any, None))
+    RankGroup.close(cast(Any, None))

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from marft.trainer.ranks import group
-from marft.trainer.ranks.devices import device_of
-from marft.trainer.ranks.group import INTERFACE, Group, Some, interface_to
+from marft.trainer.ranks.devices import select_device
+from marft.trainer.ranks.group import INTERFACE, RankGroup, RankSubgroup, find_interface
 from tests.helpers import settings
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import Member
@@ -58,7 +58,7 @@ def test_gradients_are_sums_over_ranks_also_where_one_has_none_whatever_is_sent_
         for name, parameter in parameters.items():
             if not (name == "b" and member.rank == 1) and name != "c":
                 parameter.grad = torch.full_like(parameter, 1.0 + member.rank)
-        Some(cast(Any, Process(member)), torch.device("cpu")).sum_gradients(parameters.values())
+        RankSubgroup(cast(Any, Process(member)), torch.device("cpu")).sum_gradients(parameters.values())
         return [p.grad.tolist() for p in parameters.values() if p.grad is not None]
 
     assert test_ranks.together(3, summed) == [[[[6.0, 6.0], [6.0, 6.0]], [4.0, 4.0, 4.0], [0.0]]] * 3
@@ -78,13 +78,13 @@ def test_who_does_not_learn_on_a_model_is_not_among_those_that_do(
             return real(*words, **more)
 
         monkeypatch.setattr(dist, name, noted)
-    made = Group(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"), 10.0, {"mine": [0]})
+    made = RankGroup(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"), 10.0, {"mine": [0]})
     try:
         assert waited == [timedelta(seconds=10)] * 2
         mine = made.on("mine")
         assert mine is not None
         assert (mine is made, mine.count, made.on("any") is made) == (False, 1, True)
-        made._on["others"] = None
+        made._subgroups["others"] = None
         assert made.on("others") is None
         assert made.mesh_of("others") is None
         assert dist.get_backend() == "gloo"
@@ -97,7 +97,7 @@ def test_who_does_not_learn_on_a_model_is_not_among_those_that_do(
 def test_a_meeting_that_fails_leaves_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "new_group", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("Connection closed")))
     with pytest.raises(RuntimeError, match="Connection closed"):
-        Group(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"), 10.0, {"mine": [0]})
+        RankGroup(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"), 10.0, {"mine": [0]})
     assert not dist.is_initialized()
 
 
@@ -107,9 +107,9 @@ def test_the_environment_says_where_they_meet_and_is_left_as_it_was(
 ) -> None:
     """The next meeting of this process may be on another interface."""
     found: list[str | None] = []
-    monkeypatch.setattr(group, "interface_to", lambda _: "found")
+    monkeypatch.setattr(group, "find_interface", lambda _: "found")
     monkeypatch.setenv(INTERFACE, said) if said else monkeypatch.delenv(INTERFACE, raising=False)
-    with group._interface("tcp://10.0.0.1:7"):
+    with group._use_interface("tcp://10.0.0.1:7"):
         found.append(os.environ.get(INTERFACE))
     assert found == [said or ("found" if Path("/proc").is_dir() else None)]
     assert os.environ.get(INTERFACE, "") == said
@@ -129,8 +129,8 @@ def test_ranks_on_one_machine_meet_where_nobody_else_is_and_others_on_the_interf
 
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(addresses, 1)))
-    assert interface_to("/tmp/meeting 1") == "lo"
-    assert interface_to("tcp://127.0.0.1:7") == "eth7"
+    assert find_interface("/tmp/meeting 1") == "lo"
+    assert find_interface("tcp://127.0.0.1:7") == "eth7"
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_each_rank_has_a_gpu_of_its_own_from_the_runs_on(
     run = settings("tiny", tmp_path, "--training.ranks", str(ranks)).model_copy(update={"device": device})
     if found is None:
         with pytest.raises(ValueError, match=r"^training.ranks = 3: .* from cuda:2 on, and there are 4; lower it$"):
-            device_of(run, ranks - 1)
+            select_device(run, ranks - 1)
     else:
-        assert [device_of(run, rank) for rank in range(ranks)] == found
+        assert [select_device(run, rank) for rank in range(ranks)] == found
 
 
 @NEEDS_LAB
@@ -158,4 +158,4 @@ def test_the_run_on_a_cluster_has_the_device_that_its_recipe_says(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1")
     there = run.model_copy(update={"device": "cuda:1"})
-    assert [device_of(there, rank) for rank in range(3)] == ["cuda:1", "cuda:0", "cuda:0"]
+    assert [select_device(there, rank) for rank in range(3)] == ["cuda:1", "cuda:0", "cuda:0"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marft.trainer.ranks import heeding
-from marft.trainer.ranks.heeding import Heeding
+from marft.trainer.ranks import signals as heeding
+from marft.trainer.ranks.signals import SignalWatcher
 from tests.helpers import until
 
 
@@ -29,7 +29,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("unheard")
 def test_ranks_are_let_go_of_once_a_signal_that_ends_the_run_finds_it_waiting(signals: tuple[int, ...]) -> None:
     let_go = threading.Event()
-    hears = Heeding(let_go.set)
+    hears = SignalWatcher(let_go.set)
     with hears.waiting():
         for number in signals:
             assert not let_go.is_set(), "the first Ctrl-C is a wish to stop after the step"
@@ -42,7 +42,7 @@ def test_ranks_are_let_go_of_once_a_signal_that_ends_the_run_finds_it_waiting(si
 @pytest.mark.usefixtures("unheard")
 def test_nobody_is_let_go_of_where_nobody_is_waited_for_or_it_is_closed() -> None:
     let_go, before = threading.Event(), signal.set_wakeup_fd(-1)
-    hears = Heeding(let_go.set)
+    hears = SignalWatcher(let_go.set)
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.05)
@@ -53,8 +53,8 @@ def test_nobody_is_let_go_of_where_nobody_is_waited_for_or_it_is_closed() -> Non
 
 
 def test_on_another_thread_nothing_is_heard_and_nothing_goes_wrong() -> None:
-    made: list[Heeding] = []
-    thread = threading.Thread(target=lambda: made.append(Heeding(lambda: None)))
+    made: list[SignalWatcher] = []
+    thread = threading.Thread(target=lambda: made.append(SignalWatcher(lambda: None)))
     thread.start()
     thread.join()
     with made[0].waiting():

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from marft.models.pool import Models
-from marft.runs.folder import RunFolder
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.run_folder import RunFolder
 from marft.trainer import loop as training
 from marft.trainer.interfaces import Progress
-from marft.trainer.ranks.company import LOST, Company
-from marft.trainer.ranks.learners import RanksLostError
-from marft.trainer.undoing import Careful
+from marft.trainer.non_finite_guard import NonFiniteGuard
+from marft.trainer.ranks.backends import RanksLostError
+from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
 from tests.marft.trainer.test_ranks_runs import FULL, NIGHT, assert_close, assert_same, on_two_models, run_of, trained
 
 PATIENCE = 15.0
@@ -28,21 +28,21 @@ HANGS = ("--training.rank_patience_seconds", str(PATIENCE))
 def struck(monkeypatch: pytest.MonkeyPatch, step: int, what: int, rank: int = 1) -> list[int]:
     """Have another rank sent a signal, once, when the first one begins to learn a step → whose process it was."""
     found: list[int] = []
-    companies: list[Company] = []
-    careful, company = Careful.learn, Company.learn
+    companies: list[DistributedLearner] = []
+    careful, company = NonFiniteGuard.learn, DistributedLearner.learn
 
-    def mortal(self: Careful, episodes: object, progress: Progress, told: object) -> object:
+    def mortal(self: NonFiniteGuard, episodes: object, progress: Progress, told: object) -> object:
         if progress.step == step and not found:
-            found.append(companies[-1]._others[rank - 1].pid)
+            found.append(companies[-1]._peers[rank - 1].pid)
             os.kill(found[-1], what)
         return careful(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    def led(self: Company, episodes: object, progress: Progress, told: object) -> object:
+    def led(self: DistributedLearner, episodes: object, progress: Progress, told: object) -> object:
         companies.append(self)
         return company(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Careful, "learn", mortal)
-    monkeypatch.setattr(Company, "learn", led)
+    monkeypatch.setattr(NonFiniteGuard, "learn", mortal)
+    monkeypatch.setattr(DistributedLearner, "learn", led)
     return found
 
 
@@ -66,7 +66,7 @@ def test_ranks_that_are_lost_with_what_they_held_are_counted_once_a_loss_and_in_
 
     monkeypatch.setattr(training, "_train", lost)
     monkeypatch.setattr(RunFolder, "read_metrics", lambda _: [{}] * next(rows))
-    monkeypatch.setattr(training.Start, "of", lambda *_, **__: None)
+    monkeypatch.setattr(training.RunInit, "prepare", lambda *_, **__: None)
     with pytest.raises(RanksLostError):
         training.train(run, folder)
     assert told == [0, 1, 1]
@@ -86,7 +86,7 @@ def test_a_rank_that_learns_on_a_model_alone_is_killed_and_its_model_is_learned_
     folder, notes = trained(on_two_models(tmp_path / "struck", 2, *parts))
     assert len(killed) == 1
     assert_same(folder, right, 2)
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
+    assert [row[RANKS_LOST] for row in folder.read_metrics()] == [0.0, 1.0]
     assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_hangs_is_given_up_after_the_patience_and_ended(
     assert time.monotonic() - began < PATIENCE + 60
     assert gone(*hung)
     assert_same(folder, right, 2)
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
+    assert [row[RANKS_LOST] for row in folder.read_metrics()] == [0.0, 1.0]
     assert any("rank 1 hung, and was ended" in note for note in notes), notes
 
 
@@ -111,14 +111,14 @@ def test_a_rank_that_hangs_is_given_up_after_the_patience_and_ended(
 @night
 def test_a_rank_that_ends_while_it_loads_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had gone to meet it waited for the whole patience."""
-    join, began = Company.join, list[float]()
+    join, began = DistributedLearner.join, list[float]()
 
-    def mortal(self: Company, models: Models) -> None:
-        self._others[0].child.end()
+    def mortal(self: DistributedLearner, models: PolicyRegistry) -> None:
+        self._peers[0].child.end()
         began.append(time.monotonic())
         join(self, models)
 
-    monkeypatch.setattr(Company, "join", mortal)
+    monkeypatch.setattr(DistributedLearner, "join", mortal)
     with pytest.raises(RanksLostError, match="rank 1 was killed"):
         trained(run_of(tmp_path, 2, *HANGS))
     assert time.monotonic() - began[0] < PATIENCE / 2

@@ -14,29 +14,31 @@ from torch import Tensor
 
 from marft.common.errors import RunError
 from marft.config import RunSettings
-from marft.models.pool import Models
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
+from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.optimizers import optimizer_tensors
-from marft.trainer.rank_group import Alone
-from marft.trainer.ranks.member import Member, put_in_parts, sharing_cores
-from marft.trainer.ranks.program import _loaded
-from marft.trainer.ranks.words import Begin, Learn
-from marft.trainer.undoing import Careful
+from marft.trainer.rank_group import SingleRank
+from marft.trainer.ranks.messages import StartRank, TrainStep
+from marft.trainer.ranks.program import _load_worker
+from marft.trainer.ranks.rank_worker import RankWorker, shard_models, split_cpu_threads
 from tests.learners import episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_optimizers import optimizer, values
 
 
-class Idle(Member):
+class Idle(RankWorker):
     """A rank that holds one policy and one weight of the critic's, and notes what it does."""
 
     def __init__(self, group: Any, policy: Tensor, critic: Tensor) -> None:
         self.did: list[str] = []
         optimizer = SimpleNamespace(parameters={"w": policy}, learning_rate=1.0)
-        self.run: Any = SimpleNamespace(threads=1, trained_policies=(), models={}, engine=SimpleNamespace(apart=False))
+        self.run: Any = SimpleNamespace(
+            threads=1, trained_policies=(), models={}, engine=SimpleNamespace(separate_weights=False)
+        )
         self.group = group
         self.models: Any = SimpleNamespace(
-            let_go=lambda: self.did.append("let go"), gather=lambda **_: self.did.append("gather")
+            release_weights=lambda: self.did.append("let go"), gather_weights=lambda **_: self.did.append("gather")
         )
         value_head = SimpleNamespace(parameters=lambda: {"w": critic})
         self.learner: Any = SimpleNamespace(optimizers={"actor": optimizer}, critic=value_head)
@@ -45,7 +47,7 @@ class Idle(Member):
             self.did.append(f"learn at {optimizer.learning_rate}")
             return {}
 
-        self.careful: Any = SimpleNamespace(learn=learn)
+        self.guard: Any = SimpleNamespace(learn=learn)
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
@@ -57,7 +59,7 @@ def test_ranks_whose_weights_differ_by_one_bit_are_refused_on_each(moved: int) -
         if moved and group.rank == 2:
             weights[moved - 1][1] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
         try:
-            Idle(group, *weights)._refuse_drift(Progress(4, 0))
+            Idle(group, *weights)._check_drift(Progress(4, 0))
         except RunError as error:
             return str(error).partition(",")[0]
         return ""
@@ -70,13 +72,13 @@ def test_a_rank_learns_at_the_first_ones_rates_on_its_parts_alone_and_is_looked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     member = Idle(SimpleNamespace(rank=1, device=torch.device("cpu")), torch.ones(1), torch.ones(1))
-    monkeypatch.setattr(Idle, "_hand_over", lambda self: self.did.append("hand over"))
-    monkeypatch.setattr(Idle, "_refuse_drift", lambda self, _: self.did.append("look"))
-    member.learn(Learn([], Progress(0, 0), {"actor": 0.25}))
+    monkeypatch.setattr(Idle, "_send_policies", lambda self: self.did.append("hand over"))
+    monkeypatch.setattr(Idle, "_check_drift", lambda self, _: self.did.append("look"))
+    member.learn(TrainStep([], Progress(0, 0), {"actor": 0.25}))
     assert member.did == ["let go", "learn at 0.25", "hand over", "look", "gather"]
 
 
-class Apart(Alone):
+class Apart(SingleRank):
     """A rank whose words to another lie in a box until they are read."""
 
     device = torch.device("cpu")
@@ -93,11 +95,11 @@ class Apart(Alone):
         return what
 
 
-def made(run: RunSettings, rank: int = 0, box: list[object] | None = None) -> Member:
-    return Member(run, Models(run), cast(Any, Apart(rank, [] if box is None else box)))
+def made(run: RunSettings, rank: int = 0, box: list[object] | None = None) -> RankWorker:
+    return RankWorker(run, PolicyRegistry(run), cast(Any, Apart(rank, [] if box is None else box)))
 
 
-def held(member: Member) -> dict[str, Tensor]:
+def held(member: RankWorker) -> dict[str, Tensor]:
     return test_ranks.weights(member.learner) | dict(member.learner.optimizer_state())
 
 
@@ -110,21 +112,21 @@ def test_a_rank_that_takes_the_place_of_a_lost_one_has_all_that_the_first_one_ha
     run = recipe(tmp_path, "mappo", "--algorithm.schedule", "{ name = 'agent-by-agent', interval = 9 }")
     first, second = made(run), made(run)
     for step in range(2):
-        first.careful.learn(episodes(2, seed=step), Progress(step, 24 * step))
+        first.guard.learn(episodes(2, seed=step), Progress(step, 24 * step))
     assert not same(held(second), held(first))
-    second.adopt(pickle.loads(pickle.dumps(first.state())))
+    second.load_state(pickle.loads(pickle.dumps(first.state())))
     assert same(held(second), held(first))
     assert second.learner.state_dict() == first.learner.state_dict() == {"schedule/turn": 1.0, "schedule/since": 24.0}
 
 
 def test_everything_that_learns_together_learns_in_the_group_that_was_joined_last(tmp_path: Path) -> None:
     member = made(recipe(tmp_path, "marft"))
-    member.noting(lambda _: None)
-    assert member.careful.ranks is member.group
+    member.set_note_callback(lambda _: None)
+    assert member.guard.ranks is member.group
     member.join(other := cast(Any, Apart(0, [])))
     learner = member.learner
     assert learner.critic is not None
-    found = (member.group, member.careful.ranks, learner.ranks, learner.probes.ranks, learner.critic.ranks)
+    found = (member.group, member.guard.ranks, learner.ranks, learner.diagnostics.ranks, learner.critic.ranks)
     assert all(ranks is other for ranks in found)
 
 
@@ -138,17 +140,17 @@ def test_what_others_have_learned_the_first_rank_is_given_by_one_of_them_and_put
     run = recipe(tmp_path, "grpo", *PLACED, "--training.offload_optimizer", "true")
     box: list[object] = []
     first, second, third = members = [made(run, 0, box) for _ in range(3)]
-    second.careful.learn(episodes(2), Progress(0, 0))
+    second.guard.learn(episodes(2), Progress(0, 0))
     for rank, member in enumerate(members):
         member.group.rank = rank
     reasoner = first.learner.optimizers["reasoner"].snapshot().parameters
     moved: list[torch.device] = []
-    monkeypatch.setattr("marft.trainer.optimizers.move", lambda _, device: moved.append(device))
-    third._hand_over()
+    monkeypatch.setattr("marft.trainer.optimizers.move_moments", lambda _, device: moved.append(device))
+    third._send_policies()
     assert not box
-    second._hand_over()
+    second._send_policies()
     assert not moved
-    first._hand_over()
+    first._send_policies()
     right, found = (member.learner.optimizers["actor"] for member in (second, first))
     assert same(found.parameters, right.parameters)
     moments = [optimizer_tensors(one.optimizer, one.parameters) for one in (found, right)]
@@ -167,9 +169,11 @@ def test_a_rank_loads_the_models_that_it_learns_on_and_only_knows_of_others(
     rank: int, elsewhere: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[object] = []
-    monkeypatch.setattr("marft.trainer.ranks.program.Models", lambda _, **how: found.append(how["elsewhere"]))
+    monkeypatch.setattr(
+        "marft.trainer.ranks.program.PolicyRegistry", lambda _, **how: found.append(how["remote_models"])
+    )
     run = recipe(tmp_path, "grpo", *PLACED)
-    _loaded(Begin(pickle.dumps(run), "", rank, 40))
+    _load_worker(StartRank(pickle.dumps(run), "", rank, 40))
     assert found == [elsewhere]
 
 
@@ -177,9 +181,11 @@ def test_all_ranks_compute_as_the_first_has_found_that_its_models_can(tmp_path: 
     def taken(member: test_ranks.Member) -> Any:
         took: list[object] = []
         models = SimpleNamespace(
-            forwards=lambda: f"of {member.rank}", take_forwards=took.append, shard=lambda of: took.append("in parts")
+            forward_modes=lambda: f"of {member.rank}",
+            set_forward_modes=took.append,
+            shard=lambda of: took.append("in parts"),
         )
-        put_in_parts(
+        shard_models(
             cast(Any, models), cast(Any, SimpleNamespace(rank=member.rank, gather=member.gather, mesh_of=None))
         )
         return took
@@ -193,11 +199,11 @@ def test_every_rank_loads_what_a_run_goes_on_with_or_its_weights_and_critic_alon
     rank: int, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
-    for name in ("read_record", "put_in_place", "load_policies", "load_critic"):
-        monkeypatch.setattr(f"marft.trainer.ranks.member.{name}", lambda *_, name=name: did.append(name))
+    for name in ("read_record", "load_checkpoint", "load_policies", "load_critic"):
+        monkeypatch.setattr(f"marft.trainer.ranks.rank_worker.{name}", lambda *_, name=name: did.append(name))
     member = Idle(SimpleNamespace(rank=rank), torch.ones(1), torch.ones(1))
     member.load(tmp_path, goes_on)
-    assert did == (["read_record", "put_in_place"] if goes_on else ["load_policies", "load_critic"])
+    assert did == (["read_record", "load_checkpoint"] if goes_on else ["load_policies", "load_critic"])
 
 
 @pytest.mark.parametrize(("threads", "device", "has"), [(0, "cpu", 2), (5, "cpu", 8), (0, "cuda", 8)])
@@ -208,7 +214,7 @@ def test_ranks_on_one_processor_share_its_cores_while_they_learn_unless_the_reci
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads_now[-1])
     monkeypatch.setattr(torch, "set_num_threads", threads_now.append)
     run, group = SimpleNamespace(threads=threads), SimpleNamespace(count=3, device=torch.device(device))
-    with sharing_cores(cast(Any, run), cast(Any, group)):
+    with split_cpu_threads(cast(Any, run), cast(Any, group)):
         assert threads_now[-1] == has
     assert threads_now[-1] == 8
 
@@ -224,7 +230,7 @@ def test_a_step_that_does_not_stay_finite_on_one_rank_is_undone_on_all() -> None
 
         learner = SimpleNamespace(optimizers={"actor": mine}, critic=None, learn=learn)
         before = values(mine)
-        metrics = Careful(cast(Any, learner), lambda _: None, member).learn([], Progress(0, 0))
+        metrics = NonFiniteGuard(cast(Any, learner), lambda _: None, member).learn([], Progress(0, 0))
         return metrics, values(mine) == before
 
     assert test_ranks.together(2, undone) == [({"undone_steps": 1.0}, True)] * 2

@@ -16,7 +16,7 @@ from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.models.backbone import Backbone
 from marft.trainer.batching import MicroBatch, Packing
-from marft.trainer.rank_group import ALONE
+from marft.trainer.rank_group import SINGLE_RANK
 from tests.learners import episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import Meeting, Member, learned
@@ -79,12 +79,12 @@ def same(found: Mapping[str, float], right: Mapping[str, float]) -> Mapping[str,
 def test_the_kl_of_all_stops_all_of_them_and_that_of_one_nobody(longer: str, stops: bool, tmp_path: Path) -> None:
     """The actor stands still: its rank would never stop by itself, and the other would where the mean does not."""
     batch, many = ragged(longer), ("--training.tokens_per_micro_batch", "150")
-    _, (freely,) = learned(of_two(tmp_path, 1e6, *STILL, *many), [batch], ALONE)
+    _, (freely,) = learned(of_two(tmp_path, 1e6, *STILL, *many), [batch], SINGLE_RANK)
     between = (
         freely["kl_before_step"] + freely["agents/reasoner/kl_before_step"]
     )  # half of the second epoch's, for the first one's are 0
     run = of_two(tmp_path, 1e-9 if stops else between, *STILL, *many)
-    right, (expected,) = learned(run, [batch], ALONE)
+    right, (expected,) = learned(run, [batch], SINGLE_RANK)
     assert expected["kl_stops"] == float(stops)
     assert between > 2 * freely["kl_before_step"] > 1e-9
     for rank, (mine, (said,)) in enumerate(placed({"base": [0], "other": [1]}, run, batch)):
@@ -105,13 +105,13 @@ def test_nobody_is_idle_on_a_model_that_it_does_not_learn_on() -> None:
     def work(member: Member) -> Any:
         here = Placed(member, {"first": None if member.rank else member, "second": member})
         mine = [cast(MicroBatch, SimpleNamespace(backbone=two if member.rank else one)) for _ in range(2)]
-        return [batch.backbone for batch in packing.in_step(mine, ["a", "b"], here)]
+        return [batch.backbone for batch in packing.pad_to_ranks(mine, ["a", "b"], here)]
 
     assert test_ranks.together(2, work) == [[one, one, two, two], [two, two]]
 
 
 def test_what_several_ranks_learn_on_weighs_as_much_as_what_one_does(tmp_path: Path) -> None:
     run, batch = of_two(tmp_path, 0.0), episodes(3, noise=0.02)
-    _, (expected,) = learned(run, [batch], ALONE)
+    _, (expected,) = learned(run, [batch], SINGLE_RANK)
     for _, (said,) in placed({"base": [0], "other": [1, 2]}, run, batch):
         assert not same(said, expected)

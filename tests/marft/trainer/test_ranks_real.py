@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.models.parts import local, whole
-from marft.models.pool import Models
+from marft.models.dtensors import full_tensor, local_shard
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.rank_group import ALONE, Ranks
-from marft.trainer.ranks.group import Group
-from marft.trainer.ranks.member import put_in_parts
+from marft.trainer.rank_group import SINGLE_RANK, Ranks
+from marft.trainer.ranks.group import RankGroup
+from marft.trainer.ranks.rank_worker import shard_models
 from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe
 from tests.nights import BY_NIGHT, NIGHT
@@ -49,13 +49,13 @@ FEW = ("LoRA on a half-precision base in parts", "a whole model in parts", "the 
 def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:
     """A learner whose adapters say something of their own."""
     torch.manual_seed(0)
-    models = Models(run, for_parts=parts and ranks.rank > 0)
+    models = PolicyRegistry(run, keep_on_cpu=parts and ranks.rank > 0)
     for role in ROLES:
-        for adapter in models.bases["base"].adapters(role).values():
+        for adapter in models.base_models["base"].adapters(role).values():
             torch.nn.init.normal_(adapter.b, std=0.05)
     if parts:
-        assert isinstance(ranks, Group)
-        put_in_parts(models, ranks)
+        assert isinstance(ranks, RankGroup)
+        shard_models(models, ranks)
     return Learner(run, models, ranks)
 
 
@@ -66,7 +66,7 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
 
     def noting(clip: Callable[[], Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> Callable[[], Tensor]:
         def noted() -> Tensor:
-            found = {name: whole(p.grad).clone() for name, p in parameters.items() if p.grad is not None}
+            found = {name: full_tensor(p.grad).clone() for name, p in parameters.items() if p.grad is not None}
             gradients.append({name: g for name, g in found.items() if g.any()})
             return clip()
 
@@ -74,10 +74,10 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
 
     for optimizer in learner.optimizers.values():
         assert isinstance(optimizer, PolicyOptimizer)
-        optimizer.clip = noting(optimizer.clip, optimizer.parameters)  # type: ignore[method-assign]
+        optimizer.clip_gradient = noting(optimizer.clip_gradient, optimizer.parameters)  # type: ignore[method-assign]
     metrics = learner.learn(batch, Progress(0, 0))
     weights = {
-        f"{name}/{key}": whole(parameter.detach()).clone()
+        f"{name}/{key}": full_tensor(parameter.detach()).clone()
         for name, optimizer in learner.optimizers.items()
         for key, parameter in optimizer.parameters.items()
     }
@@ -86,35 +86,35 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
 
 def held(ranks: Ranks, run: RunSettings) -> tuple[int, int, int]:
     """How many numbers a rank holds of all weights in parts, how many it holds gathered, and how many there are."""
-    assert isinstance(ranks, Group)
-    models = Models(run, for_parts=ranks.rank > 0)
+    assert isinstance(ranks, RankGroup)
+    models = PolicyRegistry(run, keep_on_cpu=ranks.rank > 0)
     there_are = sum(p.numel() for p in models.policies["actor"].parameters().values())
-    put_in_parts(models, ranks)
+    shard_models(models, ranks)
     parts = models.policies["actor"].parameters().values()
-    in_parts = sum(local(part).numel() for part in parts)
-    models.gather(keep=ranks.rank == 0)
+    in_parts = sum(local_shard(part).numel() for part in parts)
+    models.gather_weights(keep=ranks.rank == 0)
     gathered = dict(models.policies["actor"].backbone.model.named_parameters())
-    return in_parts, sum(local(tensor).numel() for tensor in gathered.values()), there_are
+    return in_parts, sum(local_shard(tensor).numel() for tensor in gathered.values()), there_are
 
 
 def copied(ranks: Ranks, run: RunSettings) -> tuple[bool, bool]:
     """Whether weights in the host's memory are those that a rank would gather, after they have moved, too; and whether
     it holds its part alone meanwhile."""
-    assert isinstance(ranks, Group)
-    models = Models(run, for_parts=True, settled=ranks.rank > 0)
-    put_in_parts(models, ranks)
+    assert isinstance(ranks, RankGroup)
+    models = PolicyRegistry(run, keep_on_cpu=True, skip_forward_check=ranks.rank > 0)
+    shard_models(models, ranks)
     policy, first, same = models.policies["actor"], ranks.rank == 0, True
     for _ in range(2):
-        models.gather(keep=first)
+        models.gather_weights(keep=first)
         right = {name: tensor.clone() for name, tensor in policy.backbone.weights().items()} if first else {}
-        models.gather(keep=first, on_host=True)
+        models.gather_weights(keep=first, to_cpu=True)
         found = policy.backbone.weights() if first else {}
         same &= found.keys() == right.keys() and all(torch.equal(found[name], right[name]) for name in right)
         with torch.no_grad():
             for parameter in policy.parameters().values():
-                local(parameter).add_(1.0)
-    held = sum(local(tensor).numel() for tensor in policy.backbone.model.parameters())
-    return same, held == sum(local(part).numel() for part in policy.parameters().values())
+                local_shard(parameter).add_(1.0)
+    held = sum(local_shard(tensor).numel() for tensor in policy.backbone.model.parameters())
+    return same, held == sum(local_shard(part).numel() for part in policy.parameters().values())
 
 
 def batches() -> list[list[Episode]]:
@@ -151,7 +151,7 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
 
 
 def check_learned(run: RunSettings, batch: list[Episode], of_ranks: list[Any]) -> None:
-    gradients, metrics, weights = learned(ALONE, run, False, batch)
+    gradients, metrics, weights = learned(SINGLE_RANK, run, False, batch)
     first = len(run.trained_policies)  # steps on weights that are the same to the bit
     for mine, told, after in of_ranks:
         assert len(mine) == len(gradients)
@@ -214,7 +214,7 @@ def test_a_critic_of_its_own_body_in_parts_is_fitted_though_a_rank_reads_nothing
 def test_what_is_to_lie_in_parts_is_loaded_into_the_hosts_memory_and_no_further(tmp_path: Path) -> None:
     """A device that holds no numbers would have none to take parts of."""
     run = recipe(tmp_path, "marft", *FULL).model_copy(update={"device": "meta"})
-    models = Models(run, for_parts=True)
+    models = PolicyRegistry(run, keep_on_cpu=True)
     assert models.device.type == "meta"
-    weights = [tensor for _, backbone in models.backbones() for tensor in backbone.model.state_dict().values()]
+    weights = [tensor for _, backbone in models.list_backbones() for tensor in backbone.model.state_dict().values()]
     assert {tensor.device.type for tensor in weights} == {"cpu"}

@@ -12,15 +12,15 @@ import torch
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
-from marft.evaluation.guards.history import RETURNED
+from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.models.backbone import Backbone
 from marft.runs.checkpoints import verify
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
-from marft.trainer.ranks.company import LOST, Company
-from marft.trainer.undoing import Careful
+from marft.trainer.non_finite_guard import NonFiniteGuard
+from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
 from tests.helpers import settings
 from tests.marft.runs.test_resume import StopAfter
 from tests.marft.runs.test_returning import STEPS, hot
@@ -46,7 +46,7 @@ def trained(run: RunSettings, *, resume: bool = False, stop: int = 99) -> tuple[
             Listening.__init__(self)
 
     listening, folder = Until(), RunFolder.create(run) if not resume else RunFolder(Path(run.output) / run.name)
-    train(run, folder, resume=resume, observer=listening)
+    train(run, folder, resume=resume, callback=listening)
     return folder, listening.notes
 
 
@@ -65,7 +65,7 @@ def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
     assert all(a[name].tobytes() == b[name].tobytes() for name in b)
     rows = zip(mine.read_metrics(), right.read_metrics(), strict=True)
     for row, expected in rows:
-        timeless = {name for name in expected if "second" not in name and name != LOST}
+        timeless = {name for name in expected if "second" not in name and name != RANKS_LOST}
         assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
 
 
@@ -84,30 +84,30 @@ def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
     nothing befell, to the bit."""
     way, right = pair
     killed: list[int] = []
-    companies: list[Company] = []
-    careful, company = Careful.learn, Company.learn
+    companies: list[DistributedLearner] = []
+    careful, company = NonFiniteGuard.learn, DistributedLearner.learn
 
     def kill() -> None:
-        killed.append(companies[-1]._others[0].pid)
+        killed.append(companies[-1]._peers[0].pid)
         os.kill(killed[-1], signal.SIGKILL)
 
-    def mortal(self: Careful, episodes: object, progress: Progress, told: object) -> object:
+    def mortal(self: NonFiniteGuard, episodes: object, progress: Progress, told: object) -> object:
         if progress.step == 1 and not killed:
             kill()
         return careful(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    def led(self: Company, episodes: object, progress: Progress, told: object) -> object:
+    def led(self: DistributedLearner, episodes: object, progress: Progress, told: object) -> object:
         companies.append(self)
         if progress.step == 2 and len(killed) == 1:
             kill()
         return company(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Careful, "learn", mortal)
-    monkeypatch.setattr(Company, "learn", led)
+    monkeypatch.setattr(NonFiniteGuard, "learn", mortal)
+    monkeypatch.setattr(DistributedLearner, "learn", led)
     folder, notes = trained(run_of(tmp_path, 2, *WAYS[way], steps=3))
     assert len(killed) == 2
     assert_same(folder, right, 3)
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0, 1.0]
+    assert [row[RANKS_LOST] for row in folder.read_metrics()] == [0.0, 1.0, 1.0]
     assert sum("rank 1 was killed (SIGKILL)" in note for note in notes) == 2
 
 
@@ -178,11 +178,11 @@ def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike_thoug
     alone, _ = trained(on_two_models(tmp_path / "alone", 1))
     passed: list[bool] = []
     learning: list[Learner] = []
-    learn, hidden, company = Learner.learn, Backbone.hidden_states, Company.learn
+    learn, hidden, company = Learner.learn, Backbone.hidden_states, DistributedLearner.learn
     others: list[int] = []
 
-    def led(self: Company, *arguments: object) -> object:
-        others[:] = [other.pid for other in self._others]
+    def led(self: DistributedLearner, *arguments: object) -> object:
+        others[:] = [other.pid for other in self._peers]
         return company(self, *arguments)  # type: ignore[arg-type]
 
     def noting(self: Learner, *arguments: object) -> object:
@@ -199,11 +199,11 @@ def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike_thoug
             passed.append(self is learning[0].packing.backbones["reasoner"])
         return hidden(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Company, "learn", led)
+    monkeypatch.setattr(DistributedLearner, "learn", led)
     monkeypatch.setattr(Learner, "learn", noting)
     monkeypatch.setattr(Backbone, "hidden_states", watched)
     folder, notes = trained(on_two_models(tmp_path / "two", 2))
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
+    assert [row[RANKS_LOST] for row in folder.read_metrics()] == [0.0, 1.0]
     assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
     assert passed
     assert all(passed), "the first rank learns on the first model alone"
@@ -218,7 +218,7 @@ def test_all_ranks_go_back_to_a_checkpoint_after_a_collapse(way: str, tmp_path: 
     ranks = ("--training.ranks", "2", "--guards.on_collapse", "return")
     folder, _ = trained(hot(tmp_path, *ranks, *WAYS[way]))
     rows = folder.read_metrics()
-    assert any(RETURNED in row for row in rows[:-1])
+    assert any(ROLLBACK_KEY in row for row in rows[:-1])
     assert len(rows) == STEPS
 
 
@@ -246,8 +246,9 @@ def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, marft.trainer.loop; from marft.rollout.workers import crew, worker; from marft.models.pool import Models\n"
-        "of_several = {'marft.trainer.ranks.company', 'marft.trainer.ranks.group', 'marft.models.sharding', 'ray'}\n"
+        "import sys, marft.trainer.loop; from marft.rollout.workers import worker, worker_pool; from marft.models.policy_registry import PolicyRegistry\n"
+        "of_several = {'marft.trainer.ranks.distributed_learner', 'marft.trainer.ranks.group', "
+        "'marft.models.sharding', 'ray'}\n"
         "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
@@ -258,7 +259,7 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     from tests.learners import begun, episodes, recipe
 
     learner: Learner = begun(recipe(tmp_path, "marft"))
-    careful = Careful(learner, lambda _: None)
+    careful = NonFiniteGuard(learner, lambda _: None)
     careful.learn(episodes(2), Progress(0, 0))
 
     def weights() -> dict[tuple[str, str], torch.Tensor]:
@@ -268,8 +269,8 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     before = weights()
     moments = {name: tensor.clone() for name, tensor in learner.optimizer_state().items()}
     careful.learn(episodes(2, seed=1), Progress(1, 24))
-    careful.undo(2)
+    careful.revert(2)
     assert any(not torch.equal(before[key], tensor) for key, tensor in weights().items()), "that had not begun"
-    careful.undo(1)
+    careful.revert(1)
     assert all(torch.equal(before[key], tensor) for key, tensor in weights().items())
     assert all((moments[name] == tensor).all() for name, tensor in learner.optimizer_state().items())

@@ -13,7 +13,7 @@ import torch
 from marft.common.types import ActionCredit, Episode
 from marft.config import RunSettings
 from marft.trainer.interfaces import Progress
-from marft.trainer.rank_group import ALONE, Ranks
+from marft.trainer.rank_group import SINGLE_RANK, Ranks
 from tests.learners import begun, episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import CASES, LOADING, weights
@@ -44,7 +44,7 @@ def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path
     steps = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.max_gradient_norm", "1e-3")
     run = recipe(tmp_path, "ppo", *EPSILON, *changes, *limits, *steps)
     batch = episodes(3, noise=0.02)
-    expected, right, _ = told(run, batch, ALONE)
+    expected, right, _ = told(run, batch, SINGLE_RANK)
     assert expected["kl_stops"] == 1.0
     assert expected["team_kl"] > 1e-3
     assert expected["gradient_norm"] > 1.0, "it is clipped, and so is no rank's own"
@@ -52,7 +52,7 @@ def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path
         assert not same(metrics, expected)
         for mine, of_one in zip(credits, right, strict=True):
             assert mine.action.key == of_one.action.key
-            for name in ("raw", "advantages", "values", "entropy", "difference", "gradient"):
+            for name in ("raw_advantages", "advantages", "values", "entropy", "log_prob_diff", "gradient_size"):
                 assert close(getattr(mine, name), getattr(of_one, name)), name
 
 
@@ -68,7 +68,7 @@ def test_policies_that_say_no_numbers_stop_all_and_all_have_their_scores(tmp_pat
                 next(iter(optimizer.parameters.values())).fill_(float("nan"))
         return learner.learn(batch, Progress(0, 0))
 
-    expected = stopped(ALONE)
+    expected = stopped(SINGLE_RANK)
     assert expected["kl_stops"] == 1.0
     for metrics in test_ranks.together(2, stopped):
         assert not same(metrics, expected)
@@ -78,7 +78,7 @@ def test_policies_that_say_no_numbers_stop_all_and_all_have_their_scores(tmp_pat
 def test_three_ranks_with_two_rows_in_a_step_learn_what_one_process_learns(name: str, tmp_path: Path) -> None:
     """Two agents, one episode: a rank has nothing, and steps as the others do."""
     run, batch = recipe(tmp_path, name, *CASES[name], *EPSILON), episodes(1, noise=0.02)
-    expected, _, right = told(run, batch, ALONE)
+    expected, _, right = told(run, batch, SINGLE_RANK)
     for metrics, _, mine in test_ranks.together(3, lambda member: told(run, batch, member)):
         assert not same(metrics, expected)
         assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in right)

@@ -8,43 +8,43 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.trainer.ranks.words import Adopt, Done, Failed, Line, of_company
+from marft.trainer.ranks.messages import LoadState, OperationDone, RankConnection, RankFailure, is_peer_error
 
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3489"
 
 
 def test_messages_arrive_in_order_and_tensors_by_value() -> None:
-    ours, theirs = (Line(end) for end in socket.socketpair())
+    ours, theirs = (RankConnection(end) for end in socket.socketpair())
     weights = torch.arange(3.0)
-    ours.send(Adopt({"actor": {"a": weights}}, {}, {}, {"credit/mean": 0.5}))
-    ours.send(Done(7))
+    ours.send(LoadState({"actor": {"a": weights}}, {}, {}, {"credit/mean": 0.5}))
+    ours.send(OperationDone(7))
     weights.zero_()
     adopt = theirs.receive()
     assert adopt.policies["actor"]["a"].tolist() == [0.0, 1.0, 2.0]
     assert adopt.parts == {"credit/mean": 0.5}
-    assert theirs.receive(1.0) == Done(7)
+    assert theirs.receive(1.0) == OperationDone(7)
 
 
 def test_who_is_waited_for_in_vain_is_late_and_who_has_gone_is_gone() -> None:
-    ours, theirs = (Line(end) for end in socket.socketpair())
+    ours, theirs = (RankConnection(end) for end in socket.socketpair())
     with pytest.raises(TimeoutError):
         ours.receive(0.01)
-    theirs.send(Done(1))
+    theirs.send(OperationDone(1))
     theirs.close()
-    assert ours.receive(1.0) == Done(1), "what was said before is heard"
+    assert ours.receive(1.0) == OperationDone(1), "what was said before is heard"
     with pytest.raises(EOFError):
         ours.receive(1.0)
     with pytest.raises(OSError, match="Broken pipe"):
-        ours.send(Done(2))
+        ours.send(OperationDone(2))
 
 
 def test_who_takes_nothing_is_not_waited_for_longer_than_the_patience_lasts() -> None:
     """A rank that is stopped reads nothing, and a step's episodes are more than a connection holds."""
     (ours, theirs), large = socket.socketpair(), bytes(2**22)
-    line = Line(ours, 0.05)
+    line = RankConnection(ours, 0.05)
     with pytest.raises(BlockingIOError):
         line.send(large)
-    assert of_company(BlockingIOError())
+    assert is_peer_error(BlockingIOError())
     theirs.close()
 
 
@@ -53,7 +53,7 @@ def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
     theirs.sendall(b"\0\0\0\x09half")
     theirs.close()
     with pytest.raises(EOFError):
-        Line(ours).receive(1.0)
+        RankConnection(ours).receive(1.0)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
     ],
 )
 def test_an_error_of_ones_own_is_told_from_anothers_end(error: Exception, kind: str) -> None:
-    assert Failed.of(error).kind == kind
-    assert of_company(error) == (kind == "gone")
+    assert RankFailure.from_error(error).kind == kind
+    assert is_peer_error(error) == (kind == "gone")

@@ -18,27 +18,27 @@ from hypothesis import settings as examples
 from rich.console import Console
 from rich.table import Table
 
-from marft.common.marks import Mark
-from marft.common.segments import Restart
+from marft.common.segments import PromptReset
+from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
-from marft.models.pool import Models
-from marft.runs.checkpoints import Checkpoints, State, load_critic
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
-from marft.runs.log import Mark as LogMark
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.checkpoints import CheckpointManager, State, load_critic
+from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.metrics_log import LogDigest as LogMark
+from marft.runs.run_folder import RunFolder
 from marft.trainer.batching import FixedLogProbs
-from marft.trainer.learner import Learner
-from marft.trainer.loop import train
-from marft.trainer.replay import Audit, replay
-from marft.trainer.replay_page import (
+from marft.trainer.credit_audit import CreditAudit, audit_credit
+from marft.trainer.credit_report import (
     action_table,
     agreement_rows,
     audit_rows,
     audit_table,
-    pictures_of,
-    write_replay,
+    select_heatmaps,
+    write_credit_report,
 )
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -62,8 +62,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return trained(tmp_path_factory.mktemp("replayed"), "--training.steps", "3")
 
 
-def advantages_of(audit: Audit, name: str) -> list[float]:
-    opinion = next(opinion for opinion in audit.opinions if opinion.algorithm == name)
+def advantages_of(audit: CreditAudit, name: str) -> list[float]:
+    opinion = next(opinion for opinion in audit.estimates if opinion.algorithm == name)
     assert all(a is not None for a in opinion.advantages)
     return [float(a.mean()) for a in opinion.advantages if a is not None]
 
@@ -147,9 +147,9 @@ def test_what_algorithms_make_of_recorded_episodes_is_as_it_is_worked_out_by_han
     done: list[int] = []
     names = ["rloo", "reinforce", "grpo", "coma"]
     folder = recorded(tmp_path, alone(5.0, 7.0), BATCH + LOST)
-    audit = replay(folder, [preset(name) for name in names], on_done=lambda: done.append(len(done)))
+    audit = audit_credit(folder, [preset(name) for name in names], on_done=lambda: done.append(len(done)))
     assert (audit.step, len(audit.episodes), done) == (2, 5, [0, 1, 2, 3])
-    rloo, reinforce, grpo, coma = audit.opinions
+    rloo, reinforce, grpo, coma = audit.estimates
     twice = [x for row in ([-1.5, 1.5, 0.0, 0.0, 0.0], [1.0, 3.0, 2.0, 0.0, 0.0]) for x in row for _ in range(2)]
     assert advantages_of(audit, "rloo") + advantages_of(audit, "reinforce") == pytest.approx(twice)
     assert advantages_of(audit, "grpo") == pytest.approx([-1, -1, 1, 1, 0, 0, 0, 0, 0, 0], abs=1e-6)
@@ -162,9 +162,9 @@ def test_what_algorithms_make_of_recorded_episodes_is_as_it_is_worked_out_by_han
         1,
         0.6,
     )
-    assert [opinion.algorithm for opinion in audit.opinions] == names
-    assert all(opinion.critic == "" and math.isnan(opinion.explained_variance) for opinion in audit.opinions)
-    assert [list(opinion.notes) for opinion in audit.opinions[:3]] == [[], [], []]
+    assert [opinion.algorithm for opinion in audit.estimates] == names
+    assert all(opinion.critic == "" and math.isnan(opinion.explained_variance) for opinion in audit.estimates)
+    assert [list(opinion.notes) for opinion in audit.estimates[:3]] == [[], [], []]
     assert coma.notes == ["its episodes would be played again from single actions on, and these were not"]
     ranks = 32 / math.sqrt(64 * 76)  # of -1.5, 1.5, 0, 0, 0 and 1, 3, 2, 0, 0, each twice
     assert audit.rank_agreement["rloo", "reinforce"] == pytest.approx(ranks)
@@ -197,7 +197,7 @@ def test_shares_of_the_gradient_are_by_each_policy_s_actions_or_by_all_and_howev
     batch = [*BATCH[:3], *(replace(episode, actions=episode.actions[:1]) for episode in BATCH[3:])]
     for tokens in (10, 8192):
         folder = recorded(tmp_path / str(tokens), batch, training={"tokens_per_micro_batch": tokens})
-        (opinion,) = replay(folder, [preset("rloo", denominator=denominator)]).opinions
+        (opinion,) = audit_credit(folder, [preset("rloo", denominator=denominator)]).estimates
         assert opinion.gradient_share == pytest.approx({"reasoner": reasoner, "actor": 1 - reasoner})
 
 
@@ -209,7 +209,9 @@ def test_agreement_is_of_an_action_s_mean_over_its_tokens_and_of_small_advantage
     ]
     batch = [replace(episode, actions=episode.actions[:1]) for episode in batch]
     names = ["coma", "reinforce", "rloo"]  # coma: there are no forks, so that all advantages are 0
-    found = replay(recorded(tmp_path, batch), [preset(names[0]), preset("reinforce", level="token"), preset("rloo")])
+    found = audit_credit(
+        recorded(tmp_path, batch), [preset(names[0]), preset("reinforce", level="token"), preset("rloo")]
+    )
     assert found.rank_agreement["reinforce", "rloo"] == pytest.approx(1.0)
     assert found.sign_agreement["reinforce", "rloo"] == 0.5
     for name in names[1:]:
@@ -220,8 +222,8 @@ def test_agreement_is_of_an_action_s_mean_over_its_tokens_and_of_small_advantage
 def test_algorithms_agree_or_not_on_the_actions_that_both_train(tmp_path: Path) -> None:
     """``rft`` repeats the actions of the attempts that solved their task, and trains no others."""
     batch = [replace(acted(f"t{n}", 0, reward), success=reward != 2.0) for n, reward in enumerate((1.0, -1.0, 2.0))]
-    found = replay(recorded(tmp_path, batch), [preset("reinforce"), preset("rft"), preset("rloo")])
-    repeated = found.opinions[1].advantages
+    found = audit_credit(recorded(tmp_path, batch), [preset("reinforce"), preset("rft"), preset("rloo")])
+    repeated = found.estimates[1].advantages
     assert [None if a is None else float(a.mean()) for a in repeated] == [1.0] * 4 + [None] * 2
     assert found.sign_agreement["reinforce", "rft"] == 0.5
     assert math.isnan(found.sign_agreement["rft", "rloo"])  # groups of one: no action is pushed
@@ -231,8 +233,8 @@ def test_algorithms_agree_or_not_on_the_actions_that_both_train(tmp_path: Path) 
 def test_actions_of_frozen_policies_have_no_advantage_and_count_for_no_agreement(tmp_path: Path) -> None:
     frozen = {"reasoner": {"model": "base", "train": "frozen"}, "actor": {"model": "base"}}
     two = [acted("t0", 0, 1.0), acted("t0", 1, 3.0)]
-    audit = replay(recorded(tmp_path, two, policies=frozen), [preset("rloo"), preset("reinforce")], step=1)
-    rloo, reinforce = ([None if a is None else a.tolist() for a in opinion.advantages] for opinion in audit.opinions)
+    audit = audit_credit(recorded(tmp_path, two, policies=frozen), [preset("rloo"), preset("reinforce")], step=1)
+    rloo, reinforce = ([None if a is None else a.tolist() for a in opinion.advantages] for opinion in audit.estimates)
     assert rloo == [None, [-2.0], None, [2.0]]
     assert reinforce == [None, [1.0], None, [3.0]]
     assert audit.rank_agreement["rloo", "reinforce"] == pytest.approx(1.0)
@@ -244,24 +246,31 @@ def test_actions_of_frozen_policies_have_no_advantage_and_count_for_no_agreement
 def test_where_no_action_is_trained_nothing_is_agreed_on(tmp_path: Path) -> None:
     frozen = {"reasoner": {"model": "base", "train": "frozen"}, "actor": {"model": "base"}}
     quiet = [replace(episode, actions=episode.actions[:1]) for episode in BATCH]
-    audit = replay(recorded(tmp_path, quiet, policies=frozen), [preset("rloo"), preset("reinforce")])
+    audit = audit_credit(recorded(tmp_path, quiet, policies=frozen), [preset("rloo"), preset("reinforce")])
     assert math.isnan(audit.rank_agreement["rloo", "reinforce"])
     assert math.isnan(audit.sign_agreement["rloo", "reinforce"])
-    assert all(math.isnan(share) for share in audit.opinions[0].gradient_share.values())
+    assert all(math.isnan(share) for share in audit.estimates[0].gradient_share.values())
 
 
 def test_words_are_those_of_decisions_each_with_what_was_forced_before_it(tmp_path: Path) -> None:
     """The tokens 40 to 45 are F to K; the fourth came from a tool."""
-    marks = (Mark.FORCED, Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.SAMPLED, Mark.FORCED)
+    marks = (
+        TokenSource.FORCED,
+        TokenSource.SAMPLED,
+        TokenSource.SAMPLED,
+        TokenSource.TOOL,
+        TokenSource.SAMPLED,
+        TokenSource.FORCED,
+    )
     said = make_action("reasoner", task="t0", tokens=tuple(range(40, 46)), marks=marks)
     context = np.array([5, 6], np.int32)
-    anew = replace(said, restarts=(Restart(4, context, 1, "rewritten"),))
-    late = replace(said, restarts=(Restart(5, context, 1, "rewritten"),))
+    anew = replace(said, restarts=(PromptReset(4, context, 1, "rewritten"),))
+    late = replace(said, restarts=(PromptReset(5, context, 1, "rewritten"),))
     batch = [replace(acted("t0", n, float(n)), actions=(one,)) for n, one in enumerate((said, anew, late))]
     batch = [
         replace(e, actions=tuple(replace(a, key=a.key._replace(sample=e.sample)) for a in e.actions)) for e in batch
     ]
-    audit = replay(recorded(tmp_path, batch), [preset("reinforce")])
+    audit = audit_credit(recorded(tmp_path, batch), [preset("reinforce")])
     again = "\n[the chat was rendered anew]\n"
     assert audit.words == [["FG", "H", "JK"], ["FG", "H", f"{again}JK"], ["FG", "H", "JK"]]
 
@@ -272,7 +281,7 @@ def test_running_baselines_have_seen_the_steps_before_and_none_later(tmp_path: P
     for step, (first, second) in ((1, (1.0, 2.0)), (3, (8.0, None))):
         before = sum(0.95 ** (step - 2 - n) * 0.05 * mean for n, mean in enumerate((1.5, 2.0)[: step - 1]))
         expected = [x - before for x in (first, second) if x is not None for _ in range(2)]
-        assert advantages_of(replay(folder, [preset("rae")], step=step), "rae") == pytest.approx(expected)
+        assert advantages_of(audit_credit(folder, [preset("rae")], step=step), "rae") == pytest.approx(expected)
 
 
 def test_the_policies_of_a_step_are_those_whose_log_probs_were_recorded(tmp_path: Path) -> None:
@@ -284,7 +293,7 @@ def test_the_policies_of_a_step_are_those_whose_log_probs_were_recorded(tmp_path
             replace(e, actions=tuple(replace(a, log_probs=np.full_like(a.log_probs, log_prob)) for a in e.actions))
             for e in alone(1.0)
         ]
-        found.append(advantages_of(replay(recorded(tmp_path / str(log_prob), batch), [costly]), "reinforce"))
+        found.append(advantages_of(audit_credit(recorded(tmp_path / str(log_prob), batch), [costly]), "reinforce"))
     (_, before), (_, after) = found
     assert before - after == pytest.approx(0.1 * 0.5 * 6, abs=1e-6)
 
@@ -294,7 +303,7 @@ def credited_by(learner: Learner, batch: list[Episode]) -> tuple[list[float], fl
     credited = learner.assign_credit(batch, FixedLogProbs())
     assert credited.inputs.values is not None
     values = np.concatenate(credited.inputs.values.actions)
-    returns = np.concatenate(credited.credits.monte_carlo)
+    returns = np.concatenate(credited.credit.monte_carlo)
     return [float(s.advantages.mean()) for s in credited.samples], 1 - float((returns - values).var() / returns.var())
 
 
@@ -316,17 +325,18 @@ def test_a_critic_is_fitted_to_the_nearest_other_steps_in_25_passes(tmp_path: Pa
     ]  # fmt: skip
     folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}, "normalise_advantages": False})
     run = folder.settings()
-    (opinion,) = replay(folder, [run.algorithm], step=9).opinions
+    (opinion,) = audit_credit(folder, [run.algorithm], step=9).estimates
     unclipped = run.algorithm.critic.model_copy(update={"value_clip": 0.0})
     learner = Learner(
-        run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"critic": unclipped})}), Models(run)
+        run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"critic": unclipped})}),
+        PolicyRegistry(run),
     )
     assert learner.critic is not None
     near = [episode for n in (8, 10, 7, 6, 5, 4, 3, 2) for episode in steps[n - 1]]
     credited = learner.assign_credit(near, FixedLogProbs())
     assert credited.inputs.values is not None
     for number in range(25):
-        learner.critic.update(credited.inputs.values, credited.credits.monte_carlo, number)
+        learner.critic.update(credited.inputs.values, credited.credit.monte_carlo, number)
     values = np.concatenate(learner.critic.evaluate(steps[8]).actions)
     assert values.min() > 1.2
     found = np.concatenate([a for a in opinion.advantages if a is not None])
@@ -344,7 +354,7 @@ def test_an_own_critic_is_that_of_the_newest_checkpoint_before_and_of_an_algorit
     steps = [alone(0.0, 1.0), alone(2.0, 5.0)]
     folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}})
     run = folder.settings()
-    models = Models(run)
+    models = PolicyRegistry(run)
     learners = []
     for step in (0, 1, 2):
         learner = Learner(run, models)
@@ -352,29 +362,31 @@ def test_an_own_critic_is_that_of_the_newest_checkpoint_before_and_of_an_algorit
         with torch.no_grad():
             for parameter in learner.critic.parameters().values():
                 parameter.add_(0.01 * (step + 1))
-        Checkpoints(folder, run.checkpoints).save(State(step=step), run, models, learner, LogMark.of(b""))
+        CheckpointManager(folder, run.checkpoints).save(
+            State(step=step), run, models, learner, LogMark.from_content(b"")
+        )
         learners.append(learner)
-    (opinion,) = replay(folder, [run.algorithm], step=2).opinions
+    (opinion,) = audit_credit(folder, [run.algorithm], step=2).estimates
     assert opinion.critic == "the run's, of step_000001"
     expected, explained = credited_by(learners[1], steps[1])
     assert [float(a.mean()) for a in opinion.advantages if a is not None] == pytest.approx(expected, abs=1e-5)
     assert opinion.explained_variance == pytest.approx(explained, abs=1e-5)
     other = run.algorithm.model_copy(update={"credit": run.algorithm.credit.model_copy(update={"gamma_step": 0.5})})
-    (opinion,) = replay(folder, [other], step=2).opinions
+    (opinion,) = audit_credit(folder, [other], step=2).estimates
     assert opinion.critic == "fitted to 2 recorded episodes"
-    assert replay(folder, [run.algorithm], step=1).opinions[0].critic == "the run's, of step_000000"
+    assert audit_credit(folder, [run.algorithm], step=1).estimates[0].critic == "the run's, of step_000000"
     weights = folder.checkpoints / "step_000001" / "critic.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4] + bytes([whole[-4] ^ 1]) + whole[-3:])  # a number that is a little another
     with pytest.raises(ValueError, match="step_000001"):
-        replay(folder, [run.algorithm], step=2)
+        audit_credit(folder, [run.algorithm], step=2)
 
 
 def test_without_other_steps_a_critic_is_untrained_and_what_ends_unjudged_is_named(tmp_path: Path) -> None:
     cut = [acted("t2", n, 1.0, status="truncated") for n in range(2)]
     told = acted("t3", 0, 1.0, status="truncated", bootstrap={"actor": np.array([1, 2], np.int32)})
-    audit = replay(recorded(tmp_path, [*BATCH, *cut, told]), [preset("marft"), preset("grpo")])
-    marft, grpo = audit.opinions
+    audit = audit_credit(recorded(tmp_path, [*BATCH, *cut, told]), [preset("marft"), preset("grpo")])
+    marft, grpo = audit.estimates
     assert marft.critic == "untrained"
     assert marft.notes == [
         "its critic is untrained: the run recorded no other step to fit one to",
@@ -388,14 +400,14 @@ def test_forks_count_for_algorithms_that_play_them_and_for_no_other(tmp_path: Pa
     forks = [
         acted("t0", 7 + n, reward, fork=Fork(whole[0].name, whole[0].actions[n].id)) for n, reward in enumerate((3.0, 0.5))
     ]  # fmt: skip
-    audit = replay(recorded(tmp_path, whole + forks), [preset("coma"), preset("reinforce"), preset("at-grpo")])
-    coma, reinforce, tree = audit.opinions
+    audit = audit_credit(recorded(tmp_path, whole + forks), [preset("coma"), preset("reinforce"), preset("at-grpo")])
+    coma, reinforce, tree = audit.estimates
     assert advantages_of(audit, "coma") == pytest.approx([1.0 - 3.0, 1.0 - 0.5, 0.0, 0.0])
     assert coma.notes == []
     assert advantages_of(audit, "reinforce") == [1.0, 1.0, 4.0, 4.0]
     assert reinforce.notes == tree.notes == []
-    unforked = replay(recorded(tmp_path / "unforked", whole), [preset("at-grpo")])
-    assert unforked.opinions[0].notes == [
+    unforked = audit_credit(recorded(tmp_path / "unforked", whole), [preset("at-grpo")])
+    assert unforked.estimates[0].notes == [
         "its episodes would be played again from single actions on, and these were not: its candidates are the actions "
         "that happen to share a state"
     ]
@@ -403,12 +415,12 @@ def test_forks_count_for_algorithms_that_play_them_and_for_no_other(tmp_path: Pa
 
 def test_a_step_without_a_whole_scored_episode_cannot_be_credited(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"step_000001\.parquet: no whole episode in it could be scored"):
-        replay(recorded(tmp_path, LOST), [preset("grpo")])
+        audit_credit(recorded(tmp_path, LOST), [preset("grpo")])
 
 
 @pytest.mark.slow
 def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) -> None:
-    audit = replay(run_folder, [preset("grpo"), preset("rloo"), preset("at-grpo"), preset("agent-grpo")], step=2)
+    audit = audit_credit(run_folder, [preset("grpo"), preset("rloo"), preset("at-grpo"), preset("agent-grpo")], step=2)
     batch = list(audit.episodes)
     assert len(batch) == 9
     for name, expected in (
@@ -423,28 +435,28 @@ def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) ->
 @pytest.mark.slow
 def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunFolder) -> None:
     own = run_folder.settings()
-    audit = replay(run_folder, [own.algorithm, preset("ppo")], step=2)
-    learner = Learner(own, Models(own))
-    path = Checkpoints(run_folder, own.checkpoints).find("step_000001")
+    audit = audit_credit(run_folder, [own.algorithm, preset("ppo")], step=2)
+    learner = Learner(own, PolicyRegistry(own))
+    path = CheckpointManager(run_folder, own.checkpoints).find("step_000001")
     assert load_critic(path, learner)
     credited = learner.assign_credit(list(audit.episodes), FixedLogProbs())
     assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in credited.samples]
-    assert [opinion.critic for opinion in audit.opinions] == [
+    assert [opinion.critic for opinion in audit.estimates] == [
         "the run's, of step_000001", "fitted to 18 recorded episodes"
     ]  # fmt: skip
 
 
 def test_running_baselines_have_seen_the_steps_before(run_folder: RunFolder) -> None:
-    audit = replay(run_folder, [preset("rae")], step=2)
+    audit = audit_credit(run_folder, [preset("rae")], step=2)
     batches_ = [read_episodes(run_folder.episodes / f"step_00000{step}.parquet") for step in (1, 2)]
     expected = [x for row in slow.rae(batches_, 0.95)[1] for x in row]
     np.testing.assert_allclose(advantages_of(audit, "rae"), expected, atol=1e-9)
 
 
 def test_shares_and_agreement_add_up(run_folder: RunFolder) -> None:
-    audit = replay(run_folder, [preset("marft"), preset("reinforce"), preset("dapo")])
+    audit = audit_credit(run_folder, [preset("marft"), preset("reinforce"), preset("dapo")])
     assert audit.step == 3
-    for opinion in audit.opinions:
+    for opinion in audit.estimates:
         shares = list(opinion.gradient_share.values())
         assert all(math.isnan(share) for share in shares) or sum(shares) == pytest.approx(1.0)
     assert set(audit.rank_agreement) == {("marft", "reinforce"), ("marft", "dapo"), ("reinforce", "dapo")}
@@ -458,20 +470,20 @@ def test_forks_are_recorded_and_credited_again(tmp_path: Path) -> None:
     )  # fmt: skip
     recorded = read_episodes(folder.episodes / "step_000001.parquet")
     assert sum(episode.fork is not None for episode in recorded) == 2 * 3  # one for each action
-    audit = replay(folder, [folder.settings().algorithm, preset("reinforce")])
+    audit = audit_credit(folder, [folder.settings().algorithm, preset("reinforce")])
     assert len(audit.episodes) == 3
     rows = zip(recorded, slow.counterfactual(recorded, True), strict=True)
     expected = [x for episode, row in rows if episode.fork is None for x in row]
     np.testing.assert_allclose(advantages_of(audit, "coma"), expected, atol=1e-9)
-    assert not audit.opinions[0].notes
+    assert not audit.estimates[0].notes
 
 
 @pytest.mark.slow
 def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tmp_path: Path) -> None:
-    audit = replay(run_folder, [preset("marft"), preset("ppo"), preset("coma")], step=1)
-    pictures = pictures_of(audit, 2)
+    audit = audit_credit(run_folder, [preset("marft"), preset("ppo"), preset("coma")], step=1)
+    pictures = select_heatmaps(audit, 2)
     assert len({picture.episode.task.id for picture in pictures}) == 2
-    write_replay(tmp_path / "replay", "a run", audit, pictures)
+    write_credit_report(tmp_path / "replay", "a run", audit, pictures)
     page = (tmp_path / "replay.html").read_text()
     assert page.count("<h3>") == 2
     assert "marft" in page
@@ -484,10 +496,10 @@ def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tm
 
 def test_what_was_not_recorded_is_an_error(run_folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no episodes of step 9; there are: 1, 2, 3"):
-        replay(run_folder, [preset("grpo")], step=9)
+        audit_credit(run_folder, [preset("grpo")], step=9)
     empty = RunFolder.create(settings("tiny", tmp_path))
     with pytest.raises(ValueError, match="has no recorded episodes"):
-        replay(empty, [preset("grpo")])
+        audit_credit(empty, [preset("grpo")])
 
 
 @pytest.mark.slow
@@ -496,9 +508,9 @@ def test_a_trees_run_is_judged_on_what_its_policies_made_by_themselves(tmp_path:
         tmp_path, "--algorithm", "{ name = 'at-grpo', credit = { candidates = 2 } }", "--training.steps", "2",
         "--rollout.samples_per_task", "1",
     )  # fmt: skip
-    audit = replay(folder, [folder.settings().algorithm, preset("marft"), preset("grpo")])
+    audit = audit_credit(folder, [folder.settings().algorithm, preset("marft"), preset("grpo")])
     assert len(audit.episodes) == 3 * 2  # candidates of the first action: each is an attempt like any other
-    own, marft, grpo = audit.opinions
+    own, marft, grpo = audit.estimates
     assert not own.notes
     assert own.metrics["groups"] >= 3
     assert marft.critic == "fitted to 6 recorded episodes"
@@ -506,14 +518,14 @@ def test_a_trees_run_is_judged_on_what_its_policies_made_by_themselves(tmp_path:
 
 
 def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> None:
-    audit = replay(run_folder, [preset("grpo"), preset("rloo")])
+    audit = audit_credit(run_folder, [preset("grpo"), preset("rloo")])
     said = "[/INST] [red]no[/red]\n\x1b[31mred"
     loud = [
         replace(e, actions=tuple(replace(a, text=said) for a in e.actions), task=replace(e.task, id="[b]t"))
         for e in audit.episodes
     ]
     audit = replace(audit, episodes=loud)
-    pictures = pictures_of(audit, 99)
+    pictures = select_heatmaps(audit, 99)
     assert len(pictures) == len(audit.episodes)
     wide, narrow = shown(200, action_table(audit, pictures)), shown(60, action_table(audit, pictures))
     assert "[b]t #0" in wide
@@ -525,10 +537,10 @@ def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> Non
 
 def test_in_a_narrow_terminal_episodes_are_named_and_numbers_whole(run_folder: RunFolder) -> None:
     """Beside long texts their column was once one character wide, and numbers ended in an ellipsis."""
-    audit = replay(run_folder, [preset("marft"), preset("grpo"), preset("rloo")])
+    audit = audit_credit(run_folder, [preset("marft"), preset("grpo"), preset("rloo")])
     long = [replace(e, actions=tuple(replace(a, text="word " * 99) for a in e.actions)) for e in audit.episodes]
     audit = replace(audit, episodes=long)
-    narrow = shown(80, action_table(audit, pictures_of(audit, 99)))
+    narrow = shown(80, action_table(audit, select_heatmaps(audit, 99)))
     assert all(f"{e.task.id} #{e.sample}" in narrow for e in long)
     assert "(334 more" in narrow
     for name in ("marft", "grpo", "rloo"):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from marft.common import seeds
 from marft.trainer.interfaces import CreditInputs, Progress, UpdatePhase, Values
-from marft.trainer.schedules import A2PO, AgentByAgent, Sequential, Simultaneous, drawn_order, semi_greedy_order
+from marft.trainer.schedules import A2PO, AgentByAgent, Sequential, Simultaneous, random_order, semi_greedy_order
 from tests.episodes import make_action
 
 START = Progress(0, 0)
@@ -52,7 +52,7 @@ class TestTheOrder:
         names = [f"policy {n}" for n in range(9)]
         for seed, step in ((0, 0), (0, 1), (5, 0)):
             order = seeds.generator(seed, "update order", step).permutation(9)
-            assert drawn_order(names, Progress(step, 0), seed) == [names[i] for i in order]
+            assert random_order(names, Progress(step, 0), seed) == [names[i] for i in order]
 
     def test_a_policy_without_advantages_comes_after_one_that_has_some(self) -> None:
         for step in range(8):
@@ -77,7 +77,7 @@ class TestInputs:
         ("trained", "expected"), [(None, True), (("one", "two"), True), (("two",), False), ((), False)]
     )
     def test_every_policy_learns_unless_some_are_named(self, trained: tuple[str, ...] | None, expected: bool) -> None:
-        assert CreditInputs((), "action", trained=trained).trains(make_action("a", policy="one")) == expected
+        assert CreditInputs((), "action", trained=trained).is_trained(make_action("a", policy="one")) == expected
 
     def test_an_episode_that_ended_has_no_value_at_its_end(self) -> None:
         values = Values([], [{}, {"b": 0.75, "a": 0.5}])

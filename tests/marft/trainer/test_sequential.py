@@ -16,27 +16,27 @@ from torch import Tensor
 import marft.trainer.learner as learner_module
 from marft.common.types import Action, ActionKey, Episode, Sample
 from marft.config import RunSettings
-from marft.models.pool import Models
-from marft.rollout.collection import collect, training_tasks
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.policy_registry import PolicyRegistry
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import collect, load_training_tasks
 from marft.trainer import update as update_module
 from marft.trainer.batching import FixedLogProbs, Packing
 from marft.trainer.credit.step_gae import StepGAE
-from marft.trainer.interfaces import Credits, Floats, Progress, UpdatePhase
-from marft.trainer.learner import CreditedEpisodes, Learner
-from marft.trainer.metering import Meter
+from marft.trainer.interfaces import CreditOutput, Floats, Progress, UpdatePhase
+from marft.trainer.learner import CreditedBatch, Learner
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.rank_group import Ranks
 from marft.trainer.schedules import A2PO
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import Update
+from marft.trainer.update import PolicyUpdater
 from tests import references
 from tests import references_credit as slow
 from tests.helpers import settings
 
 START = Progress(0, 0)
 Parameters = dict[str, torch.Tensor]
-Correct = Callable[[Learner, CreditedEpisodes, UpdatePhase, Sequence[float]], list[Sample]]
+Correct = Callable[[Learner, CreditedBatch, UpdatePhase, Sequence[float]], list[Sample]]
 
 
 def recipe(tmp_path: Path, name: str, *overrides: str) -> RunSettings:
@@ -52,13 +52,13 @@ def recipe(tmp_path: Path, name: str, *overrides: str) -> RunSettings:
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Episodes of two environment steps, with rewards that differ."""
     run = recipe(tmp_path_factory.mktemp("played"), "happo")
-    with LocalRollouts(run) as rollouts:
-        return collect(rollouts, training_tasks(run), 0, 0, lambda _: None).credit_inputs
+    with LocalRolloutRunner(run) as rollouts:
+        return collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None).credit_inputs
 
 
 def learned(run: RunSettings, episodes: Sequence[Episode]) -> tuple[Parameters, dict[str, float]]:
     """What the learner makes of the policies."""
-    learner = Learner(run, Models(run))
+    learner = Learner(run, PolicyRegistry(run))
     metrics = learner.learn(episodes, START)
     return parameters(learner), metrics
 
@@ -69,12 +69,18 @@ def parameters(learner: Learner) -> Parameters:
 
 def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> Parameters:
     """The same by plain loops: before each turn, how far everybody before has moved at each (episode, step)."""
-    learner = Learner(run, Models(run))
+    learner = Learner(run, PolicyRegistry(run))
     credited = learner.assign_credit(episodes, FixedLogProbs())
     for optimizer in learner.optimizers.values():
         optimizer.begin_step(0)
-    update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), run.seed
+    update = PolicyUpdater(
+        learner.settings,
+        learner.objective,
+        learner.optimizers,
+        learner.packing,
+        FixedLogProbs(),
+        MetricAccumulator(),
+        run.seed,
     )
     updated: list[str] = []
     for phase in learner.schedule.plan(START, tuple(learner.optimizers), run.seed):
@@ -97,13 +103,13 @@ def step_ratio(learner: Learner, episode: Episode, action: Action, updated: Sequ
     return min(2.0, max(0.5, product))
 
 
-def happo(learner: Learner, credited: CreditedEpisodes, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+def happo(learner: Learner, credited: CreditedBatch, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
     return [
         replace(sample, advantages=sample.advantages * m) for sample, m in zip(credited.samples, factors, strict=True)
     ]
 
 
-def a2po(learner: Learner, credited: CreditedEpisodes, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+def a2po(learner: Learner, credited: CreditedBatch, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
     inputs, advantages, first = credited.inputs, [], 0
     assert inputs.values is not None
     for number, episode in enumerate(inputs.episodes):
@@ -134,7 +140,7 @@ def test_a_sequential_update_equals_the_slow_one(
 
 
 def test_the_clip_of_a2po_widens_from_policy_to_policy(played: list[Episode], tmp_path: Path) -> None:
-    learner = Learner(run := recipe(tmp_path, "a2po"), Models(run))
+    learner = Learner(run := recipe(tmp_path, "a2po"), PolicyRegistry(run))
     phases = list(learner.schedule.plan(START, ("a", "b", "c", "d"), 0))
     assert [phase.clip_scale for phase in phases] == pytest.approx([0.5 + 0.5 * i / 4 for i in (1, 2, 3, 4)])
 
@@ -177,11 +183,11 @@ class TestSemiGreedyOrder:
                 return super().plan(progress, policies, seed)
 
         run = recipe(tmp_path, "a2po")
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         learner.schedule = Told()
         credited = learner.assign_credit(played, learner.score_before_update(played))
         sizes: dict[str, list[float]] = {}
-        for action, row in zip(credited.inputs.actions, credited.credits.advantages, strict=True):
+        for action, row in zip(credited.inputs.actions, credited.credit.advantages, strict=True):
             sizes.setdefault(action.policy, []).extend(abs(float(x)) for x in row)
         learner.learn(played, START)
         assert told[0].advantages == pytest.approx({name: sum(rows) / len(rows) for name, rows in sizes.items()})
@@ -206,7 +212,7 @@ class TestAcceptance:
 
     @staticmethod
     def moved(run: RunSettings, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float], Parameters]:
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         metrics = learner.learn(episodes, START)
         kl: dict[str, list[float]] = {}
         for episode in episodes:
@@ -226,7 +232,7 @@ class TestAcceptance:
     def test_what_no_fraction_can_save_is_undone(self, played: list[Episode], tmp_path: Path) -> None:
         run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "1e-12")
         _, metrics, after = self.moved(run, played)
-        before = parameters(Learner(run, Models(run)))
+        before = parameters(Learner(run, PolicyRegistry(run)))
         assert metrics["rollbacks"] == 1.0
         assert all(torch.equal(after[key], value) for key, value in before.items())
 
@@ -234,24 +240,24 @@ class TestAcceptance:
         self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Uphill(PolicyOptimizer):
-            def clip(self) -> Tensor:
+            def clip_gradient(self) -> Tensor:
                 for parameter in self.parameters.values():
                     if parameter.grad is not None:
                         parameter.grad.neg_()
-                return super().clip()
+                return super().clip_gradient()
 
         monkeypatch.setattr(learner_module, "PolicyOptimizer", Uphill)
         run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
                      "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
         after, metrics = learned(run, played)
         assert metrics["rollbacks"] == 1.0
-        before = parameters(Learner(run, Models(run)))
+        before = parameters(Learner(run, PolicyRegistry(run)))
         assert all(torch.equal(after[key], value) for key, value in before.items())
 
     def test_what_is_undone_leaves_no_moments_behind(self, played: list[Episode], tmp_path: Path) -> None:
         run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
                      "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         assert learner.learn(played, START)["rollbacks"] == 0.0  # there are moments now
         before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
         learner.schedule = learner.schedule.model_copy(update={"kl_limit": 1e-12})  # type: ignore[attr-defined]
@@ -274,10 +280,12 @@ class TestAcceptance:
 
         run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", "--algorithm.entropy", "0.1",
                      "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.minibatches", "1")  # fmt: skip
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         learner.learn(played, START)
         before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
-        monkeypatch.setattr(StepGAE, "assign", lambda self, inputs: Credits(*[[np.zeros(1)] * len(inputs.actions)] * 3))
+        monkeypatch.setattr(
+            StepGAE, "assign", lambda self, inputs: CreditOutput(*[[np.zeros(1)] * len(inputs.actions)] * 3)
+        )
         monkeypatch.setattr(update_module, "score_actions", counted)
         metrics = learner.learn(played, Progress(1, 0))
         assert not {"rollbacks", "accepted_fraction"} & metrics.keys()
@@ -314,11 +322,17 @@ class TestAcceptance:
                 for a in e.actions
             )) for e in played
         ]  # fmt: skip
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         credited = learner.assign_credit(drifted, FixedLogProbs())
         samples = [sample for sample in credited.samples if sample.action.policy == "actor"]
-        update = Update(
-            learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
+        update = PolicyUpdater(
+            learner.settings,
+            learner.objective,
+            learner.optimizers,
+            learner.packing,
+            FixedLogProbs(),
+            MetricAccumulator(),
+            0,
         )
         update.old = score_actions(learner.packing, samples)
         now = {key: row + random.normal(0, 0.2, len(row)) for key, row in update.old.items()}
@@ -331,7 +345,7 @@ class TestAcceptance:
             off = [o - float(e) for o, e in zip(old, action.log_probs, strict=True)]
             whole = sum(off) / (len(off) if correction == "geometric" else 1)
             units = list(zip(old, new, off, strict=True)) if level == "token" else [
-                (sum(old) / sample.normaliser, sum(new) / sample.normaliser, whole)
+                (sum(old) / sample.normalizer, sum(new) / sample.normalizer, whole)
             ]  # fmt: skip
             for (before, after, difference), a in zip(units, sample.advantages.tolist(), strict=True):
                 weights.append(min(2.0, math.exp(difference)) if 0.8 <= math.exp(difference) <= 5.0 else 0.0)
@@ -339,7 +353,7 @@ class TestAcceptance:
                 better = min(ratio * a, max(0.8, min(1.2, ratio)) * a) - a
                 gain += weights[-1] * better / (tokens if level == "token" else len(samples))
         assert 0.0 in weights
-        assert update._gain(samples, learner.objective, now) == pytest.approx(gain, rel=1e-4, abs=1e-7)
+        assert update._compute_gain(samples, learner.objective, now) == pytest.approx(gain, rel=1e-4, abs=1e-7)
 
     def test_a_wide_region_is_happo(self, played: list[Episode], tmp_path: Path) -> None:
         small = "--algorithm.optimizer.learning_rate", "1e-3"  # so small that the surrogate improves

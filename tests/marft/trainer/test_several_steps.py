@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.config.algorithm import merge
+from marft.config.algorithm import merge_tables
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, numbered, steps_of
 from tests.dense.twins import Twins, assert_same, differ, recipe, save_small_model, snapshot
@@ -46,7 +46,7 @@ class TestSeveralSteps:
         begins afterwards."""
         waits = {"critic": {"warmup_steps": 2, "epochs": 2}, "optimizer": {"warmup_steps": 3, "epsilon": 1e-4},
                  "credit": {"lambda_critic": 0.2}}  # fmt: skip
-        twins = Twins(recipe(model, algorithm(**merge(merge(STARTS[start], waits), option)), steps=6))
+        twins = Twins(recipe(model, algorithm(**merge_tables(merge_tables(STARTS[start], waits), option)), steps=6))
         before = snapshot(twins)
         warming = steps_of(twins, 2)
         assert {moved.owner for moved in warming.moved} == {"critic"}
@@ -98,7 +98,7 @@ class TestMinibatches:
     def gradients(model: Path, step: int, owner: str) -> list[Report]:
         """Of every minibatch, by epoch, with weights that do not move."""
         still = {"epochs": 3, "minibatches": 2}
-        table = merge(STARTS["critic"], {
+        table = merge_tables(STARTS["critic"], {
             **still, "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0}, "critic": {**still, "learning_rate": 1e-12},
         })  # fmt: skip
         twins = Twins(recipe(model, algorithm(**table)))

@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Option, Sample
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
-from marft.models.logit_shape import LogitShape
-from marft.models.pool import Models
-from marft.trainer.batching import Denominators, Packing
-from marft.trainer.cutting import length
+from marft.models.logit_transform import LogitTransform
+from marft.models.policy_registry import PolicyRegistry
+from marft.trainer.batching import BatchCounts, Packing
+from marft.trainer.bin_packing import input_length
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.scoring import picked, score_actions, score_all
+from marft.trainer.scoring import score_actions, score_with_teammates, select_rows
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import episodes, recipe
@@ -47,8 +47,8 @@ class ExactRotations(torch.nn.Module):
 @pytest.fixture
 def double(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Backbone:
     """A float64 base with a random adapter for each policy, on which sharing is worth it at once."""
-    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)
-    monkeypatch.setattr(backbone_module, "SAVED", 0.0)
+    monkeypatch.setattr(backbone_module, "NODE_COST", 0.0)
+    monkeypatch.setattr(backbone_module, "MIN_SAVED_SHARE", 0.0)
     torch.manual_seed(3)
     for policy in POLICIES:
         backbone.add_adapter(policy, 4, 8.0, ("q_proj", "k_proj", "v_proj", "up_proj"), seed=0)
@@ -80,28 +80,32 @@ def team(seed: int) -> list[Sample]:
             head = (*last.prompt.tolist(), *last.tokens.tolist())
         prompt = (*head, *map(int, random.integers(3, 6, random.integers(0, 3))))
         tokens = tuple(map(int, random.integers(3, 6, random.integers(1, 6))))
-        marks = [int(random.choice([Mark.SAMPLED, Mark.TEAMMATE, Mark.TOOL])) for _ in tokens[1:]] + [int(Mark.SAMPLED)]
-        marks = [int(Mark.SAMPLED)] * len(marks) if number % 3 == 2 else marks
+        marks = [
+            int(random.choice([TokenSource.SAMPLED, TokenSource.TEAMMATE, TokenSource.TOOL])) for _ in tokens[1:]
+        ] + [int(TokenSource.SAMPLED)]
+        marks = [int(TokenSource.SAMPLED)] * len(marks) if number % 3 == 2 else marks
         action = make_action(policy, sample=number, prompt=prompt, tokens=tokens, marks=tuple(marks))
         if number % 3 == 0:
-            action = replace(action, teammate_log_probs=np.full(marks.count(int(Mark.TEAMMATE)), -0.7, np.float32))
+            action = replace(
+                action, teammate_log_probs=np.full(marks.count(int(TokenSource.TEAMMATE)), -0.7, np.float32)
+            )
         elif number % 3 == 1:
-            action = replace(cut(action, random), marks=np.full(len(tokens), Mark.SAMPLED, np.uint8))
+            action = replace(cut(action, random), marks=np.full(len(tokens), TokenSource.SAMPLED, np.uint8))
             action = replace(action, log_probs=np.full(len(tokens), -1.0, np.float32))
         else:
             options = tuple(Option(np.array([*tokens[:n], 9], np.int32)) for n in range(3))
             choice = Choice(options, 1, np.log(np.full(3, 1 / 3, np.float32)))
             action = replace(action, choice=choice, tokens=options[1].tokens, log_probs=choice.log_probs[[1]])
-            action = replace(action, marks=np.full(len(action.tokens), Mark.SAMPLED, np.uint8))
-        samples.append(Sample(action, 1.0, random.normal(size=action.decisions)))
+            action = replace(action, marks=np.full(len(action.tokens), TokenSource.SAMPLED, np.uint8))
+        samples.append(Sample(action, 1.0, random.normal(size=action.num_decisions)))
     return samples
 
 
 def learned(backbone: Backbone, samples: Sequence[Sample], how: Packing) -> dict[str, Tensor]:
     """The gradient of a loss in which every log-prob and entropy has a weight of its own."""
     backbone.model.zero_grad()
-    for batch in how.micro_batches(samples, Denominators.of(samples, pooled=False)):
-        scores, theirs = score_all(batch, entropy_gradient=True)
+    for batch in how.micro_batches(samples, BatchCounts.from_samples(samples, pooled=False)):
+        scores, theirs = score_with_teammates(batch, entropy_gradient=True)
         names = torch.tensor([hash(sample.action.key) % 997 for sample in batch.samples], dtype=torch.float64)
         weights = (
             names[batch.action_of] + torch.arange(len(batch.action_of)) - batch.first_tokens()[batch.action_of]
@@ -134,7 +138,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients(double: Bac
     """Of rows that share and rows that do not; transformers' own norms are float32."""
     batches = [team(seed) for seed in range(5)]
     expected = [learned(double, samples, packing(double)) for samples in batches]
-    double.recompute_activations()
+    double.checkpoint_activations()
     for samples, wanted in zip(batches, expected, strict=True):
         for share in (False, True):
             found = learned(double, samples, packing(double, share=share))
@@ -149,20 +153,20 @@ def test_a_micro_batch_has_no_more_tokens_than_allowed_but_for_one_sample_and_wh
     double: Backbone, seed: int, tokens: int, share: bool
 ) -> None:
     samples = team(seed)
-    counts = Denominators.of(samples, pooled=False)
+    counts = BatchCounts.from_samples(samples, pooled=False)
     batches = packing(double, tokens, share=share).micro_batches(samples, counts)
     for batch in batches:
-        longest = max(map(length, batch.samples))
+        longest = max(map(input_length, batch.samples))
         assert len(batch.rows.ids) <= tokens or len(batch.samples) == 1 or (share and tokens < len(batch.rows.ids))
         assert len(batch.rows.ids) <= (int(1.25 * longest) if share and longest > tokens else max(tokens, longest))
     assert sorted(s.action.key for b in batches for s in b.samples) == sorted(s.action.key for s in samples)
-    assert sum(len(batch.rows.ids) for batch in batches) <= sum(map(length, samples))
+    assert sum(len(batch.rows.ids) for batch in batches) <= sum(map(input_length, samples))
 
 
 def test_a_sample_within_the_limit_takes_nothing_along_beyond_it(double: Backbone) -> None:
     attempts = [make_action("one", sample=n, prompt=tuple(range(3, 83)), tokens=(50 + n,) * 11) for n in range(6)]
     samples = [Sample(action, 1.0, np.ones(11)) for action in attempts]
-    batches = packing(double, 100, share=True).micro_batches(samples, Denominators.of(samples, pooled=False))
+    batches = packing(double, 100, share=True).micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))
     assert [len(batch.rows.ids) for batch in batches] == [100, 100, 100]
 
 
@@ -177,7 +181,7 @@ def test_the_gradient_of_a_row_that_is_picked_often_adds_up_in_one_order() -> No
         found = set()
         for _ in range(20):
             rows = hidden.clone().requires_grad_()
-            (picked(rows, index) * weights).sum().backward()
+            (select_rows(rows, index) * weights).sum().backward()
             assert rows.grad is not None
             found.add(rows.grad.numpy().tobytes())
     finally:
@@ -189,26 +193,26 @@ def test_what_teammates_wrote_is_scored_in_the_models_shape_too(double: Backbone
     samples = team(0)
     found = []
     for scale in (1.0, 0.5):
-        double.logit_shape = LogitShape(scale)
-        (batch,) = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))
+        double.logit_transform = LogitTransform(scale)
+        (batch,) = packing(double).micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))
         with torch.no_grad():
-            found.append(score_all(batch)[1])
+            found.append(score_with_teammates(batch)[1])
     assert found[0] is not None
     assert found[1] is not None
     assert (found[0] - found[1]).abs().max() > 0.01
 
 
 def test_what_teammates_wrote_is_scored_at_the_agents_own_temperature(double: Backbone) -> None:
-    double.logit_shape = LogitShape(0.5, 4.0)
+    double.logit_transform = LogitTransform(0.5, 4.0)
     scored = set()
     for seed in range(6):
         samples = team(seed)
-        (batch,) = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))
+        (batch,) = packing(double).micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))
         if (text := batch.teammate_text) is None:
             continue
         with torch.no_grad():
-            theirs = score_all(batch)[1]
-            logits = double.logit_shape(double.hidden_states(batch.rows)[text.predict_from] @ double.head.weight.T)
+            theirs = score_with_teammates(batch)[1]
+            logits = double.logit_transform(double.hidden_states(batch.rows)[text.predict_from] @ double.head.weight.T)
         expected = (logits / text.temperatures[:, None]).log_softmax(-1).gather(1, text.targets[:, None])[:, 0]
         torch.testing.assert_close(theirs, expected, rtol=1e-6, atol=1e-6)
         scored |= {round(temperature, 3) for temperature in text.temperatures.tolist()}
@@ -224,7 +228,7 @@ def test_what_begins_alike_is_read_once(double: Backbone) -> None:
         make_action("two", sample=9, step=n, prompt=tuple(turns[: end - 10]), tokens=tuple(turns[end - 10 : end]))
         for n, end in enumerate(ends)
     ]
-    samples = [Sample(action, 1.0, np.ones(action.decisions)) for action in (*attempts, *steps)]
+    samples = [Sample(action, 1.0, np.ones(action.num_decisions)) for action in (*attempts, *steps)]
     read = lengths_read(double)
     apart, shared = (score_actions(packing(double, share=share), samples) for share in (False, True))
     assert read == [4 * 42 + sum(ends) - 8, 40 + 4 * 2 + 323]
@@ -239,17 +243,17 @@ def test_rows_are_shared_where_that_is_faster(backbone: Backbone) -> None:
         for n in range(9)
     ]
     backbone.add_adapter("one", 4, 8.0, ("q_proj",), seed=0)
-    (batch,) = packing(backbone, share=True).micro_batches(alike, Denominators.of(alike, pooled=False))
-    assert batch.rows.forest is None
-    backbone.__dict__["_layer"] = 3.5e6  # a model of 135 million parameters
-    (batch,) = packing(backbone, share=True).micro_batches(alike, Denominators.of(alike, pooled=False))
-    assert batch.rows.forest is not None
+    (batch,) = packing(backbone, share=True).micro_batches(alike, BatchCounts.from_samples(alike, pooled=False))
+    assert batch.rows.tree is None
+    backbone.__dict__["_layer_weights"] = 3.5e6  # a model of 135 million parameters
+    (batch,) = packing(backbone, share=True).micro_batches(alike, BatchCounts.from_samples(alike, pooled=False))
+    assert batch.rows.tree is not None
     other = [Sample(make_action("one", sample=n, prompt=(n, *range(3, 43))), 1.0, np.ones(2)) for n in range(9)]
-    (batch,) = packing(backbone, share=True).micro_batches(other, Denominators.of(other, pooled=False))
-    assert batch.rows.forest is None
-    backbone.plain = True
-    (batch,) = packing(backbone, share=True).micro_batches(alike, Denominators.of(alike, pooled=False))
-    assert batch.rows.forest is None
+    (batch,) = packing(backbone, share=True).micro_batches(other, BatchCounts.from_samples(other, pooled=False))
+    assert batch.rows.tree is None
+    backbone.native = True
+    (batch,) = packing(backbone, share=True).micro_batches(alike, BatchCounts.from_samples(alike, pooled=False))
+    assert batch.rows.tree is None
 
 
 @pytest.mark.parametrize(
@@ -268,14 +272,14 @@ def test_by_itself_a_learner_shares_where_no_score_is_compared_with_one_of_anoth
     options: tuple[str, ...], shares: bool, tmp_path: Path
 ) -> None:
     run = recipe(tmp_path, "grpo", *options)
-    assert Learner(run, Models(run)).packing.share == shares
+    assert Learner(run, PolicyRegistry(run)).packing.share == shares
 
 
 @pytest.mark.slow
 def test_a_step_learns_the_same_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several minibatches: what is scored before they are stepped on is packed as they are, so their first ratio is 1."""
-    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)
-    monkeypatch.setattr(backbone_module, "SAVED", 0.0)
+    monkeypatch.setattr(backbone_module, "NODE_COST", 0.0)
+    monkeypatch.setattr(backbone_module, "MIN_SAVED_SHARE", 0.0)
     batch = episodes()
     head = batch[0].actions[0].prompt[:40]
     batch = [
@@ -286,7 +290,7 @@ def test_a_step_learns_the_same_with_and_without(tmp_path: Path, monkeypatch: py
     for share in ("never", "always"):
         run = recipe(tmp_path, "grpo", "--training.share_prefixes", share, "--algorithm.minibatches", "2")
         torch.manual_seed(0)
-        models = Models(run)
+        models = PolicyRegistry(run)
         learner = Learner(run, models)
         metrics = learner.learn(batch, Progress(0, 0))
         results.append((metrics, {n: p.detach().clone() for n, p in models.policies["actor"].parameters().items()}))

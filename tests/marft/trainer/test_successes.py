@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from marft.common.types import Episode, Observation, Step, Task, Transition
-from marft.models.pool import Models
-from marft.rewards.shaping import succeeded, success_metrics
-from marft.rollout.collection import collect, training_tasks
-from marft.rollout.rollouts import LocalRollouts
+from marft.models.policy_registry import PolicyRegistry
+from marft.rewards.shaping import is_success, success_metrics
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import collect, load_training_tasks
 from marft.trainer.batching import FixedLogProbs, make_samples
-from marft.trainer.interfaces import Credits, Progress
+from marft.trainer.interfaces import CreditOutput, Progress
 from marft.trainer.learner import Learner
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -54,9 +54,9 @@ def earning(team: float, own: float = 0.0, success: bool | None = None) -> Episo
     ],
 )
 def test_an_episode_that_nobody_called_solved_goes_by_its_reward(episode: Episode, expected: bool) -> None:
-    assert succeeded(episode) is expected
-    samples, _ = make_samples([episode], Credits([np.zeros(1)]), ["a"], "none", False)
-    assert samples[0].successful is expected
+    assert is_success(episode) is expected
+    samples, _ = make_samples([episode], CreditOutput([np.zeros(1)]), ["a"], "none", False)
+    assert samples[0].solved is expected
 
 
 def test_what_was_judged_by_reward_is_counted() -> None:
@@ -70,7 +70,7 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
         "tiny", tmp_path, "--algorithm",
         "{ name = 'vapo', critic = { warmup_steps = 0 }, reward = { team = 0.5, overlong_buffer = 4 } }",
     )  # fmt: skip
-    learner = Learner(run, Models(run))
+    learner = Learner(run, PolicyRegistry(run))
     batch = [
         Episode(Task("t", "o"), "s", n, (make_action("actor", tokens=tuple(range(3, 11)), sample=n),), "terminated",
                 (Transition(Observation("o"), float(n)),))
@@ -78,7 +78,7 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
     ]  # fmt: skip
     credited = learner.assign_credit(batch, FixedLogProbs())
     assert [sum(e.transitions[0].agent_rewards.values()) for e in credited.inputs.episodes] == [-1.0, -1.0]
-    assert [sample.successful for sample in credited.samples] == [False, True]
+    assert [sample.solved for sample in credited.samples] == [False, True]
     assert learner.learn(batch, Progress(0, 0))["likelihood/successes"] == 0.5
 
 
@@ -88,10 +88,10 @@ def test_vapo_learns_the_likelihood_where_the_environment_does_not_say_what_was_
             "tiny", tmp_path, "--algorithm", f"{{ name = 'vapo', nll = {nll}, critic = {{ warmup_steps = 0 }} }}",
             environment={"name": "tests.marft.trainer.test_successes:Wordless", "alternates": True},
         )  # fmt: skip
-        with LocalRollouts(run) as rollouts:
-            episodes = collect(rollouts, training_tasks(run), 0, 0, lambda _: None).credit_inputs
+        with LocalRolloutRunner(run) as rollouts:
+            episodes = collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None).credit_inputs
         assert all(e.success is None for e in episodes)
-        return Learner(run, Models(run)).learn(episodes, Progress(0, 0))
+        return Learner(run, PolicyRegistry(run)).learn(episodes, Progress(0, 0))
 
     plain, likely = learned("0.0"), learned("0.1")
     assert likely["policy_loss"] - plain["policy_loss"] > 1e-3  # −μ log π of what earned a reward

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from marft.common.types import ActionKey, Episode
 from marft.config.algorithm import AlgorithmSettings
-from marft.trainer.acceptance import hold
 from marft.trainer.interfaces import Progress, UpdatePhase
 from marft.trainer.learner import Learner
+from marft.trainer.line_search import scale_to_budget
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.scoring import score_actions
-from marft.trainer.team_kl import closer, environment_steps, joint_kl, shares
+from marft.trainer.team_kl import environment_steps, fit_to_budget, joint_kl, split_budget
 from tests import references
 from tests.episodes import episodes as random_episodes
 from tests.learners import begun, episodes, recipe, samples_of
@@ -70,7 +70,7 @@ def test_the_joint_kl_is_that_of_plain_loops_and_the_sum_over_policies(batch: li
     st.floats(1e-6, 10),
 )
 def test_phases_share_the_budget_by_how_many_move(turns: list[list[str]], acted: set[str], budget: float) -> None:
-    mine = shares([UpdatePhase(tuple(turn)) for turn in turns], acted, budget)
+    mine = split_budget([UpdatePhase(tuple(turn)) for turn in turns], acted, budget)
     assert math.fsum(mine) == pytest.approx(budget if acted & {name for turn in turns for name in turn} else 0.0)
     moves = sum(len(acted & set(turn)) for turn in turns)
     for turn, share in zip(turns, mine, strict=True):
@@ -86,7 +86,7 @@ class TestHolding:
         optimizer = PolicyOptimizer({"x": parameter}, AlgorithmSettings().optimizer, 1.0, 1)
         before = optimizer.snapshot()
         parameter.data += 2.0
-        fraction, moved = hold({"p": optimizer}, {"p": before}, lambda: kl(parameter.item() - 1.0), budget)
+        fraction, moved = scale_to_budget({"p": optimizer}, {"p": before}, lambda: kl(parameter.item() - 1.0), budget)
         assert parameter.item() == pytest.approx(1.0 + 2.0 * fraction)
         return fraction, moved, parameter.item()
 
@@ -96,7 +96,7 @@ class TestHolding:
     @given(st.floats(1e-6, 3.9))
     def test_where_kl_is_a_square_one_correction_meets_the_aim(self, budget: float) -> None:
         fraction, moved, _ = self.held(lambda move: move**2, budget)
-        assert fraction == pytest.approx(closer(4.0, budget), rel=1e-5)
+        assert fraction == pytest.approx(fit_to_budget(4.0, budget), rel=1e-5)
         assert moved == pytest.approx(0.95 * budget, rel=1e-3)
 
     @given(st.floats(1e-6, 10), st.floats(0.2, 4))
@@ -118,7 +118,9 @@ class TestHolding:
             optimizer.step()
         after = optimizer.snapshot()
         start = taken[1].parameters[0].item()
-        fraction, _ = hold({"p": optimizer}, {"p": taken[1]}, lambda: 8 * (parameter.item() - start) ** 2, budget)
+        fraction, _ = scale_to_budget(
+            {"p": optimizer}, {"p": taken[1]}, lambda: 8 * (parameter.item() - start) ** 2, budget
+        )
         assert (0.0 < fraction < 1.0) == kept
         wanted, found = (after if kept else taken[1]).moments, optimizer.snapshot().moments
         assert found.keys() == wanted.keys() == {"x.step", "x.exp_avg", "x.exp_avg_sq"}

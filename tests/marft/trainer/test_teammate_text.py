@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.common.marks import Mark
+from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Observation, Sample, Task, Transition
-from marft.config.parts import TeammateWeightPart
+from marft.config.plugin_types import TeammateWeightPart
 from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
-from marft.rewards.shaping import price_overlong
-from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
-from marft.trainer.batching import normaliser
-from marft.trainer.critic import reading
+from marft.rewards.shaping import penalize_overlong
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
+from marft.trainer.batching import normalizer
+from marft.trainer.critic import critic_input
 from marft.trainer.loop import train
 from marft.trainer.teammate_weights import Bounded, Shaped, Truncated, Unweighted
 from tests.episodes import make_action
@@ -80,7 +80,7 @@ def test_weights_equal_the_slow_reference_and_have_no_gradient(
 ) -> None:
     log_probs, author, advantages = (torch.tensor(c, dtype=torch.float64) for c in zip(*rows, strict=True))
     log_probs.requires_grad_()
-    weights = weight.weigh(log_probs, author, advantages)  # type: ignore[attr-defined]
+    weights = weight.compute_weights(log_probs, author, advantages)  # type: ignore[attr-defined]
     assert not weights.requires_grad
     expected = [slow_weight(weight, *row) for row in rows]
     assert weights.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -90,8 +90,8 @@ def test_what_was_good_is_learned_however_unlikely_it_was_and_what_was_bad_is_no
     """What AIPO is made against: a ratio alone lets no gradient through where the agent would hardly have written it."""
     log_probs, author = torch.tensor([-18.0, -18.0]), torch.tensor([-0.1, -0.1])
     good_and_bad = torch.tensor([1.0, -1.0])
-    assert Truncated().weigh(log_probs, author, good_and_bad).max() < 1e-7
-    good, bad = Bounded(floor=0.5).weigh(log_probs, author, good_and_bad).tolist()
+    assert Truncated().compute_weights(log_probs, author, good_and_bad).max() < 1e-7
+    good, bad = Bounded(floor=0.5).compute_weights(log_probs, author, good_and_bad).tolist()
     assert (good, bad) == (0.5, 0.0)
 
 
@@ -106,7 +106,7 @@ class TestPlaying:
         first, second = episode.actions
         assert (first.text, second.text) == ("a!", "a!bb!")
         assert bytes(second.tokens.astype(np.uint8)).decode() == "a!bb!"
-        assert second.marks.tolist() == [Mark.TEAMMATE] * 2 + [Mark.SAMPLED] * 3
+        assert second.marks.tolist() == [TokenSource.TEAMMATE] * 2 + [TokenSource.SAMPLED] * 3
         assert len(second.log_probs) == 3
         assert second.teammate_log_probs is not None
         assert second.teammate_log_probs.tolist() == first.log_probs.tolist()
@@ -117,13 +117,13 @@ class TestPlaying:
         episode, _ = self.episode("a", "bb", "c")
         last = episode.actions[-1]
         assert last.text == "a!bb!c!"
-        assert last.by_teammate.sum() == 5
+        assert last.teammate_mask.sum() == 5
         assert last.teammate_log_probs is not None
         first, second = episode.actions[:2]
         authors = [*first.log_probs.tolist(), *second.log_probs.tolist()]
         assert last.teammate_log_probs.tolist() == authors
         assert 0.0 not in authors
-        assert last.sampled.sum() == 2
+        assert last.sampled_mask.sum() == 2
 
     def test_the_end_of_the_teammates_turn_is_left_out(self, tiny_tokenizer: object) -> None:
         format = ChatFormat(tiny_tokenizer, 512, {}, stop_ids=(2,))  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def mixed(backbone: Backbone, level: str) -> list[Sample]:
         action = replace(
             sample.action,
             tokens=np.insert(sample.action.tokens, at, [11, 12]),
-            marks=np.insert(sample.action.marks, at, [Mark.TEAMMATE] * 2),
+            marks=np.insert(sample.action.marks, at, [TokenSource.TEAMMATE] * 2),
             teammate_log_probs=np.array([-0.5, -4.0], np.float32),
         )
         samples.append(replace(sample, action=action))
@@ -177,8 +177,8 @@ def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, 
         every = replace(sample.action, marks=np.zeros(len(sample.action.tokens), np.uint8))
         every = replace(every, log_probs=np.zeros(len(every.tokens), np.float32))
         scored = _log_probs(double, replace(sample, action=every))
-        for place in np.flatnonzero(sample.action.by_teammate):
-            later = int(sample.action.sampled[:place].sum())
+        for place in np.flatnonzero(sample.action.teammate_mask):
+            later = int(sample.action.sampled_mask[:place].sum())
             advantage = float(sample.advantages[min(later, len(sample.advantages) - 1)])
             author = -0.5 if sample.action.tokens[place] == 11 else -4.0
             term = -slow_weight(weight, scored[place], author, advantage) * advantage * scored[place]
@@ -190,21 +190,23 @@ def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, 
 
 
 def test_the_value_of_an_action_is_read_where_the_agents_own_text_begins() -> None:
-    action = make_action(prompt=(5, 6), tokens=(7, 8, 9), marks=(Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED))
-    read = reading(action, "action")
-    assert (read.ids.tolist(), read.positions.tolist()) == ([5, 6, 7], [2])
+    action = make_action(
+        prompt=(5, 6), tokens=(7, 8, 9), marks=(TokenSource.TEAMMATE, TokenSource.SAMPLED, TokenSource.SAMPLED)
+    )
+    read = critic_input(action, "action")
+    assert (read.token_ids.tolist(), read.positions.tolist()) == ([5, 6, 7], [2])
 
 
 def test_length_is_counted_and_priced_for_the_agents_own_text_alone() -> None:
-    marks = (Mark.TEAMMATE,) * 8 + (Mark.SAMPLED,) * 4
+    marks = (TokenSource.TEAMMATE,) * 8 + (TokenSource.SAMPLED,) * 4
     action = replace(
         make_action(tokens=tuple(range(12)), marks=marks, text="eight words that somebody else has written. mine"),
         response_prefix=len("eight words that somebody else has written."),
     )  # fmt: skip
-    assert normaliser(action, "words") == 1.0
-    assert normaliser(action, "tokens") == 4.0
+    assert normalizer(action, "words") == 1.0
+    assert normalizer(action, "tokens") == 4.0
     episode = Episode(Task("t", "o"), "s", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
-    assert price_overlong([episode], {"a": 8}, 2)[0].transitions[0].agent_rewards == {}
+    assert penalize_overlong([episode], {"a": 8}, 2)[0].transitions[0].agent_rewards == {}
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
@@ -216,7 +218,7 @@ def test_a_team_that_writes_one_turn_together_trains(level: str, tmp_path: Path)
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
     actor = read_episodes(folder.episodes / "step_000001.parquet")[0].actions[1]
-    assert actor.by_teammate.sum() == 5
+    assert actor.teammate_mask.sum() == 5
     assert actor.teammate_log_probs is not None
     rows = folder.read_metrics()
     assert all(math.isfinite(row["policy_loss"]) for row in rows)

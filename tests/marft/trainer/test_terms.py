@@ -186,21 +186,21 @@ class TestTeamRatios:
             for step in range(3):
                 mine = make_action("b", sample=sample, step=step)
                 expected = min(4.0, max(0.25, math.exp(logs.get((sample, step), 0.0))))
-                weighed = ratios.weigh([Sample(mine, 1.0, np.array([2.0]))])[0]
+                weighed = ratios.scale_advantages([Sample(mine, 1.0, np.array([2.0]))])[0]
                 assert weighed.advantages[0] == pytest.approx(2.0 * expected)
-                joined = ratios.join([Sample(mine, 1.0, np.array([2.0]))], clip=0.1)[0]
+                joined = ratios.scale_ratios([Sample(mine, 1.0, np.array([2.0]))], clip=0.1)[0]
                 assert math.exp(joined.log_factor) == pytest.approx(min(1.1, max(0.9, expected)))
                 assert ratios.traces([mine])[0] == pytest.approx(expected)
 
     def test_with_one_policy_happo_is_ppo(self) -> None:
         sample = Sample(make_action("a"), 1.0, np.array([0.7]))
-        assert TeamRatios(2.0).weigh([sample])[0].advantages[0] == 0.7
+        assert TeamRatios(2.0).scale_advantages([sample])[0].advantages[0] == 0.7
 
 
 class TestRewards:
     @given(episode=episodes(), team=st.floats(0, 2), own=st.floats(0, 2))
     def test_one_switch_mixes_team_and_own_rewards(self, episode: Episode, team: float, own: float) -> None:
-        mixed = shaping.mix([episode], team, own)[0]
+        mixed = shaping.mix_rewards([episode], team, own)[0]
         for before, after in zip(episode.transitions, mixed.transitions, strict=True):
             assert after.reward == team * before.reward
             assert after.agent_rewards == {agent: own * r for agent, r in before.agent_rewards.items()}
@@ -211,7 +211,7 @@ class TestRewards:
         actions = tuple(make_action("a", step=t, index=t) for t in range(3))
         transitions = tuple(Transition(Observation("o"), 0.0, {"a": grade}) for grade in (0.5, 1.0, 0.75))
         episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", transitions)
-        shaped = shaping.shape([episode], kind, 0.5)[0]  # type: ignore[arg-type]
+        shaped = shaping.shape_rewards([episode], kind, 0.5)[0]  # type: ignore[arg-type]
         slow, grades = [], []
         for reward in (0.5, 1.0, 0.75):
             if grades:
@@ -229,7 +229,7 @@ class TestRewards:
     @settings(max_examples=MANY)
     def test_shaping_equals_the_slow_reference(self, episode: Episode, kind: str, weight: float) -> None:
         grades: list[float] = []
-        shaped = shaping.shape([episode], kind, weight)[0]  # type: ignore[arg-type]
+        shaped = shaping.shape_rewards([episode], kind, weight)[0]  # type: ignore[arg-type]
         for t, (before, after) in enumerate(zip(episode.transitions, shaped.transitions, strict=True)):
             expected = dict(before.agent_rewards)
             seen: list[str] = []
@@ -250,8 +250,8 @@ class TestRewards:
         episode = Episode(
             Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0, {"b": 1.0}),)
         )
-        priced = shaping.price_overlong([episode], {"a": 10}, buffer=4)[0]
+        priced = shaping.penalize_overlong([episode], {"a": 10}, buffer=4)[0]
         assert priced.transitions[0].agent_rewards == {"b": 1.0, "a": -0.75}
         assert priced.transitions[0].reward == 1.0
         short = replace(episode, actions=(make_action("a"),))
-        assert shaping.price_overlong([short], {"a": 10}, buffer=4)[0].transitions == short.transitions
+        assert shaping.penalize_overlong([short], {"a": 10}, buffer=4)[0].transitions == short.transitions

@@ -16,10 +16,10 @@ import torch
 from marft.common.errors import RunError
 from marft.common.types import Action, Episode, Fork, Observation, Status, Task, Transition
 from marft.config.algorithms import PRESETS
-from marft.config.parts import CreditPart, EnvironmentPart
-from marft.models.pool import Models
-from marft.runs.folder import RunFolder
-from marft.trainer.interfaces import CreditInputs, Credits, Progress
+from marft.config.plugin_types import CreditPart, EnvironmentPart
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.run_folder import RunFolder
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Progress
 from marft.trainer.learner import Learner
 from marft.trainer.loop import train
 from tests.episodes import make_action
@@ -30,7 +30,7 @@ from tests.nights import some
 def learner_of(name: str, tmp_path: Path, *overrides: str) -> Learner:
     algorithm = f"{{ name = '{name}', optimizer = {{ learning_rate = 1e-3 }} }}"
     run = settings("tiny", tmp_path, "--algorithm", algorithm, *overrides)
-    return Learner(run, Models(run))
+    return Learner(run, PolicyRegistry(run))
 
 
 def episode(reward: float, sample: int, *actions: Action, status: Status = "terminated") -> Episode:
@@ -129,9 +129,9 @@ class TestNotFinite:
 
         whole = game(Script([ends()]), "a")
         failed = run(replace(whole, engine=Broken(whole.engine)))
-        assert (failed.status, failed.scored) == ("failed", False)
+        assert (failed.status, failed.is_scored) == ("failed", False)
         assert "log-prob" in failed.error
-        assert run(whole).scored
+        assert run(whole).is_scored
 
     def test_a_credit_that_gives_nan_is_named(self, tmp_path: Path) -> None:
         learner = learner_of(
@@ -159,8 +159,8 @@ class NaN(CreditPart):
 
     grouped_by: ClassVar[Any] = ""
 
-    def assign(self, inputs: CreditInputs) -> Credits:
-        return Credits(inputs.spread(np.full(len(inputs.actions), math.nan)))
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
+        return CreditOutput(inputs.broadcast(np.full(len(inputs.actions), math.nan)))
 
 
 class Mad(EnvironmentPart):

@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from marft.common import atomic
 from marft.common.errors import RunError
 from marft.config import load_recipe
-from marft.rollout.collection import attempts_at, training_tasks
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
 from marft.runs import checkpoints
-from marft.runs.checkpoints import Checkpoints
-from marft.runs.episodes import read_rows
-from marft.runs.folder import RunFolder
-from marft.trainer.interfaces import Progress, all_actions
+from marft.runs.checkpoints import CheckpointManager
+from marft.runs.episode_files import read_rows
+from marft.runs.run_folder import RunFolder
+from marft.trainer.interfaces import Progress, flatten_actions
 from marft.trainer.learner import Learner
-from marft.trainer.loop import Silent, train
+from marft.trainer.loop import NullCallback, train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 
@@ -77,11 +77,11 @@ def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, leve
 def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     """Largest difference below 1e-5 nats in float32, over every token of 64 episodes of the shipped demo."""
     run = load_recipe("demo", ["--algorithm.critic.warmup_steps", "0"])
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         learner = Learner(run, rollouts.models)
-        episodes = rollouts.play(attempts_at(run, training_tasks(run), 0, 0, 16))
+        episodes = rollouts.play(sample_attempts(run, load_training_tasks(run), 0, 0, 16))
         metrics = learner.learn(episodes, Progress(0, 0))
-        assert sum(len(action.tokens) for action in all_actions(episodes)) > 1500
+        assert sum(len(action.tokens) for action in flatten_actions(episodes)) > 1500
         assert metrics["log_prob_difference_max"] < 1e-5
         assert metrics["log_prob_difference"] < 1e-6
 
@@ -111,8 +111,8 @@ def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path
     train(run, folder)
     saved = folder.checkpoints / "step_000002" / "policies" / "actor"
     weights = load_file(saved / "model.safetensors")
-    with LocalRollouts(run) as rollouts:
-        base = rollouts.models.bases["base"].base_weights()
+    with LocalRolloutRunner(run) as rollouts:
+        base = rollouts.models.base_models["base"].base_weights()
         changed = [name for name, tensor in weights.items() if not torch.equal(tensor, base.get(name, tensor))]
         assert len(changed) > 5
         rollouts.models.load_policy("actor", saved)
@@ -127,7 +127,7 @@ def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
     first = trained(tmp_path / "a", "--algorithm.entropy", "0.1")
     source = first.checkpoints / "step_000002" / "policies" / "actor"
     run = settings("tiny", tmp_path / "b", "--policies.actor.adapter", str(source))
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         mine = rollouts.models.policies["actor"].parameters()
         saved = adapter(first, "actor")
         name = "model.layers.0.self_attn.q_proj"
@@ -160,12 +160,14 @@ def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
 
 def test_tasks_come_in_an_endless_reshuffled_pass() -> None:
     run = settings("tiny", "runs", "--rollout.tasks_per_step", "10")
-    tasks = training_tasks(run)
-    passes = [[a.task.id for step in range(32) for a in attempts_at(run, tasks, step, 10 * step, 10) if a.sample == 0]]
+    tasks = load_training_tasks(run)
+    passes = [
+        [a.task.id for step in range(32) for a in sample_attempts(run, tasks, step, 10 * step, 10) if a.sample == 0]
+    ]
     first, second = passes[0][:64], passes[0][64:128]
     assert sorted(first) == sorted(second) == sorted(t.id for t in tasks)
     assert first != second
-    attempts = attempts_at(run, tasks, 3, 30, 10)
+    attempts = sample_attempts(run, tasks, 3, 30, 10)
     assert [a.sample for a in attempts[:2]] == [0, 1]
     assert attempts[0].task == attempts[1].task
 
@@ -233,7 +235,7 @@ class TestWhatGoesWrong:
         folder = RunFolder.create(run)
         with pytest.raises(OSError, match="No space left"):
             train(run, folder)
-        steps = Checkpoints(folder, run.checkpoints).steps()
+        steps = CheckpointManager(folder, run.checkpoints).steps()
         assert [path.name for path in steps] == ["step_000001", "step_000002"]
         assert checkpoints.verify(steps[-1]).step == 2
         assert not list(folder.checkpoints.glob(".unfinished-*"))
@@ -278,18 +280,18 @@ def test_the_step_limit_truncates_and_bootstraps(tmp_path: Path) -> None:
 def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
     heard: list[str] = []
 
-    class Listening(Silent):
-        def began(self, done: int, steps: int) -> None:
+    class Listening(NullCallback):
+        def on_train_start(self, done: int, steps: int) -> None:
             heard.append(f"{done}/{steps}")
 
-        def episode(self, episode: Any) -> None:
+        def on_episode(self, episode: Any) -> None:
             heard.append("episode")
 
-        def step(self, step: int, metrics: dict[str, float]) -> None:
+        def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
             heard.append(f"step {step}")
 
     run = settings("tiny", tmp_path)
-    train(run, RunFolder.create(run), observer=Listening())
+    train(run, RunFolder.create(run), callback=Listening())
     assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
 
 

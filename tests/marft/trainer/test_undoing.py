@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 
 from marft.common.errors import RunError
 from marft.config.algorithm import OptimizerSettings
-from marft.models.pool import Models
-from marft.rollout.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, State
-from marft.runs.folder import RunFolder
-from marft.runs.log import Mark
+from marft.models.policy_registry import PolicyRegistry
+from marft.rollout.local_runner import LocalRolloutRunner
+from marft.runs.checkpoints import CheckpointManager, State
+from marft.runs.metrics_log import LogDigest
+from marft.runs.run_folder import RunFolder
 from marft.trainer.interfaces import Progress
-from marft.trainer.keeping import not_finite
 from marft.trainer.learner import Learner
+from marft.trainer.learner_state import find_non_finite
 from marft.trainer.loop import train
+from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard, Snapshot
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors
-from marft.trainer.undoing import MOST_IN_A_ROW, Before, Careful
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening
@@ -53,14 +53,14 @@ class TestUndoing:
         next(iter(learner.critic.parameters().values()))[0] = float("inf")
 
     @staticmethod
-    def moment(learner: Learner) -> None:
+    def state_key(learner: Learner) -> None:
         optimizer = learner.optimizers["reasoner"].optimizer
         next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(float("inf"))
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("poison", "advice"),
-        [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), pytest.param(moment, "lower policies.reasoner.learning_rate", marks=BY_NIGHT)],
+        [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), pytest.param(state_key, "lower policies.reasoner.learning_rate", marks=BY_NIGHT)],
     )  # fmt: skip
     @pytest.mark.parametrize("at", [pytest.param(0, marks=BY_NIGHT), 1])
     def test_a_step_that_does_not_stay_finite_is_undone_counted_and_explained(
@@ -70,7 +70,7 @@ class TestUndoing:
         self.poisoned(monkeypatch, getattr(poison, "__func__", poison), (at,))
         run, observer = settings("tiny", tmp_path, "--algorithm.entropy", "0.1"), Listening()
         folder = RunFolder.create(run)
-        train(run, folder, observer=observer)
+        train(run, folder, callback=observer)
         (note,) = observer.notes
         assert note.startswith(f"step {at + 1}: ")
         assert advice in note
@@ -89,20 +89,20 @@ class TestUndoing:
     ) -> None:
         self.poisoned(monkeypatch, self.policy, tuple(range(100)))
         run = settings("tiny", tmp_path, "--training.steps", "9")
-        with pytest.raises(RunError, match=rf"the {MOST_IN_A_ROW}th in a row.*lower policies.actor.learning_rate"):
+        with pytest.raises(RunError, match=rf"the {MAX_CONSECUTIVE}th in a row.*lower policies.actor.learning_rate"):
             train(run, RunFolder.create(run))
 
     def test_what_was_before_comes_back_to_the_bit_and_a_healthy_step_is_not_touched(self) -> None:
         run = settings("tiny", "runs", "--algorithm.entropy", "0.1")
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             learner = Learner(run, rollouts.models)
-            (before := Before(learner)).take()
+            (before := Snapshot(learner)).take()
             optimizer = learner.optimizers["actor"]
             values = optimizer.snapshot().parameters
             for parameter in optimizer.parameters.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-            assert not_finite(learner) == []
+            assert find_non_finite(learner) == []
             assert any(not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
             before.restore()
             assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
@@ -111,7 +111,7 @@ class TestUndoing:
     @pytest.mark.parametrize("train", ["lora", "full"])
     def test_what_is_kept_for_undoing_takes_no_new_memory_and_is_nobody_elses(self, train: str) -> None:
         run = settings("tiny", "runs", "--policies.actor.train", train)
-        learner = Learner(run, Models(run))
+        learner = Learner(run, PolicyRegistry(run))
         optimizer = learner.optimizers["actor"]
 
         def step() -> None:
@@ -120,13 +120,13 @@ class TestUndoing:
             optimizer.step()
 
         step()  # there are moments now
-        (before := Before(learner)).take()
-        kept = {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        (before := Snapshot(learner)).take()
+        kept = {tensor.data_ptr() for part in before._copied for tensors in part for tensor in tensors.values()}
         moments = optimizer_tensors(optimizer.optimizer, optimizer.parameters)
         live = {tensor.data_ptr() for tensor in (*optimizer.parameters.values(), *moments.values())}
         step()
         before.take()
-        assert kept == {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        assert kept == {tensor.data_ptr() for part in before._copied for tensors in part for tensor in tensors.values()}
         assert not kept & live
         second = optimizer.snapshot()
         for _ in range(2):  # undone twice: what was put back the first time has been moved since
@@ -140,12 +140,14 @@ class TestUndoing:
     def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path)
         folder = RunFolder.create(run)
-        with LocalRollouts(run) as rollouts:
+        with LocalRolloutRunner(run) as rollouts:
             learner = Learner(run, rollouts.models)
             with torch.no_grad():
                 self.policy(learner)
             with pytest.raises(AssertionError, match="not finite"):
-                Checkpoints(folder, run.checkpoints).save(State(1), run, rollouts.models, learner, Mark.of(b""))
+                CheckpointManager(folder, run.checkpoints).save(
+                    State(1), run, rollouts.models, learner, LogDigest.from_content(b"")
+                )
         assert not folder.checkpoints.exists()
 
 
@@ -179,13 +181,13 @@ class TestCareful:
     def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self) -> None:
         small, notes = Small(), list[str]()
         small.then = {"actor": 3e38, "v": -3e38}  # whose squares are not finite
-        assert self.careful(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "undone_steps": 0.0}
+        assert self.guard(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "undone_steps": 0.0}
         assert small.values == pytest.approx([3e38, -3e38])
         assert not notes
 
     def test_all_that_is_broken_is_named_with_what_to_change(self) -> None:
         small, notes = Small(), list[str]()
-        careful = self.careful(small, notes)
+        careful = self.guard(small, notes)
         small.then = {"actor": 2.0, "v": 3.0}
         careful.learn((), Progress(0, 0))
         small.then = {"actor": self.NAN, "v": -self.INF}
@@ -199,7 +201,7 @@ class TestCareful:
 
     def test_the_fifth_in_a_row_stops_and_a_good_one_between_begins_anew(self) -> None:
         small, notes = Small(), list[str]()
-        careful = self.careful(small, notes)
+        careful = self.guard(small, notes)
         for step in range(10):
             small.then = {"actor": 1.0 if step == 4 else self.NAN}
             if step < 9:
@@ -221,8 +223,8 @@ class TestCareful:
             0.1,
             9,
         )
-        assert not_finite(cast(Learner, small)) == []
+        assert find_non_finite(cast(Learner, small)) == []
 
     @staticmethod
-    def careful(small: Small, notes: list[str]) -> Careful:
-        return Careful(cast(Learner, small), notes.append)
+    def guard(small: Small, notes: list[str]) -> NonFiniteGuard:
+        return NonFiniteGuard(cast(Learner, small), notes.append)

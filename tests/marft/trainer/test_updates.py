@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from marft.common.types import Episode, Sample, Task
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
 from marft.models.backbone import Backbone
-from marft.trainer.batching import Denominators, FixedLogProbs, Packing, make_samples, minibatches
-from marft.trainer.interfaces import Credits, LossInputs, Progress, UpdatePhase
-from marft.trainer.metering import Meter
+from marft.trainer.batching import BatchCounts, FixedLogProbs, Packing, make_samples, minibatches
+from marft.trainer.interfaces import CreditOutput, LossInputs, Progress, UpdatePhase
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.schedules import AgentByAgent, Simultaneous
-from marft.trainer.scoring import score, score_all
-from marft.trainer.update import Update
+from marft.trainer.scoring import score_batch, score_with_teammates
+from marft.trainer.update import PolicyUpdater
 from tests import references
 from tests.episodes import make_action
 from tests.nights import by_day
@@ -75,9 +75,9 @@ def random_samples(backbone: Backbone, level: str, count: int = 7, seed: int = 0
         samples.append(Sample(action, float(random.integers(1, 4)), random.normal(size=size)))
     scored = []
     for sample in samples:
-        batch = packing(backbone, level).micro_batches([sample], Denominators.of([sample], pooled=False))[0]
+        batch = packing(backbone, level).micro_batches([sample], BatchCounts.from_samples([sample], pooled=False))[0]
         with torch.no_grad():
-            log_probs = score(batch).log_probs.numpy() + random.normal(size=len(sample.action.tokens)) * drift
+            log_probs = score_batch(batch).log_probs.numpy() + random.normal(size=len(sample.action.tokens)) * drift
         scored.append(replace(sample, action=replace(sample.action, log_probs=log_probs.astype(np.float64))))
     return scored
 
@@ -87,12 +87,12 @@ def begun(
     chosen: AlgorithmSettings,
     made: Mapping[str, PolicyOptimizer],
     pack: Packing,
-    meter: Meter,
-) -> Update:
+    meter: MetricAccumulator,
+) -> PolicyUpdater:
     """An update whose policies have moved already, from where the samples' log-probs say."""
     old = {sample.action.key: sample.action.log_probs.astype(np.float64) for sample in samples}
-    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, FixedLogProbs(old=old), meter, seed=0)
-    update.moved |= set(POLICIES)
+    update = PolicyUpdater(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, FixedLogProbs(old=old), meter, seed=0)
+    update.updated_policies |= set(POLICIES)
     return update
 
 
@@ -101,7 +101,7 @@ class Recording(PolicyOptimizer):
 
     gradient: Mapping[str, torch.Tensor]
 
-    def clip(self) -> torch.Tensor:
+    def clip_gradient(self) -> torch.Tensor:
         self.gradient = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
         return torch.ones(())
 
@@ -116,7 +116,7 @@ def optimizers(backbone: Backbone) -> dict[str, Recording]:
         }
         optimizer = Recording.__new__(Recording)
         optimizer.parameters, optimizer.settings = named, OptimizerSettings()
-        optimizer.masters, optimizer.offload = None, False
+        optimizer.master_weights, optimizer.offload = None, False
         optimizer.optimizer = torch.optim.SGD(named.values(), lr=0.0)  # type: ignore[assignment]
         made[policy] = optimizer
     return made
@@ -130,7 +130,7 @@ def gradients(
     backbone: Backbone, samples: Sequence[Sample], pack: Packing, chosen: AlgorithmSettings | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     chosen = chosen or algorithm(level=pack.level, entropy=0.01)
-    made, meter = optimizers(backbone), Meter()
+    made, meter = optimizers(backbone), MetricAccumulator()
     begun(samples, chosen, made, pack, meter).run(UpdatePhase(POLICIES), samples, step=0)
     return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, meter.means()
 
@@ -173,13 +173,13 @@ def test_workers_with_global_denominators_add_up_to_the_whole(
     gradients that sum to the whole's."""
     backbone = _double_backbone()
     samples = random_samples(backbone, level, seed=seed)
-    counts = Denominators.of(samples, pooled=False)
+    counts = BatchCounts.from_samples(samples, pooled=False)
     pack = packing(backbone, level, aggregation)
     weights = [w for policy in POLICIES for a in backbone.adapters(policy).values() for w in (a.a, a.b)]
 
     def gradient(part: Sequence[Sample]) -> list[torch.Tensor]:
         for batch in pack.micro_batches(part, counts) if part else []:
-            scores = score(batch)
+            scores = score_batch(batch)
             inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.engine_log_probs), batch.advantages)
             (PPO()(inputs).terms * batch.unit_weights).sum().backward()
         found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
@@ -195,13 +195,13 @@ def test_workers_with_global_denominators_add_up_to_the_whole(
 
 def test_the_likelihood_of_what_succeeded_is_a_mean_over_its_tokens(double: Backbone) -> None:
     """VAPO: −μ · log π, over the sampled tokens of the policy's successful actions, and only those."""
-    samples = [replace(s, successful=n % 3 == 0) for n, s in enumerate(random_samples(double, "token"))]
+    samples = [replace(s, solved=n % 3 == 0) for n, s in enumerate(random_samples(double, "token"))]
     pack = packing(double, "token", "token-mean")
     _, plain = gradients(double, samples, pack, algorithm(level="token"))
     _, metrics = gradients(double, samples, pack, algorithm(level="token", nll=0.3))
     expected = plain["policy_loss"]
     for policy in POLICIES:
-        rows = [x for s in samples if s.successful and s.action.policy == policy for x in _log_probs(double, s)]
+        rows = [x for s in samples if s.solved and s.action.policy == policy for x in _log_probs(double, s)]
         expected += 0.3 * -sum(rows) / len(rows)
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -213,7 +213,7 @@ def test_the_action_level_loss_equals_the_slow_reference(double: Backbone) -> No
     expected = 0.0
     for sample in samples:
         now = _log_probs(double, sample)
-        ratio = references.action_ratio(now, list(sample.action.log_probs), sample.normaliser)
+        ratio = references.action_ratio(now, list(sample.action.log_probs), sample.normalizer)
         term = references.ppo_term(math.log(ratio), 0.0, float(sample.advantages[0]), 0.2, 0.2, 3.0)
         expected += term / counts[sample.action.policy]
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
@@ -236,9 +236,9 @@ def test_the_token_level_loss_equals_the_slow_reference(double: Backbone) -> Non
 
 def test_normalising_by_tokens_makes_gspos_sequence_ratio(double: Backbone) -> None:
     sample = random_samples(double, "action", count=1)[0]
-    by_tokens = replace(sample, normaliser=float(len(sample.action.tokens)))
-    batch = packing(double).micro_batches([by_tokens], Denominators.of([by_tokens], pooled=False))[0]
-    difference = batch.units(score(batch).log_probs) - batch.units(batch.engine_log_probs)
+    by_tokens = replace(sample, normalizer=float(len(sample.action.tokens)))
+    batch = packing(double).micro_batches([by_tokens], BatchCounts.from_samples([by_tokens], pooled=False))[0]
+    difference = batch.units(score_batch(batch).log_probs) - batch.units(batch.engine_log_probs)
     per_token = np.array(_log_probs(double, sample)) - sample.action.log_probs
     assert difference.exp().item() == pytest.approx(math.exp(per_token.mean()), rel=1e-6)
 
@@ -257,18 +257,18 @@ def test_a_policys_gradient_does_not_shrink_as_the_team_grows_unless_pooled(doub
 def test_log_probs_are_taken_at_each_agents_sampling_temperature(double: Backbone) -> None:
     """Sampling at one temperature and scoring at another once made every ratio wrong."""
     sample = next(s for s in random_samples(double, "action") if s.action.agent == "two")
-    batch = packing(double).micro_batches([sample], Denominators.of([sample], pooled=False))[0]
+    batch = packing(double).micro_batches([sample], BatchCounts.from_samples([sample], pooled=False))[0]
     hidden = double.hidden_states(batch.rows)[batch.predict_from]
     logits = hidden @ double.head.weight.T / 0.7
     expected = logits.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
-    torch.testing.assert_close(score(batch).log_probs, expected)
+    torch.testing.assert_close(score_batch(batch).log_probs, expected)
 
 
 def test_entropies_have_a_gradient_only_where_one_is_asked_for(double: Backbone) -> None:
     samples = random_samples(double, "action", count=2)
-    batch = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))[0]
-    assert not score(batch).entropies.requires_grad
-    assert score_all(batch, entropy_gradient=True)[0].entropies.requires_grad
+    batch = packing(double).micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))[0]
+    assert not score_batch(batch).entropies.requires_grad
+    assert score_with_teammates(batch, entropy_gradient=True)[0].entropies.requires_grad
 
 
 def test_scored_tokens_are_the_sampled_tokens_end_of_turn_included(double: Backbone) -> None:
@@ -276,7 +276,7 @@ def test_scored_tokens_are_the_sampled_tokens_end_of_turn_included(double: Backb
     action = make_action("one", policy="one", prompt=(5, 6), tokens=(7, 8, 2), marks=(0, 0, 0))
     tool = make_action("one", policy="one", prompt=(5, 6), tokens=(7, 8, 2), marks=(0, 1, 0), sample=1)
     samples = [Sample(a, 1.0, np.array([1.0])) for a in (action, tool)]
-    batch = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))[0]
+    batch = packing(double).micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))[0]
     assert batch.targets.tolist() == [7, 8, 2, 7, 2]
     assert batch.rows.ids[batch.predict_from].tolist() == [6, 7, 8, 6, 8]
 
@@ -284,7 +284,7 @@ def test_scored_tokens_are_the_sampled_tokens_end_of_turn_included(double: Backb
 def test_the_kl_stop_comes_before_the_optimizer_step(double: Backbone) -> None:
     samples = random_samples(double, "action", drift=2.0)
     for tokens in (10**6, 13):  # one micro-batch, and several
-        made, meter = optimizers(double), Meter()
+        made, meter = optimizers(double), MetricAccumulator()
         chosen = algorithm(kl_stop=0.01, epochs=3)
         update = begun(samples, chosen, made, packing(double, tokens=tokens), meter)
         update.run(UpdatePhase(POLICIES), samples, step=0)
@@ -299,14 +299,16 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
     broken = replace(samples[0].action, log_probs=np.full(len(samples[0].action.tokens), np.nan, np.float32))
     made = optimizers(double)
     stopped = [replace(samples[0], action=broken)]
-    begun(stopped, algorithm(kl_stop=0.5), made, packing(double), Meter()).run(UpdatePhase(POLICIES), stopped, step=0)
+    begun(stopped, algorithm(kl_stop=0.5), made, packing(double), MetricAccumulator()).run(
+        UpdatePhase(POLICIES), stopped, step=0
+    )
     assert not hasattr(made["one"], "gradient")
 
 
 def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> None:
     samples = random_samples(double, "action")
     made = optimizers(double)
-    Update(algorithm(), PPO(), made, packing(double), FixedLogProbs(), Meter(), seed=0).run(
+    PolicyUpdater(algorithm(), PPO(), made, packing(double), FixedLogProbs(), MetricAccumulator(), seed=0).run(
         UpdatePhase(("two",)), samples, step=0
     )
     assert not hasattr(made["one"], "gradient")
@@ -324,7 +326,7 @@ def test_schedules_name_the_policies_in_turn() -> None:
 def test_frozen_actions_weigh_nothing_in_normalisation() -> None:
     actions = [make_action("one"), make_action("frozen"), make_action("one", sample=1)]
     none = [np.zeros(1)] * 3
-    credits = Credits([np.array([1.0]), np.array([1000.0]), np.array([-1.0])], none, none)
+    credits = CreditOutput([np.array([1.0]), np.array([1000.0]), np.array([-1.0])], none, none)
     batch = Episode(Task("t", "o"), "train/0", 0, tuple(actions), "terminated")
     samples, raw = make_samples([batch], credits, ["one"], "none", True)
     assert [s.action.agent for s in samples] == ["one", "one"]
@@ -356,7 +358,7 @@ def _double_backbone() -> Backbone:
 
         from marft.models import attention
 
-        attention.register()
+        attention.register_attention()
         torch.manual_seed(0)
         config = Qwen2Config(
             vocab_size=110, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -377,11 +379,11 @@ _CACHE: list[Backbone] = []
 def _gradients_of_one(backbone: Backbone, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     made = optimizers(backbone)
     chosen = algorithm(entropy=0.01)
-    begun(samples, chosen, made, packing(backbone), Meter()).run(UpdatePhase(("one",)), samples, step=0)
+    begun(samples, chosen, made, packing(backbone), MetricAccumulator()).run(UpdatePhase(("one",)), samples, step=0)
     return {f"one.{n}": g for n, g in made["one"].gradient.items()}
 
 
 def _log_probs(backbone: Backbone, sample: Sample) -> list[float]:
-    batch = packing(backbone).micro_batches([sample], Denominators.of([sample], pooled=False))[0]
+    batch = packing(backbone).micro_batches([sample], BatchCounts.from_samples([sample], pooled=False))[0]
     with torch.no_grad():
-        return [float(x) for x in score(batch).log_probs]
+        return [float(x) for x in score_batch(batch).log_probs]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode
 from marft.models.backbone import Backbone
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft.trainer.critic import Critic
 from marft.trainer.loop import train
-from marft.trainer.value_normaliser import ValueNormaliser
+from marft.trainer.value_normalizer import ValueNormalizer
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -27,13 +27,13 @@ TARGETS = st.lists(st.lists(st.floats(-50, 50), min_size=1, max_size=5), min_siz
 
 @given(batches=TARGETS, decay=st.sampled_from([0.0, 0.5, 0.99, 0.99999]), value=st.floats(-50, 50))
 def test_statistics_equal_the_slow_reference(batches: list[list[float]], decay: float, value: float) -> None:
-    normaliser = ValueNormaliser(decay)
+    normaliser = ValueNormalizer(decay)
     for batch in batches:
         normaliser.update(np.array(batch))
     mean, deviation = slow.running_moments(batches, decay)
-    normalised = normaliser.normalise(np.array([value]))
+    normalised = normaliser.normalize(np.array([value]))
     assert normalised[0] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-4)
-    assert normaliser.denormalise(normalised)[0] == pytest.approx(value, rel=1e-9, abs=1e-9)
+    assert normaliser.denormalize(normalised)[0] == pytest.approx(value, rel=1e-9, abs=1e-9)
 
 
 def far_away(count: int = 16) -> tuple[list[Episode], list[np.ndarray]]:
@@ -77,7 +77,7 @@ def test_every_head_has_statistics_of_its_own(backbone: Backbone) -> None:
     mine = critic(backbone, heads="agent", normalise_values=True, epochs=1)
     both = [episode(make_action("a", prompt=(5, n)), make_action("b", prompt=(6, n), index=1)) for n in range(3, 7)]
     mine.update(mine.evaluate(both), [np.array([x]) for _ in both for x in (10.0, -10.0)], step=0)
-    means = {name: float(statistics.denormalise(np.zeros(1))[0]) for name, statistics in mine.normalisers.items()}
+    means = {name: float(statistics.denormalize(np.zeros(1))[0]) for name, statistics in mine.normalizers.items()}
     assert means == pytest.approx({"base/a": 10.0, "base/b": -10.0})
 
 
@@ -110,6 +110,6 @@ def test_a_resumed_mappo_run_equals_one_that_never_stopped(tmp_path: Path) -> No
     straight, recipe = run("straight")
     train(recipe, straight)  # type: ignore[arg-type]
     stopped, recipe = run("stopped")
-    assert train(recipe, stopped, observer=StopAfter(4)).step == 4  # type: ignore[arg-type]
+    assert train(recipe, stopped, callback=StopAfter(4)).step == 4  # type: ignore[arg-type]
     train(recipe, stopped, resume=True)  # type: ignore[arg-type]
     assert_same(stopped, straight)

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from marft.common.lazy import lazy_names
+from marft.common.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from marft_envs.api import check_environment
 
 __all__ = ["check_environment"]
-__getattr__, __dir__ = lazy_names(__name__, {"marft_envs.api": ("check_environment",)})
+__getattr__, __dir__ = lazy_exports(__name__, {"marft_envs.api": ("check_environment",)})

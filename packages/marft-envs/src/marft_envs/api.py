@@ -6,25 +6,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.cli.python.asked import is_path
+from marft.cli.python.arguments import is_path
 from marft.cli.python.commands import load_recipe
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.run import RunSettings
-from marft_envs.vetting.limits import Limits
-from marft_envs.vetting.subject import Subject, name_of, of_object, of_recipe, of_table, subject_of
+from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.target import (
+    CheckTarget,
+    find_target,
+    importable_name,
+    target_from_object,
+    target_from_recipe,
+    target_from_table,
+)
 
 if TYPE_CHECKING:
-    from marft_envs.vetting.findings import Report
+    from marft_envs.env_check.report import Report
 
-Asked = str | Path | Mapping[str, Any] | RunSettings | EnvironmentPart | type[EnvironmentPart]
+EnvironmentSpec = str | Path | Mapping[str, Any] | RunSettings | EnvironmentPart | type[EnvironmentPart]
 
 
-def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, **keys: Any) -> Report:
+def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, Any] = {}, **keys: Any) -> Report:
     """Check an environment for faults: load it, play it with several scripted players, and replay the episodes.
 
     Args:
         environment: its name, an import path, a recipe, the ``environment`` table of a recipe, a class, or an object.
-        limits: fields of :class:`marft_envs.vetting.limits.Limits`, such as ``{"tasks": 2, "processes": False}``.
+        limits: fields of :class:`marft_envs.env_check.limits.Limits`, such as ``{"tasks": 2, "processes": False}``.
         keys: settings of the environment. They override those in ``environment``.
 
     ::
@@ -38,28 +45,28 @@ def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, 
     Raises:
         ValueError: the environment does not exist, or a key or a limit is invalid.
     """
-    from marft_envs.vetting.check import check
+    from marft_envs.env_check.runner import run_checks
 
     try:
-        held_to = Limits(**limits)
+        limits_object = Limits(**limits)
     except TypeError as error:
         raise ValueError(f"limits: {error}") from None
-    return check(_subject(environment, keys), held_to)
+    return run_checks(_find_target(environment, keys), limits_object)
 
 
-def _subject(environment: object, keys: dict[str, Any]) -> Subject:
+def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
     if isinstance(environment, EnvironmentPart):
         if keys:
             raise ValueError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
-        return of_object(environment)
+        return target_from_object(environment)
     if isinstance(environment, type) and issubclass(environment, EnvironmentPart):
-        return of_table({"name": name_of(environment), **keys}, str(Path.cwd()))
+        return target_from_table({"name": importable_name(environment), **keys}, str(Path.cwd()))
     if isinstance(environment, RunSettings) or (isinstance(environment, Mapping) and "environment" in environment):
-        return of_recipe(load_recipe(environment, {"environment": keys} if keys else ()))
+        return target_from_recipe(load_recipe(environment, {"environment": keys} if keys else ()))
     if isinstance(environment, Mapping) and "name" in environment:
-        return of_table({**environment, **keys}, str(Path.cwd()))
+        return target_from_table({**environment, **keys}, str(Path.cwd()))
     if is_path(environment):
-        return subject_of(str(environment), keys)
+        return find_target(str(environment), keys)
     raise ValueError(
         "an environment is its name, an import path, a recipe, a table with a name, a class that derives from "
         f"marft.EnvironmentPart, or an object of one; this is of type {type(environment).__name__}"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from marft.common.lazy import lazy_names
+from marft.common.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from marft_serve.python.gateway import Gateway
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from marft_serve.traces.scores import Scores
 
 __all__ = ["Gateway", "Scores", "score", "sft"]
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "marft_serve.python.gateway": ("Gateway",),

@@ -5,7 +5,7 @@ Each public name is imported on first use, so ``import marft`` stays cheap.
 
 from typing import TYPE_CHECKING
 
-from marft.common.lazy import lazy_names
+from marft.common.lazy_imports import lazy_exports
 from marft.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -13,25 +13,53 @@ if TYPE_CHECKING:
     from marft.agents.environment import tool
     from marft.cli.python.commands import compare, evaluate, load_recipe, load_run, train
     from marft.cli.python.run import Run
+    from marft.common.callbacks import Callback
     from marft.common.errors import RunError
-    from marft.common.observing import Observer
     from marft.common.types import Action, Episode, JointAction, Observation, Step, Task
-    from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
+    from marft.config.plugin_types import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
 
 __all__ = [
-    "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction",
-    "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings",
-    "SchedulePart", "Step", "Task", "compare", "evaluate", "load_recipe", "load_run", "tool", "train",
+    "Action",
+    "Agents",
+    "Callback",
+    "Comparison",
+    "CreditPart",
+    "EnvironmentPart",
+    "Episode",
+    "Evaluation",
+    "JointAction",
+    "ObjectivePart",
+    "Observation",
+    "OrganizationPart",
+    "Plugin",
+    "Run",
+    "RunError",
+    "RunSettings",
+    "SchedulePart",
+    "Step",
+    "Task",
+    "compare",
+    "evaluate",
+    "load_recipe",
+    "load_run",
+    "tool",
+    "train",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "marft.config.parts": ("CreditPart", "EnvironmentPart", "ObjectivePart", "OrganizationPart", "SchedulePart"),
+        "marft.config.plugin_types": (
+            "CreditPart",
+            "EnvironmentPart",
+            "ObjectivePart",
+            "OrganizationPart",
+            "SchedulePart",
+        ),
         "marft.config.plugins": ("Plugin",),
         "marft.config.run": ("RunSettings",),
         "marft.common.errors": ("RunError",),
@@ -39,7 +67,7 @@ __getattr__, __dir__ = lazy_names(
         "marft.evaluation.evaluate": ("Evaluation",),
         "marft.agents.agents": ("Agents",),
         "marft.agents.environment": ("tool",),
-        "marft.common.observing": ("Observer",),
+        "marft.common.callbacks": ("Callback",),
         "marft.cli.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
         "marft.cli.python.run": ("Run",),
         "marft.common.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),

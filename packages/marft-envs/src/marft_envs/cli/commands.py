@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, AsJson, group
+from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, command_group
 
-app = group()
+app = command_group()
 
 
-@app.command("check-env", context_settings=OVERRIDES)
+@app.command("check-env", context_settings=OVERRIDE_CONTEXT)
 def check_env(
     context: typer.Context,
     environment: Annotated[str, typer.Argument(help="Its name, an import path, or a recipe that names it.")],
@@ -26,7 +26,7 @@ def check_env(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call is given up.")] = 20.0,
     shown: Annotated[int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")] = 20_000,
     here: Annotated[bool, typer.Option("--here", help="Ask no fresh processes: quicker, and sees less.")] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check an environment for faults.
 
@@ -34,13 +34,13 @@ def check_env(
     settings of the environment as options: --lines 3. The exit status is 1 if a check fails.
     """
     from marft.cli import options, output
-    from marft_envs.cli import checking
-    from marft_envs.vetting.limits import Limits
+    from marft_envs.cli import env_check
+    from marft_envs.env_check.limits import Limits
 
     limits = Limits(
         tasks=played, most_steps=most_steps, middle_seconds=slow_ms / 1000, longest_seconds=longest_ms / 1000,
         hold_seconds=hold_ms / 1000, call_seconds=timeout, shown_characters=shown, processes=not here,
     )  # fmt: skip
-    words = options.overrides_of(context, Path(environment))
-    if not checking.check_environment(environment, words, limits, output.how(False, as_json)):
+    words = options.parse_overrides(context, Path(environment))
+    if not env_check.check_environment(environment, words, limits, output.output_mode(False, as_json)):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
 """Programming environment: problems with tests, programs, and their judge.
 
-``plain``, ``inside`` and ``replay`` run in the jail, with only the standard library.
+``plain_values``, ``sandbox_program`` and ``replay`` run in the jail, with only the standard library.
 """

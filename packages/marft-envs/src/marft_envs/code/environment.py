@@ -14,21 +14,21 @@ from marft.agents.environment import Split
 from marft.agents.sandbox.runner import require_isolation
 from marft.agents.sandbox.settings import SandboxSettings
 from marft.common.types import Task
-from marft.config.settings import CountOrNone, Fraction, NotNegative, Positive
-from marft.envs.rows import TablePath
-from marft_envs.code.drawing import drawn, problem_of
-from marft_envs.code.grading import Bench
-from marft_envs.code.judging import Limits
-from marft_envs.code.loading import Layout, Loaded, Wanted, load
+from marft.config.settings import Fraction, NonNegative, NonNegativeCount, Positive
+from marft.envs.table_rows import TablePath
+from marft_envs.code.execution import Limits
+from marft_envs.code.generator import build_problem, generate_problem
+from marft_envs.code.grading import ProblemJudge
+from marft_envs.code.loading import Layout, LoadedProblems, ReadOptions, load_problems
 from marft_envs.code.phrases import Kind
-from marft_envs.code.script import Programmer
-from marft_envs.code.session import CODER, REFLECTOR, TESTER, Attempt, Rules
-from marft_envs.drawn import Drawing, Drawn
+from marft_envs.code.script import CodeScript
+from marft_envs.code.session import CODER, REFLECTOR, TESTER, CodeRules, CodeSession
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 
-MOST_BENCHES = 10_000  # maximum cached problems
+MAX_CACHED_JUDGES = 10_000  # maximum cached problems
 
 
-class Code(Drawn):
+class Code(GeneratedEnvironment):
     """Programming problems with hidden tests. Programs run in a jail without the right answers.
 
     Without ``path``, the problems are generated: small functions on numbers, texts and lists. With ``path``, they are
@@ -52,8 +52,8 @@ class Code(Drawn):
     ungradable: Literal["refuse", "leave_out"] = "refuse"
     # Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems always
     # run all tests.
-    most_tests: CountOrNone = 50
-    limit: CountOrNone = 0  # maximum tasks per split, for dataset rows; 0: all
+    most_tests: NonNegativeCount = 50
+    limit: NonNegativeCount = 0  # maximum tasks per split, for dataset rows; 0: all
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
         "number",
         "text",
@@ -61,7 +61,7 @@ class Code(Drawn):
     )  # kinds of input of generated functions
     most_steps: Annotated[int, Field(ge=1, le=6)] = 3  # maximum steps of a generated function
     tests: Annotated[int, Field(ge=1, le=100)] = 8  # minimum hidden tests of a generated function
-    examples: CountOrNone = 1  # shown tests that do not count, if the dataset defines none
+    examples: NonNegativeCount = 1  # shown tests that do not count, if the dataset defines none
     rounds: Annotated[int, Field(ge=1, le=100)] = 1  # maximum programs per episode
     tester: bool = False  # True: an agent named tester writes tests
     # True: an agent named reflector comments on the results before the next program.
@@ -70,7 +70,7 @@ class Code(Drawn):
     reward: Literal["all", "fraction"] = "all"
     # Maximum reward of the tester, for tests that right programs pass and wrong programs fail.
     tester_reward: Fraction = 0.5
-    tolerance: NotNegative = 0.0  # tolerance for returned floats and printed numbers
+    tolerance: NonNegative = 0.0  # tolerance for returned floats and printed numbers
     seconds: Positive = 2.0  # CPU seconds per test, unless the problem sets its own limit
     # Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.
     all_seconds: Positive = 20.0
@@ -81,17 +81,17 @@ class Code(Drawn):
     # required: programs run in Linux namespaces. none: only resource limits, for machines without namespaces.
     isolation: Literal["required", "none"] = "required"
 
-    _benches: dict[str, Bench] = PrivateAttr(default_factory=dict)  # judges by task id
+    _judges: dict[str, ProblemJudge] = PrivateAttr(default_factory=dict)  # judges by task id
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Code:
+    def _check_settings(self) -> Code:
         if self.rounds == 1 and self.reflector:
             raise PydanticCustomError("code", "a reflector needs rounds of at least 2: it reads what came of the first")
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each missing role."""
-        wanted = [role for role, there in ((TESTER, self.tester), (REFLECTOR, self.reflector)) if there]
+        wanted = [role for role, needed in ((TESTER, self.tester), (REFLECTOR, self.reflector)) if needed]
         for role in [*([CODER] if wanted else []), *wanted]:
             if role not in roles:
                 yield f"environment: no agent is called {role!r}, which {' and '.join(wanted)} = true need"
@@ -107,45 +107,45 @@ class Code(Drawn):
         Raises:
             ValueError: a table cannot be read, or a row cannot be used. The message says which, and the remedy.
         """
-        return self._rows.tasks[split] if self.path else super().tasks(split)
+        return self._dataset.tasks[split] if self.path else super().tasks(split)
 
-    def tested_on(self) -> Sequence[Task]:
+    def external_test_tasks(self) -> Sequence[Task]:
         """Return the rows at ``test_path`` if the training problems are generated; else no tasks."""
-        return self._rows.tasks["test"] if self.test_path and not self.path else ()
+        return self._dataset.tasks["test"] if self.test_path and not self.path else ()
 
     @property
-    def says_whose_turn(self) -> bool:  # type: ignore[override]
+    def controls_turns(self) -> bool:  # type: ignore[override]
         """Return True with a tester or reflector: the environment then controls turns."""
         return self.tester or self.reflector
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a small function."""
-        return drawn(random, self.kinds, self.most_steps, self.tests, self.examples)
+        return generate_problem(random, self.kinds, self.most_steps, self.tests, self.examples)
 
-    def start(self, task: Task, seed: int) -> Attempt:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> CodeSession:  # noqa: ARG002  nothing here is random
         """Create a session."""
-        rules = Rules(self.rounds, self.tester, self.reflector, self.reward == "fraction", self.tester_reward)
-        return Attempt(self._bench(task), rules)
+        rules = CodeRules(self.rounds, self.tester, self.reflector, self.reward == "fraction", self.tester_reward)
+        return CodeSession(self._get_judge(task), rules)
 
-    def script(self, skill: float = 1.0) -> Programmer | None:
+    def script(self, skill: float = 1.0) -> CodeScript | None:
         """Return the scripted policy for generated problems; None for dataset rows."""
-        return None if self.path else Programmer(skill)
+        return None if self.path else CodeScript(skill)
 
-    def _bench(self, task: Task) -> Bench:
-        if task.id not in self._benches:
-            if len(self._benches) >= MOST_BENCHES:
-                self._benches.clear()
-            problem = problem_of(task.data) if "steps" in task.data else self._rows.problems[task.id]
-            self._benches[task.id] = Bench(problem, self._limits, self.tolerance)
-        return self._benches[task.id]
+    def _get_judge(self, task: Task) -> ProblemJudge:
+        if task.id not in self._judges:
+            if len(self._judges) >= MAX_CACHED_JUDGES:
+                self._judges.clear()
+            problem = build_problem(task.data) if "steps" in task.data else self._dataset.problems[task.id]
+            self._judges[task.id] = ProblemJudge(problem, self._limits, self.tolerance)
+        return self._judges[task.id]
 
     @cached_property
     def _limits(self) -> Limits:
         return Limits(self.seconds, self.all_seconds, self.memory_mb, self.output_kb, self.isolation)
 
     @cached_property
-    def _rows(self) -> Loaded:
+    def _dataset(self) -> LoadedProblems:
         require_isolation(SandboxSettings(isolation=self.isolation))
-        wanted = Wanted(self.layout, self.ungradable == "leave_out", self.examples, self.most_tests, self.limit)
+        wanted = ReadOptions(self.layout, self.ungradable == "leave_out", self.examples, self.most_tests, self.limit)
         tables = {"train": (self.path, self.part), "test": (self.test_path, self.test_part)}
-        return load({split: table for split, table in tables.items() if table[0]}, self.subset, wanted)
+        return load_problems({split: table for split, table in tables.items() if table[0]}, self.subset, wanted)

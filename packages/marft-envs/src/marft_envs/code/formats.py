@@ -10,47 +10,47 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marft.config.settings import did_you_mean
-from marft.envs.rows import Row
-from marft_envs.code import standard
-from marft_envs.code.asserting import names_in, statements_of
-from marft_envs.code.judging import Call, Feed
-from marft_envs.code.packed import unpacked
-from marft_envs.code.plus import plus_cases
-from marft_envs.code.problems import Asserts, Case, Problem
-from marft_envs.code.proposing import call_in
-from marft_envs.code.reports import case_in_words
+from marft.envs.table_rows import Row
+from marft_envs.code import judge_imports
+from marft_envs.code.assert_tests import find_functions, split_check
+from marft_envs.code.evalplus import parse_evalplus
+from marft_envs.code.execution import FunctionCall, StdinInput
+from marft_envs.code.extraction import parse_call_case
+from marft_envs.code.packed_tests import unpack_tests
+from marft_envs.code.problems import AssertTests, Case, Problem
+from marft_envs.code.reports import describe_case
 
-MOST_SECONDS, MOST_MB = 600, 65536  # maximum limits that a row may set
-STDIN = "Write a Python program that reads standard input and prints."
+MAX_SECONDS, MAX_MB = 600, 65536  # maximum limits that a row may set
+STDIN_STATEMENT = "Write a Python program that reads standard input and prints."
 
 
-class Read(NamedTuple):
+class ParsedRow(NamedTuple):
     """Problem with its name from the row."""
 
     name: str
     problem: Problem
 
 
-def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show examples themselves
+def parse_humaneval(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  its prompts show examples themselves
     """Parse HumanEval or HumanEval+: ``task_id``, ``prompt``, ``entry_point``, ``canonical_solution``, ``test``."""
     prompt, entry = row.text("prompt"), row.text("entry_point")
     solution = prompt + row.text("canonical_solution")
-    at = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
-    if at is None or not entry.isidentifier():
+    definition = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
+    if definition is None or not entry.isidentifier():
         raise ValueError(f"column 'prompt' does not define {entry!r}")
     statement = f"Complete this Python function, and give it whole.\n\n```python\n{prompt.rstrip()}\n```"
-    plus = plus_cases(row.text("test"), entry)
+    plus = parse_evalplus(row.text("test"), entry)
     cases, asserts = (
-        (tuple(plus), None) if plus else _tests(statements_of(row.text("test")), {"candidate": entry}, solution)
+        (tuple(plus), None) if plus else _parse_tests(split_check(row.text("test")), {"candidate": entry}, solution)
     )
     problem = Problem(
-        statement, entry, cases=cases, asserts=asserts, before=prompt[: at.start()], opening=prompt[at.start() :],
-        reference=solution,
+        statement, entry, cases=cases, asserts=asserts, setup_code=prompt[: definition.start()],
+        program_start=prompt[definition.start() :], reference=solution,
     )  # fmt: skip
-    return Read(row.text("task_id"), problem)
+    return ParsedRow(row.text("task_id"), problem)
 
 
-def mbpp(row: Row, shown: int) -> Read:
+def parse_mbpp(row: Row, example_count: int) -> ParsedRow:
     """Parse MBPP, full or sanitized, or MBPP+.
 
     Columns: ``text`` or ``prompt``, ``code``, ``test_list``, and optional imports, setup and challenge tests. In MBPP+,
@@ -58,38 +58,38 @@ def mbpp(row: Row, shown: int) -> Read:
     """
     code = row.text("code")
     tests = [
-        *_texts(row, "test_list"),
-        *(_texts(row, "challenge_test_list") if "challenge_test_list" in row.cells else ()),
+        *_read_texts(row, "test_list"),
+        *(_read_texts(row, "challenge_test_list") if "challenge_test_list" in row.cells else ()),
     ]
-    names = names_in(tests, code)
-    imports = _texts(row, "test_imports") if "test_imports" in row.cells else []
+    names = find_functions(tests, code)
+    imports = _read_texts(row, "test_imports") if "test_imports" in row.cells else []
     setup = row.text("test_setup_code") if "test_setup_code" in row.cells else ""
     before = "\n".join([*imports, setup, code]) + "\n"
-    plus = plus_cases(row.text("test")) if "test" in row.cells else None
-    if plus is None and _maybe(row, "test").strip():
+    plus = parse_evalplus(row.text("test")) if "test" in row.cells else None
+    if plus is None and _optional_text(row, "test").strip():
         raise ValueError("has tests beside test_list (column 'test') that are not EvalPlus's, and cannot be read")
-    count = min(shown, len(tests) if plus else len(tests) - 1)
-    told = tests[:count] or [f"{name}(…)" for name in names]
+    count = min(example_count, len(tests) if plus else len(tests) - 1)
+    shown_tests = tests[:count] or [f"{name}(…)" for name in names]
     words = row.text("text" if "text" in row.cells else "prompt")
-    statement = f"{words.strip()}\nThe program must pass tests such as these:\n" + "\n".join(told)
-    called = {name: name for name in names}
-    examples = [case for test in tests[:count] if (case := call_in(test, names)) is not None]
+    statement = f"{words.strip()}\nThe program must pass tests such as these:\n" + "\n".join(shown_tests)
+    functions = {name: name for name in names}
+    examples = [case for test in tests[:count] if (case := parse_call_case(test, names)) is not None]
     if plus:
-        given = [case.given for case in examples]
-        cases, asserts = tuple(case for case in plus if case.given not in given), None
+        example_inputs = [case.input for case in examples]
+        cases, asserts = tuple(case for case in plus if case.input not in example_inputs), None
     else:
-        cases, asserts = _tests(tests[count:], called, before)
+        cases, asserts = _parse_tests(tests[count:], functions, before)
     problem = Problem(statement, names[-1], tuple(examples), cases, asserts, reference=code)
-    return Read(f"mbpp/{row.text('task_id')}", problem)
+    return ParsedRow(f"mbpp/{row.text('task_id')}", problem)
 
 
-def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show examples themselves
+def parse_apps(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  its questions show examples themselves
     """Parse APPS.
 
     Columns: ``question``, ``input_output`` (JSON, with ``fn_name`` for functions), ``solutions`` (JSON),
     ``starter_code``.
     """
-    tests = _json(row, "input_output")
+    tests = _read_json(row, "input_output")
     if (
         not isinstance(tests, dict)
         or not isinstance(tests.get("inputs"), list)
@@ -102,75 +102,85 @@ def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show exam
             f"column 'input_output' has {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs; each has one"
         )
     pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
-    cases = [_called(entry, given, right) if entry else _fed(given, right) for given, right in pairs]
+    cases = [
+        _call_case(entry, case_input, expected) if entry else _text_case(case_input, expected)
+        for case_input, expected in pairs
+    ]
     starter = row.text("starter_code").strip() if "starter_code" in row.cells else ""
-    solutions = _json(row, "solutions") if "solutions" in row.cells and row.text("solutions").strip() else []
+    solutions = _read_json(row, "solutions") if "solutions" in row.cells and row.text("solutions").strip() else []
     reference = str(solutions[0]) if isinstance(solutions, list) and solutions else ""
-    asked = f"Begin with:\n{starter}" if starter else (f"Write the function {entry}." if entry else STDIN)
-    statement = f"{row.text('question').strip()}\n\n{asked}"
+    instruction = (
+        f"Begin with:\n{starter}" if starter else (f"Write the function {entry}." if entry else STDIN_STATEMENT)
+    )
+    statement = f"{row.text('question').strip()}\n\n{instruction}"
     name = next((row.text(key) for key in ("problem_id", "id") if key in row.cells), "")
-    problem = Problem(statement, entry, cases=tuple(cases), before=standard.APPS, reference=reference)
-    return Read(f"apps/{name}" if name else "", problem)
+    problem = Problem(statement, entry, cases=tuple(cases), setup_code=judge_imports.APPS, reference=reference)
+    return ParsedRow(f"apps/{name}" if name else "", problem)
 
 
-def livecodebench(row: Row, shown: int) -> Read:  # noqa: ARG001  what is public is shown
+def parse_livecodebench(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  what is public is shown
     """Parse LiveCodeBench.
 
     Columns: ``question_content``, ``public_test_cases``, ``private_test_cases``, ``metadata``, ``starter_code``.
     """
-    metadata = _json(row, "metadata") if "metadata" in row.cells and row.text("metadata").strip() else {}
+    metadata = _read_json(row, "metadata") if "metadata" in row.cells and row.text("metadata").strip() else {}
     entry = str(metadata.get("func_name") or "") if isinstance(metadata, dict) else ""
     cases = {}
     for column in ("public_test_cases", "private_test_cases"):
         try:
             cells = row.cells.get(column)
-            tests = cells if isinstance(cells, list) else unpacked(row.text(column))
+            tests = cells if isinstance(cells, list) else unpack_tests(row.text(column))
             cases[column] = tuple(_livecodebench_case(entry, test) for test in tests)
         except (KeyError, TypeError) as error:
             raise ValueError(f"column {column!r} holds no tests with input and output ({error!r})") from error
         except ValueError as error:
             raise ValueError(f"column {column!r} {error}") from error
     starter = row.text("starter_code").strip() if "starter_code" in row.cells else ""
-    statement = f"{row.text('question_content').strip()}\n\n" + (f"Begin with:\n{starter}" if starter else STDIN)
+    statement = f"{row.text('question_content').strip()}\n\n" + (
+        f"Begin with:\n{starter}" if starter else STDIN_STATEMENT
+    )
     public, private = cases["public_test_cases"], cases["private_test_cases"]
-    problem = Problem(statement, entry, public, private, before=standard.LIVECODEBENCH)
-    return Read(row.text("question_id") if "question_id" in row.cells else "", problem)
+    problem = Problem(statement, entry, public, private, setup_code=judge_imports.LIVECODEBENCH)
+    return ParsedRow(row.text("question_id") if "question_id" in row.cells else "", problem)
 
 
-def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are shown
+def parse_codeforces(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  its examples are shown
     """Parse Codeforces (open-r1/codeforces).
 
     Columns: ``description``, ``examples``, ``official_tests``, ``generated_checker``.
     """
-    if _maybe(row, "interaction_format"):
+    if _optional_text(row, "interaction_format"):
         raise ValueError("is interactive, and programs here only read and print")
-    if (mode := _maybe(row, "input_mode")) not in ("", "stdio"):
+    if (mode := _optional_text(row, "input_mode")) not in ("", "stdio"):
         raise ValueError(f"reads and writes by {mode!r}, and programs here read standard input")
-    examples = [_pair(test) for test in _tables(row, "examples")]
-    shown_inputs = {case.given.text for case in examples if isinstance(case.given, Feed)}
-    official = [_pair(test) for test in _tables(row, "official_tests")]
-    hidden = [case for case in official if isinstance(case.given, Feed) and case.given.text not in shown_inputs]
+    examples = [_input_output_case(test) for test in _read_list(row, "examples")]
+    shown_inputs = {case.input.text for case in examples if isinstance(case.input, StdinInput)}
+    official = [_input_output_case(test) for test in _read_list(row, "official_tests")]
+    hidden = [case for case in official if isinstance(case.input, StdinInput) and case.input.text not in shown_inputs]
     parts = [
-        _maybe(row, "title"), _maybe(row, "description"),
-        *(f"{title}\n{_maybe(row, key)}" for title, key in (("Input", "input_format"), ("Output", "output_format"))),
-        *map(_example, examples),
-        f"Note\n{_maybe(row, 'note')}" if _maybe(row, "note") else "", STDIN,
+        _optional_text(row, "title"), _optional_text(row, "description"),
+        *(
+            f"{title}\n{_optional_text(row, key)}"
+            for title, key in (("Input", "input_format"), ("Output", "output_format"))
+        ),
+        *map(_format_example, examples),
+        f"Note\n{_optional_text(row, 'note')}" if _optional_text(row, "note") else "", STDIN_STATEMENT,
     ]  # fmt: skip
     problem = Problem(
         "\n\n".join(part for part in parts if part), examples=tuple(examples), cases=tuple(hidden),
-        checker=_maybe(row, "generated_checker"), seconds=_amount(row, "time_limit", MOST_SECONDS),
-        memory_mb=int(_amount(row, "memory_limit", MOST_MB)),
+        checker=_optional_text(row, "generated_checker"), seconds=_read_limit(row, "time_limit", MAX_SECONDS),
+        memory_mb=int(_read_limit(row, "memory_limit", MAX_MB)),
     )  # fmt: skip
-    return Read(_maybe(row, "id"), problem)
+    return ParsedRow(_optional_text(row, "id"), problem)
 
 
-def plain(row: Row, shown: int) -> Read:
+def parse_plain(row: Row, example_count: int) -> ParsedRow:
     """Parse MARFT's own layout.
 
     Columns: ``question``, and ``tests`` (a list of objects with ``input`` and ``output``). Optional columns: ``entry``
     (a function's name; inputs are then argument lists), ``solution``, and ``wrong`` (a list of wrong programs).
     """
-    entry, tests = _maybe(row, "entry"), _json(row, "tests")
+    entry, tests = _optional_text(row, "entry"), _read_json(row, "tests")
     if not isinstance(tests, list) or not all(
         isinstance(test, dict) and test.keys() >= {"input", "output"} for test in tests
     ):
@@ -178,28 +188,33 @@ def plain(row: Row, shown: int) -> Read:
     if entry and not all(isinstance(test["input"], list) for test in tests):
         raise ValueError("column 'tests': the input of a function is a list of its arguments, such as [2]")
     cases = [
-        Case(Call(entry, tuple(test["input"])), (test["output"],), True)
+        Case(FunctionCall(entry, tuple(test["input"])), (test["output"],), True)
         if entry
-        else _fed(test["input"], test["output"])
+        else _text_case(test["input"], test["output"])
         for test in tests
     ]
-    count = min(shown, len(cases) - 1)
+    count = min(example_count, len(cases) - 1)
     question = row.text("question").strip()
     if not question:
         raise ValueError("asks nothing")
-    statement = "\n".join([question, *map(case_in_words, cases[:count]), *([] if entry else [STDIN])])
-    wrong = tuple(_texts(row, "wrong")) if "wrong" in row.cells else ()
+    statement = "\n".join([question, *map(describe_case, cases[:count]), *([] if entry else [STDIN_STATEMENT])])
+    wrong = tuple(_read_texts(row, "wrong")) if "wrong" in row.cells else ()
     problem = Problem(
-        statement, entry, tuple(cases[:count]), tuple(cases[count:]), reference=_maybe(row, "solution"), wrong=wrong
+        statement,
+        entry,
+        tuple(cases[:count]),
+        tuple(cases[count:]),
+        reference=_optional_text(row, "solution"),
+        wrong_programs=wrong,
     )
-    return Read(_maybe(row, "id"), problem)
+    return ParsedRow(_optional_text(row, "id"), problem)
 
 
-FORMATS: Mapping[str, Callable[[Row, int], Read]] = {
-    "apps": apps, "codeforces": codeforces, "humaneval": humaneval, "livecodebench": livecodebench, "mbpp": mbpp,
-    "plain": plain,
+FORMATS: Mapping[str, Callable[[Row, int], ParsedRow]] = {
+    "apps": parse_apps, "codeforces": parse_codeforces, "humaneval": parse_humaneval,
+    "livecodebench": parse_livecodebench, "mbpp": parse_mbpp, "plain": parse_plain,
 }  # fmt: skip
-KNOWN_BY = {
+FORMAT_COLUMNS = {
     "apps": {"question", "input_output"}, "codeforces": {"official_tests", "description"},
     "humaneval": {"canonical_solution", "entry_point", "test"},
     "livecodebench": {"question_content", "private_test_cases"}, "mbpp": {"test_list", "code"},
@@ -207,74 +222,81 @@ KNOWN_BY = {
 }  # fmt: skip
 
 
-def format_of(row: Row) -> str:
+def detect_format(row: Row) -> str:
     """Detect the layout from a row's columns.
 
     Raises:
         ValueError: the columns match no layout.
     """
-    found = next((name for name, columns in KNOWN_BY.items() if columns <= row.cells.keys()), "")
-    if not found:
-        wanted = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in KNOWN_BY.items())
-        near = did_you_mean(str(next(iter(row.cells), "")), set().union(*KNOWN_BY.values()))
-        raise ValueError(f"environment: {row.place}: its columns are of no layout that is known ({wanted}){near}")
-    return found
+    name_found = next((name for name, columns in FORMAT_COLUMNS.items() if columns <= row.cells.keys()), "")
+    if not name_found:
+        wanted = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in FORMAT_COLUMNS.items())
+        suggestion = did_you_mean(str(next(iter(row.cells), "")), set().union(*FORMAT_COLUMNS.values()))
+        raise ValueError(
+            f"environment: {row.location}: its columns are of no layout that is known ({wanted}){suggestion}"
+        )
+    return name_found
 
 
-def _tests(tests: Sequence[str], called: Mapping[str, str], before: str) -> tuple[tuple[Case, ...], Asserts | None]:
+def _parse_tests(
+    tests: Sequence[str], functions: Mapping[str, str], before: str
+) -> tuple[tuple[Case, ...], AssertTests | None]:
     """Parse code tests; return cases if each test has the form ``assert f(2) == 5``, else assert tests.
 
     Cases need a single jail.
 
     Args:
         tests: source code of the tests.
-        called: functions by their names in the tests.
+        functions: functions by their names in the tests.
         before: code that defines every name in the tests.
     """
-    cases = [call_in(test.strip(), called) for test in tests]
+    cases = [parse_call_case(test.strip(), functions) for test in tests]
     if None in cases:
         try:
             ast.parse(before)
         except SyntaxError as error:
             raise ValueError(f"has a solution that is no Python: {error.msg} (line {error.lineno})") from error
-        return (), Asserts(before, tuple(called.values()), tuple(tests))
-    found = [case for case in cases if case is not None and isinstance(case.given, Call)]
-    return tuple(replace(one, given=replace(one.given, entry=called[one.given.entry])) for one in found), None  # type: ignore[arg-type, union-attr]
+        return (), AssertTests(before, tuple(functions.values()), tuple(tests))
+    call_cases = [case for case in cases if case is not None and isinstance(case.input, FunctionCall)]
+    return tuple(
+        replace(case_item, input=replace(case_item.input, entry=functions[case_item.input.entry]))
+        for case_item in call_cases
+    ), None  # type: ignore[arg-type, union-attr]
 
 
-def _called(entry: str, given: Any, right: Any) -> Case:
+def _call_case(entry: str, arguments: Any, expected: Any) -> Case:
     """Build a case with a call. The right result is the output, or the output's first item."""
-    if not isinstance(given, list):
+    if not isinstance(arguments, list):
         raise ValueError(f"column 'input_output': an input of {entry} is no list of arguments")
-    either = (right, right[0]) if isinstance(right, list) and right else (right,)
-    return Case(Call(entry, tuple(given)), either, True)
+    accepted = (expected, expected[0]) if isinstance(expected, list) and expected else (expected,)
+    return Case(FunctionCall(entry, tuple(arguments)), accepted, True)
 
 
-def _fed(given: Any, right: Any) -> Case:
+def _text_case(input_text: Any, expected: Any) -> Case:
     """Build a case with input and output texts. A list is joined into lines."""
-    texts = ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in (given, right)]
-    return Case(Feed(texts[0]), (texts[1],))
+    texts = ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in (input_text, expected)]
+    return Case(StdinInput(texts[0]), (texts[1],))
 
 
 def _livecodebench_case(entry: str, test: Mapping[str, Any]) -> Case:
     if not entry:
-        return _fed(test["input"], test["output"])
+        return _text_case(test["input"], test["output"])
     arguments = tuple(json.loads(line) for line in str(test["input"]).split("\n"))
-    return Case(Call(entry, arguments), (json.loads(str(test["output"])),), True)
+    return Case(FunctionCall(entry, arguments), (json.loads(str(test["output"])),), True)
 
 
-def _pair(test: Any) -> Case:
+def _input_output_case(test: Any) -> Case:
     if not isinstance(test, Mapping) or not test.keys() >= {"input", "output"}:
         raise ValueError("has tests without input and output")
-    return _fed(test["input"], test["output"])
+    return _text_case(test["input"], test["output"])
 
 
-def _example(case: Case) -> str:
-    assert isinstance(case.given, Feed)
-    return f"Example\nInput:\n{case.given.text.rstrip()}\nOutput:\n{case.right[0].rstrip()}"
+def _format_example(case: Case) -> str:
+    assert isinstance(case.input, StdinInput)
+    return f"Example\nInput:\n{case.input.text.rstrip()}\nOutput:\n{case.expected[0].rstrip()}"
 
 
-def _json(row: Row, column: str) -> Any:
+def _read_json(row: Row, column: str) -> Any:
     cell = row.cell(column)
     if not isinstance(cell, str):
         return cell
@@ -284,19 +306,19 @@ def _json(row: Row, column: str) -> Any:
         raise ValueError(f"column {column!r} is not JSON ({error})") from error
 
 
-def _texts(row: Row, column: str) -> list[str]:
+def _read_texts(row: Row, column: str) -> list[str]:
     cell = row.cell(column)
-    cell = _json(row, column) if isinstance(cell, str) and cell.strip() else cell or []
+    cell = _read_json(row, column) if isinstance(cell, str) and cell.strip() else cell or []
     if not isinstance(cell, list) or not all(isinstance(text, str) for text in cell):
         raise ValueError(f"column {column!r} holds no list of texts")
     return list(cell)
 
 
-def _maybe(row: Row, column: str) -> str:
+def _optional_text(row: Row, column: str) -> str:
     return row.text(column) if column in row.cells else ""
 
 
-def _tables(row: Row, column: str) -> list[Any]:
+def _read_list(row: Row, column: str) -> list[Any]:
     """Return a list cell; empty if missing."""
     cell = row.cells.get(column)
     if cell is None:
@@ -306,9 +328,9 @@ def _tables(row: Row, column: str) -> list[Any]:
     return cell
 
 
-def _amount(row: Row, column: str, most: float) -> float:
-    """Return a limit from 0 to ``most``; 0 if missing."""
+def _read_limit(row: Row, column: str, limit: float) -> float:
+    """Return a limit from 0 to ``limit``; 0 if missing."""
     value = row.cells.get(column) or 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {most:,}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
+        raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {limit:,}")
     return float(value)

@@ -9,26 +9,26 @@ from typing import Literal, NamedTuple
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.envs.contents import CONTENT
-from marft.envs.rows import Row, read_table
-from marft.envs.splits import split_of
-from marft_envs.code.formats import FORMATS, Read, format_of
+from marft.envs.content_digest import DIGEST_KEY
+from marft.envs.splits import assign_split
+from marft.envs.table_rows import Row, read_table
+from marft_envs.code.formats import FORMATS, ParsedRow, detect_format
 from marft_envs.code.problems import Problem
 
 Layout = Literal["auto", "apps", "codeforces", "humaneval", "livecodebench", "mbpp", "plain"]
 
 
-class Wanted(NamedTuple):
+class ReadOptions(NamedTuple):
     """Options for reading rows."""
 
     layout: Layout
-    leave_out: bool  # True to skip rows that cannot be graded
-    shown: int  # shown tests, if the dataset defines none
-    most_tests: int  # maximum hidden tests per training problem; 0: all
+    skip_ungradable: bool  # True to skip rows that cannot be graded
+    example_count: int  # shown tests, if the dataset defines none
+    max_tests: int  # maximum hidden tests per training problem; 0: all
     limit: int  # maximum tasks per split; 0: all
 
 
-class Loaded(NamedTuple):
+class LoadedProblems(NamedTuple):
     """Tasks by split, and problems by task id.
 
     Problems are separate because hidden tests can be large, and tasks are stored with their episodes.
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     problems: Mapping[str, Problem]
 
 
-def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> Loaded:
+def load_problems(tables: Mapping[str, tuple[str, str]], subset: str, options: ReadOptions) -> LoadedProblems:
     """Read tables for ``train`` and optionally ``test``, each given by a path and a split name.
 
     Duplicate problems are dropped. A problem in the test split is in no other split.
@@ -46,7 +46,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
     Args:
         tables: path and split to read, by table name.
         subset: dataset configuration on the Hugging Face Hub.
-        wanted: options for reading rows.
+        options: options for reading rows.
 
     Raises:
         ValueError: a table or a row cannot be read. The message says which, and the remedy.
@@ -56,63 +56,66 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
     seen = set[str]()
     for name in sorted(tables):  # test comes first
         path, part = tables[name]
-        for number, content, read in _read(path, subset, part, wanted):
-            statement = " ".join(read.problem.statement.split())
+        for number, content, parsed in _read_problems(path, subset, part, options):
+            statement = " ".join(parsed.problem.statement.split())
             if statement in seen:
                 continue
             seen.add(statement)
-            split = "test" if name == "test" else split_of(statement)
+            split = "test" if name == "test" else assign_split(statement)
             split = "train" if name != "test" and "test" in tables and split == "test" else split
-            identity = _free(read.name or f"{Path(path).stem}/{number}", problems)
-            problems[identity] = _cut(read.problem, wanted.most_tests if split == "train" else 0)
-            tasks[split].append(Task(identity, read.problem.statement, {"row": number, CONTENT: content}))
-    return Loaded({split: found[: wanted.limit or None] for split, found in tasks.items()}, problems)
+            task_id = _unique_name(parsed.name or f"{Path(path).stem}/{number}", problems)
+            problems[task_id] = _limit_tests(parsed.problem, options.max_tests if split == "train" else 0)
+            tasks[split].append(Task(task_id, parsed.problem.statement, {"row": number, DIGEST_KEY: content}))
+    return LoadedProblems(
+        {split: split_tasks[: options.limit or None] for split, split_tasks in tasks.items()}, problems
+    )
 
 
-def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[int, str, Read]]:
+def _read_problems(path: str, subset: str, part: str, options: ReadOptions) -> Iterator[tuple[int, str, ParsedRow]]:
     """Yield each row's number, digest and problem."""
     layout = ""
     for number, row in enumerate(read_table(path, subset, part)):
-        layout = layout or (format_of(row) if wanted.layout == "auto" else wanted.layout)
+        layout = layout or (detect_format(row) if options.layout == "auto" else options.layout)
         try:
-            read = _one(row, layout, wanted)
+            parsed = _parse_row(row, layout, options)
         except (ValueError, RecursionError, MemoryError) as error:
-            why = str(error) if isinstance(error, ValueError) else "is nested too deep to be read"
-            if wanted.leave_out and not why.startswith("environment:"):
+            problem = str(error) if isinstance(error, ValueError) else "is nested too deep to be read"
+            if options.skip_ungradable and not problem.startswith("environment:"):
                 continue
-            raise ValueError(_refusal(row, layout, why)) from error
-        yield number, row.digest, read
+            raise ValueError(_error_message(row, layout, problem)) from error
+        yield number, row.digest, parsed
 
 
-def _one(row: Row, layout: str, wanted: Wanted) -> Read:
-    read = FORMATS[layout](row, wanted.shown)
-    if not read.problem.statement.strip():
+def _parse_row(row: Row, layout: str, options: ReadOptions) -> ParsedRow:
+    parsed = FORMATS[layout](row, options.example_count)
+    if not parsed.problem.statement.strip():
         raise ValueError("asks nothing")
-    if not read.problem.tests:
+    if not parsed.problem.test_count:
         raise ValueError("has no test that is not shown")
-    return read
+    return parsed
 
 
-def _refusal(row: Row, layout: str, why: str) -> str:
-    if why.startswith("environment:"):
-        return why
+def _error_message(row: Row, layout: str, problem: str) -> str:
+    if problem.startswith("environment:"):
+        return problem
     return (
-        f"environment: {row.place}, read as {layout}: {why}; put it right, name another layout, or leave such rows out "
+        f"environment: {row.location}, read as {layout}: {problem}; put it right, name another layout, or leave such "
+        "rows out "
         '(ungradable = "leave_out")'
     )
 
 
-def _cut(problem: Problem, most: int) -> Problem:
-    if not most or problem.tests <= most:
+def _limit_tests(problem: Problem, limit: int) -> Problem:
+    if not limit or problem.test_count <= limit:
         return problem
     if problem.asserts:
-        return replace(problem, asserts=replace(problem.asserts, tests=problem.asserts.tests[:most]))
-    return replace(problem, cases=problem.cases[:most])
+        return replace(problem, asserts=replace(problem.asserts, tests=problem.asserts.tests[:limit]))
+    return replace(problem, cases=problem.cases[:limit])
 
 
-def _free(name: str, taken: Mapping[str, object]) -> str:
+def _unique_name(name: str, used: Mapping[str, object]) -> str:
     number, free = 1, name
-    while free in taken:
+    while free in used:
         number += 1
         free = f"{name}#{number}"
     return free

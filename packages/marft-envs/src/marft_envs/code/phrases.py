@@ -9,8 +9,8 @@ from types import CodeType
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["number", "text", "list"]
-THEN = ", then "
-MOST_KEPT = 20_000  # maximum cached expressions
+STEP_SEPARATOR = ", then "
+CACHE_SIZE = 20_000  # maximum cached expressions
 LETTERS = "aeiostr"
 ATOM = re.compile(r"[\w.]+|\w+\(.*\)|\[.*\]")
 
@@ -22,10 +22,10 @@ class Phrase(NamedTuple):
     """
 
     words: str
-    takes: Kind
-    gives: Kind
+    input_kind: Kind
+    output_kind: Kind
     code: str
-    mistaken: tuple[str, ...]
+    wrong_codes: tuple[str, ...]
     low: int = 1
     high: int = 9
 
@@ -68,8 +68,8 @@ PHRASES = (
     Phrase("the largest, or 0", "list", "number", "max({x}, default=0)", ("min({x}, default=0)", "sum({x})")),
 )  # fmt: skip
 BY_WORDS = {phrase.words: phrase for phrase in PHRASES}
-FUNCTIONS = (len, sum, max, min, sorted, list, set, abs)
-ALLOWED = {"__builtins__": {function.__name__: function for function in FUNCTIONS}}
+ALLOWED_FUNCTIONS = (len, sum, max, min, sorted, list, set, abs)
+ALLOWED_GLOBALS = {"__builtins__": {function.__name__: function for function in ALLOWED_FUNCTIONS}}
 
 
 class Step(NamedTuple):
@@ -79,75 +79,77 @@ class Step(NamedTuple):
     number: int = 0
     letter: str = ""
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Return the step's description."""
         return self.words.format(n=self.number, c=self.letter)
 
-    def applied(self, to: str, code: str | None = None) -> str:
-        """Return this step's expression, applied to the expression ``to``."""
+    def apply_to(self, operand: str, code: str | None = None) -> str:
+        """Return this step's expression, applied to the expression ``operand``."""
         code = BY_WORDS[self.words].code if code is None else code
         bare = "({x}" in code or "in {x}" in code
-        return code.format(x=to if bare or ATOM.fullmatch(to) else f"({to})", n=self.number, c=self.letter)
+        return code.format(
+            x=operand if bare or ATOM.fullmatch(operand) else f"({operand})", n=self.number, c=self.letter
+        )
 
 
-def in_words(steps: Sequence[Step]) -> str:
+def to_words(steps: Sequence[Step]) -> str:
     """Describe a chain: ``times 2, then plus 3``."""
-    return THEN.join(step.said() for step in steps)
+    return STEP_SEPARATOR.join(step.describe() for step in steps)
 
 
-def in_code(steps: Sequence[Step]) -> str:
+def to_code(steps: Sequence[Step]) -> str:
     """Convert a chain to an expression in ``x``.
 
-    >>> in_code([Step("times {n}", 2), Step("plus {n}", 3)])
+    >>> to_code([Step("times {n}", 2), Step("plus {n}", 3)])
     '(x * 2) + 3'
     """
     code = "x"
     for step in steps:
-        code = step.applied(code)
+        code = step.apply_to(code)
     return code
 
 
-def mistakes(steps: Sequence[Step]) -> list[str]:
+def wrong_expressions(steps: Sequence[Step]) -> list[str]:
     """Return expressions that get a step wrong, or skip a step."""
-    found = []
+    expressions = []
     for place, step in enumerate(steps):
-        for code in BY_WORDS[step.words].mistaken:
-            wrong = step.applied(in_code(steps[:place]), code)
+        for code in BY_WORDS[step.words].wrong_codes:
+            wrong = step.apply_to(to_code(steps[:place]), code)
             for later in steps[place + 1 :]:
-                wrong = later.applied(wrong)
-            found.append(wrong)
-        if len(steps) > 1 and BY_WORDS[step.words].takes == BY_WORDS[step.words].gives:
-            found.append(in_code([*steps[:place], *steps[place + 1 :]]))
-    return list(dict.fromkeys(found))
+                wrong = later.apply_to(wrong)
+            expressions.append(wrong)
+        if len(steps) > 1 and BY_WORDS[step.words].input_kind == BY_WORDS[step.words].output_kind:
+            expressions.append(to_code([*steps[:place], *steps[place + 1 :]]))
+    return list(dict.fromkeys(expressions))
 
 
-def steps_in(words: str) -> list[Step] | None:
+def parse_steps(words: str) -> list[Step] | None:
     """Parse a chain from its description; None if invalid.
 
-    >>> steps_in("times 2, then plus 3")
+    >>> parse_steps("times 2, then plus 3")
     [Step(words='times {n}', number=2, letter=''), Step(words='plus {n}', number=3, letter='')]
     """
-    found = []
-    for part in words.split(THEN):
+    steps = []
+    for part in words.split(STEP_SEPARATOR):
         for phrase in PHRASES:
             pattern = re.escape(phrase.words).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{c\}", "(?P<c>[a-z])")
             if match := re.fullmatch(pattern, part.strip()):
-                told = match.groupdict()
-                found.append(Step(phrase.words, int(told.get("n") or 0), told.get("c") or ""))
+                groups = match.groupdict()
+                steps.append(Step(phrase.words, int(groups.get("n") or 0), groups.get("c") or ""))
                 break
         else:
             return None
-    return found
+    return steps
 
 
-@lru_cache(MOST_KEPT)
-def _compiled(code: str) -> CodeType:
+@lru_cache(CACHE_SIZE)
+def _compile(code: str) -> CodeType:
     return compile(code, "phrases", "eval")
 
 
-def value_of(code: str, x: object) -> Any:
+def evaluate(code: str, x: object) -> Any:
     """Evaluate a trusted expression at ``x``; None if it raises an error."""
     try:
-        return eval(_compiled(code), ALLOWED, {"x": x})
+        return eval(_compile(code), ALLOWED_GLOBALS, {"x": x})
     except (TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):
         return None

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from marft_envs.code.judging import Call, Given, Outcome
-from marft_envs.code.plain import same, unified
+from marft_envs.code.execution import CaseInput, FunctionCall, Outcome
+from marft_envs.code.plain_values import tuples_to_lists, values_equal
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """Input with its right results. Each is a value or a printed text, and any match counts."""
 
-    given: Given
-    right: tuple[Any, ...]
+    input: CaseInput
+    expected: tuple[Any, ...]
     as_json: bool = False  # treat tuples and lists as equal
     as_set: bool = False  # ignore the order and repetition of list items
     absolute: float = 0.0  # absolute tolerance for floats, unless the recipe allows more
@@ -25,14 +25,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Asserts:
-    """Code tests: statements that call functions by ``names``, in the scope of ``before``.
+class AssertTests:
+    """Code tests: statements that call functions by ``names``, in the scope of ``setup_code``.
 
-    ``before`` is trusted code that defines every name in the tests. If it defines the functions under test, they are
-    used to find the calls that the tests make.
+    ``setup_code`` is trusted code that defines every name in the tests. If it defines the functions under test, they
+    are used to find the calls that the tests make.
     """
 
-    before: str
+    setup_code: str
     names: tuple[str, ...]
     tests: tuple[str, ...]
 
@@ -48,32 +48,32 @@ class Problem:
     entry: str = ""
     examples: tuple[Case, ...] = ()  # shown cases
     cases: tuple[Case, ...] = ()  # hidden cases
-    asserts: Asserts | None = None  # hidden tests as code
-    before: str = ""  # code that runs before every program
+    asserts: AssertTests | None = None  # hidden tests as code
+    setup_code: str = ""  # code that runs before every program
     # Start of the program, used if a program does not define the entry itself.
-    opening: str = ""
+    program_start: str = ""
     reference: str = ""  # right program; "" if unknown
-    wrong: tuple[str, ...] = ()  # known wrong programs
+    wrong_programs: tuple[str, ...] = ()  # known wrong programs
     checker: str = ""  # program that decides if a printed output is right
     seconds: float = 0.0  # CPU seconds per input; 0: the recipe's limit
     memory_mb: int = 0  # memory limit in MiB; 0: the recipe's limit
 
     @property
-    def tests(self) -> int:
+    def test_count(self) -> int:
         """Return the number of hidden tests."""
         return len(self.asserts.tests) if self.asserts else len(self.cases)
 
-    def whole(self, program: str) -> str:
+    def complete_program(self, program: str) -> str:
         """Return the program to run, without the code before it.
 
         The problem's opening is prepended if the program does not define the entry.
         """
-        if self.opening and not re.search(rf"^def\s+{re.escape(self.entry)}\b", program, re.MULTILINE):
-            return self.opening + program
+        if self.program_start and not re.search(rf"^def\s+{re.escape(self.entry)}\b", program, re.MULTILINE):
+            return self.program_start + program
         return program
 
 
-def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
+def outcome_passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
     """Return True if an outcome is right.
 
     Args:
@@ -81,53 +81,59 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
         outcome: outcome of the program.
         tolerance: absolute or relative tolerance for a ``float``, or for a printed number.
     """
-    if not outcome.fine:
+    if not outcome.is_ok:
         return False
     if case.as_set:
-        return any(_same_members(right, outcome.value) for right in case.right)
-    if not isinstance(case.given, Call):
-        return any(printed_alike(right, outcome.value, tolerance) for right in case.right)
+        return any(_same_set(expected, outcome.value) for expected in case.expected)
+    if not isinstance(case.input, FunctionCall):
+        return any(outputs_match(expected, outcome.value, tolerance) for expected in case.expected)
     if case.as_json:
         try:
-            value = unified(outcome.value)
+            value = tuples_to_lists(outcome.value)
         except RecursionError:  # nested deeper than any right value
             return False
-        return any(same(unified(right), value, tolerance, tolerance) for right in case.right)
+        return any(values_equal(tuples_to_lists(expected), value, tolerance, tolerance) for expected in case.expected)
     absolute, relative = max(tolerance, case.absolute), max(tolerance, case.relative)
-    return any(same(right, outcome.value, absolute, relative) for right in case.right)
+    return any(values_equal(expected, outcome.value, absolute, relative) for expected in case.expected)
 
 
-def _same_members(right: Any, value: Any) -> bool:
+def _same_set(expected: Any, value: Any) -> bool:
     try:
-        wanted = set(right)  # our own values: colliding hashes in the output do not slow this set down
-        return {item for item in value if item in wanted} == wanted and all(item in wanted for item in value)
+        expected_set = set(expected)  # our own values: colliding hashes in the output do not slow this set down
+        return {item for item in value if item in expected_set} == expected_set and all(
+            item in expected_set for item in value
+        )
     except TypeError:  # the value is not iterable, or has unhashable items
         return False
 
 
-def printed_alike(right: str, printed: str, tolerance: float = 0.0) -> bool:
+def outputs_match(expected: str, printed: str, tolerance: float = 0.0) -> bool:
     """Compare a printed text with the right text, line by line.
 
     Spaces around lines and empty lines at both ends are ignored. Lines with only numbers are compared as numbers
     (LiveCodeBench's rule).
 
-    >>> printed_alike("1 2\\n3.50\\n", "1 2 \\n3.5"), printed_alike("1 2", "1\\n2"), printed_alike("0.3", "0.33", 0.1)
+    >>> outputs_match("1 2\\n3.50\\n", "1 2 \\n3.5"), outputs_match("1 2", "1\\n2"), outputs_match("0.3", "0.33", 0.1)
     (True, False, True)
     """
-    wanted, got = ([line.strip() for line in text.strip().split("\n")] for text in (right, printed))
-    return len(wanted) == len(got) and all(_alike(a, b, tolerance) for a, b in zip(wanted, got, strict=True))
+    expected_lines, printed_lines = (
+        [line.strip() for line in text.strip().split("\n")] for text in (expected, printed)
+    )
+    return len(expected_lines) == len(printed_lines) and all(
+        _lines_match(a, b, tolerance) for a, b in zip(expected_lines, printed_lines, strict=True)
+    )
 
 
-def _alike(right: str, printed: str, tolerance: float) -> bool:
-    if right == printed:
+def _lines_match(expected: str, printed: str, tolerance: float) -> bool:
+    if expected == printed:
         return True
-    wanted, got = _numbers(right), _numbers(printed)
-    if not wanted or len(wanted) != len(got):
+    expected_numbers, printed_numbers = _parse_numbers(expected), _parse_numbers(printed)
+    if not expected_numbers or len(expected_numbers) != len(printed_numbers):
         return False
-    return all(_near(a, b, tolerance) for a, b in zip(wanted, got, strict=True))
+    return all(_numbers_close(a, b, tolerance) for a, b in zip(expected_numbers, printed_numbers, strict=True))
 
 
-def _numbers(line: str) -> Sequence[Decimal]:
+def _parse_numbers(line: str) -> Sequence[Decimal]:
     """Parse a line with only numbers; empty if it has anything else."""
     try:
         return [Decimal(word) for word in line.split()]
@@ -135,14 +141,14 @@ def _numbers(line: str) -> Sequence[Decimal]:
         return []
 
 
-def _near(right: Decimal, given: Decimal, tolerance: float) -> bool:
-    if not (right.is_finite() and given.is_finite()):
-        return str(right).lower() == str(given).lower()
-    if right == given:
+def _numbers_close(expected: Decimal, actual: Decimal, tolerance: float) -> bool:
+    if not (expected.is_finite() and actual.is_finite()):
+        return str(expected).lower() == str(actual).lower()
+    if expected == actual:
         return True
     if not tolerance:
         return False
     try:
-        return abs(right - given) <= Decimal(tolerance) * max(Decimal(1), abs(right))
+        return abs(expected - actual) <= Decimal(tolerance) * max(Decimal(1), abs(expected))
     except ArithmeticError:  # exponents out of range
         return False

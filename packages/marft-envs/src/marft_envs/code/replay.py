@@ -13,30 +13,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from marft_envs.code.plain import decode, encode
+from marft_envs.code.plain_values import decode, encode
 
 SEED = 0  # seed for tests that draw random numbers
 RECORD = "record.jsonl"  # one line per call: ``[call, fine, value]``
 NO_VALUE = "it returned no value"
-Told = tuple[bool, list[str], str]  # pass or fail, calls made or missing, error message
+AssertResult = tuple[bool, list[str], str]  # pass or fail, calls made or missing, error message
 
 
 class _UnknownError(BaseException):
     """Call without a recorded result. It is not an ``Exception``, so tests that expect errors do not catch it."""
 
 
-def recording(scope: dict[str, Any], source: str, names: list[str]) -> Told:
+def run_recording(scope: dict[str, Any], source: str, names: list[str]) -> AssertResult:
     """Run a test on the reference functions; return its result with the calls to ``names``."""
     calls: list[str] = []
 
-    def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             calls.append(encode([name, list(arguments), keywords]))
             return function(*arguments, **keywords)
 
         return call
 
-    return _told(scope, source, {name: recorded(name, scope[name]) for name in names if name in scope}, calls)
+    return _run_test(scope, source, {name: wrap(name, scope[name]) for name in names if name in scope}, calls)
 
 
 def read_record() -> dict[str, tuple[bool, str]]:
@@ -45,19 +45,21 @@ def read_record() -> dict[str, tuple[bool, str]]:
         return {call: (fine, value) for call, fine, value in map(json.loads, file)}
 
 
-def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]) -> Told:
+def run_replaying(
+    scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]
+) -> AssertResult:
     """Run a test on recorded results."""
-    lacking: list[str] = []
+    missing: list[str] = []
 
-    def replayed(name: str) -> Callable[..., Any]:
+    def wrap(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             key = encode([name, list(arguments), keywords])
             if key not in record:
-                lacking.append(key)
+                missing.append(key)
                 raise _UnknownError(name)
             fine, value = record[key]
             if not fine:
-                raise error_called(value)
+                raise builtin_error(value)
             try:
                 return decode(value)
             except ValueError:  # not ValueError, which a test may expect from the program
@@ -65,19 +67,19 @@ def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapp
 
         return call
 
-    return _told(scope, source, {name: replayed(name) for name in names}, lacking)
+    return _run_test(scope, source, {name: wrap(name) for name in names}, missing)
 
 
-def error_called(name: str) -> Exception:
+def builtin_error(name: str) -> Exception:
     """Create the built-in error with this name, else a RuntimeError."""
-    found = getattr(builtins, name, None)
-    known = isinstance(found, type) and issubclass(found, Exception)
-    return found() if known and found is not None else RuntimeError(name)
+    builtin = getattr(builtins, name, None)
+    is_error = isinstance(builtin, type) and issubclass(builtin, Exception)
+    return builtin() if is_error and builtin is not None else RuntimeError(name)
 
 
-def _told(scope: dict[str, Any], source: str, stand_ins: Mapping[str, Any], calls: list[str]) -> Told:
+def _run_test(scope: dict[str, Any], source: str, stubs: Mapping[str, Any], calls: list[str]) -> AssertResult:
     random.seed(SEED)
-    scope = {**scope, **stand_ins, "candidate": next(iter(stand_ins.values()), None)}
+    scope = {**scope, **stubs, "candidate": next(iter(stubs.values()), None)}
     try:
         exec(compile(source, "test.py", "exec", dont_inherit=True), scope)
     except BaseException as error:  # noqa: BLE001  whatever a test raises

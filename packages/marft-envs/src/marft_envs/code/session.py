@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.code.grading import Bench, Verdict
+from marft_envs.code.extraction import extract_program, extract_tests
+from marft_envs.code.grading import Judgment, ProblemJudge
 from marft_envs.code.problems import Case
-from marft_envs.code.proposing import program_in, tests_in
-from marft_envs.code.reports import report
+from marft_envs.code.reports import format_report
 
 CODER, TESTER, REFLECTOR = "coder", "tester", "reflector"
 
 
-class Rules(NamedTuple):
+class CodeRules(NamedTuple):
     """Rules for a session, from the recipe."""
 
     rounds: int
@@ -26,75 +26,75 @@ class Rules(NamedTuple):
     tester_reward: float
 
 
-class Attempt:
+class CodeSession:
     """Rounds of writing; with a reflector, each later round follows its comment.
 
     A program runs on the shown cases and on the tester's cases. The team sees only these results. The episode ends when
     all of them are right, or after the last round. Then the hidden tests determine the reward of the last program.
     """
 
-    def __init__(self, bench: Bench, rules: Rules) -> None:
-        self.bench, self.rules = bench, rules
-        self.program, self.told = "", ""
-        self.proposed: list[Case] = []
-        self.round, self.reflecting = 0, False
+    def __init__(self, judge: ProblemJudge, rules: CodeRules) -> None:
+        self.judge, self.rules = judge, rules
+        self.program, self.report = "", ""
+        self.proposed_tests: list[Case] = []
+        self.round, self.awaits_comment = 0, False
 
     async def reset(self) -> Observation:
         """Return the problem statement."""
-        return self._observation()
+        return self._build_observation()
 
     async def step(self, actions: JointAction) -> Step:
         """Judge the new program and tests, or continue after the reflector's comment."""
-        if self.reflecting:
-            self.reflecting = False
-            return Step(self._observation(), 0.0)
+        if self.awaits_comment:
+            self.awaits_comment = False
+            return Step(self._build_observation(), 0.0)
         if actions.answer is not None:
-            self.program = program_in(text_said(actions.answer))
-        tests = actions.of(TESTER) if self.rules.tester else None
+            self.program = extract_program(graded_text(actions.answer))
+        tests = actions.for_role(TESTER) if self.rules.tester else None
         if tests is not None:
-            problem = self.bench.problem
+            problem = self.judge.problem
             names = problem.asserts.names if problem.asserts else ()
-            self.proposed = tests_in(text_said(tests), problem.entry, names)
+            self.proposed_tests = extract_tests(graded_text(tests), problem.entry, names)
         self.round += 1
-        shown = [*self.bench.problem.examples, *self.proposed]
-        verdict = await asyncio.to_thread(self.bench.judge, self.program, shown)
-        cases = zip(shown, verdict.shown, strict=True)
-        self.told = report(tuple((case, outcome, right) for case, (outcome, right) in cases))
-        over = verdict.looks_right or self.round == self.rules.rounds
+        visible_cases = [*self.judge.problem.examples, *self.proposed_tests]
+        verdict = await asyncio.to_thread(self.judge.judge, self.program, visible_cases)
+        cases = zip(visible_cases, verdict.shown, strict=True)
+        self.report = format_report(tuple((case, outcome, right) for case, (outcome, right) in cases))
+        over = verdict.passes_shown or self.round == self.rules.rounds
         if over:
-            return await self._last(verdict)
-        self.reflecting = self.rules.reflector
-        return Step(self._observation(), 0.0, info={"progress": verdict.share})
+            return await self._final_step(verdict)
+        self.awaits_comment = self.rules.reflector
+        return Step(self._build_observation(), 0.0, info={"progress": verdict.pass_rate})
 
-    async def _last(self, verdict: Verdict) -> Step:
+    async def _final_step(self, verdict: Judgment) -> Step:
         solved = all(verdict.hidden)
-        earned: Mapping[str, float] = {}
+        agent_rewards: Mapping[str, float] = {}
         if self.rules.tester:
-            worth = await asyncio.to_thread(self.bench.worth, self.proposed)
-            earned = {} if worth is None else {TESTER: self.rules.tester_reward * worth}
-        reward = verdict.share if self.rules.fraction else float(solved)
+            test_score = await asyncio.to_thread(self.judge.score_tests, self.proposed_tests)
+            agent_rewards = {} if test_score is None else {TESTER: self.rules.tester_reward * test_score}
+        reward = verdict.pass_rate if self.rules.fraction else float(solved)
         return Step(
             Observation(""),
             reward,
             terminated=True,
-            agent_rewards=earned,
+            agent_rewards=agent_rewards,
             success=solved,
-            info={"progress": verdict.share},
+            info={"progress": verdict.pass_rate},
         )
 
     async def close(self) -> None:
         """No-op: a program that is still running ends by its limits."""
 
-    def _observation(self) -> Observation:
-        problem = self.bench.problem
+    def _build_observation(self) -> Observation:
+        problem = self.judge.problem
         parts = [problem.statement]
         if self.round:
-            parts += ["Your program:", self.program or "(none)", self.told]
-        return Observation("\n".join(parts), turn=self._turn())
+            parts += ["Your program:", self.program or "(none)", self.report]
+        return Observation("\n".join(parts), turn=self._roles_in_turn())
 
-    def _turn(self) -> tuple[str, ...]:
+    def _roles_in_turn(self) -> tuple[str, ...]:
         """Return the roles in turn; empty if the recipe has neither tester nor reflector."""
-        if self.reflecting:
+        if self.awaits_comment:
             return (REFLECTOR,)
         writers = (CODER, TESTER) if self.rules.tester else (CODER,)
         return writers if self.rules.tester or self.rules.reflector else ()

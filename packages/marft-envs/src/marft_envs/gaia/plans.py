@@ -21,112 +21,113 @@ from typing import Any
 
 Node = Sequence[Any]
 Value = str | list[str]
-FIELD = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
+FIELD_PATTERN = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
-class Known:
+class KnownFacts:
     """Facts read so far.
 
     Args:
         pages: fields by title.
         files: rows by file, header first.
-        numbers: numbers of pages from search results, by title.
-        worked_out: values of expressions.
+        page_numbers: numbers of pages from search results, by title.
+        computed: values of expressions.
     """
 
     pages: dict[str, Mapping[str, str]] = field(default_factory=dict)
     files: dict[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    worked_out: dict[str, str] = field(default_factory=dict)
+    page_numbers: dict[str, int] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
 
 
-class Missing(Exception):  # noqa: N818  a signal for the next read, not an error
+class MissingFact(Exception):  # noqa: N818  a signal for the next read, not an error
     """Signal for a missing fact: a page or file to read, or an expression to calculate.
 
     Args:
-        what: "page", "file" or "value".
+        kind: "page", "file" or "value".
         names: titles, a file name, or an expression.
     """
 
-    def __init__(self, what: str, names: Sequence[str]) -> None:
-        self.what, self.names = what, tuple(names)
-        super().__init__(what, self.names)
+    def __init__(self, kind: str, names: Sequence[str]) -> None:
+        self.kind, self.names = kind, tuple(names)
+        super().__init__(kind, self.names)
 
 
-def answer_of(plan: Sequence[Node], known: Known) -> str:
+def execute_plan(plan: Sequence[Node], facts: KnownFacts) -> str:
     """Execute a plan and return its answer.
 
     Raises:
-        Missing: the plan needs a fact outside ``known``.
+        MissingFact: the plan needs a fact outside ``facts``.
     """
     values: list[Value] = []
-    for kind, *given in plan:
-        made = [values[one] if isinstance(one, int) else one for one in given]
-        values.append(_MAKE[kind](known, *made))
+    for kind, *arguments in plan:
+        resolved = [values[argument] if isinstance(argument, int) else argument for argument in arguments]
+        values.append(_NODE_FUNCTIONS[kind](facts, *resolved))
     last = values[-1]
     return ", ".join(last) if isinstance(last, list) else last
 
 
-def fields_in(text: str) -> dict[str, str]:
+def parse_fields(text: str) -> dict[str, str]:
     """Parse the fields on a page.
 
-    >>> fields_in("Ada Kern\\nborn: 1912\\ntown: Brod")
+    >>> parse_fields("Ada Kern\\nborn: 1912\\ntown: Brod")
     {'born': '1912', 'town': 'Brod'}
     """
-    return dict(FIELD.findall(text))
+    return dict(FIELD_PATTERN.findall(text))
 
 
-def _page(known: Known, subject: Value, name: str) -> Value:
+def _page_field(facts: KnownFacts, subject: Value, name: str) -> Value:
     titles = subject if isinstance(subject, list) else [subject]
-    unread = [title for title in titles if title not in known.pages]
-    if unread:
-        raise Missing("page", unread)
-    found = [known.pages[title][name] for title in titles]
-    return found if isinstance(subject, list) else found[0]
+    missing = [title for title in titles if title not in facts.pages]
+    if missing:
+        raise MissingFact("page", missing)
+    field_values = [facts.pages[title][name] for title in titles]
+    return field_values if isinstance(subject, list) else field_values[0]
 
 
-def _table(known: Known, file: str) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    if file not in known.files:
-        raise Missing("file", [file])
-    header, *rows = known.files[file]
+def _file_table(facts: KnownFacts, file: str) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    if file not in facts.files:
+        raise MissingFact("file", [file])
+    header, *rows = facts.files[file]
     return header, rows
 
 
-def _cell(known: Known, file: str, row: str, column: str) -> str:
-    header, rows = _table(known, file)
+def _table_cell(facts: KnownFacts, file: str, row: str, column: str) -> str:
+    header, rows = _file_table(facts, file)
     return next(cells[header.index(column)] for cells in rows if cells[0] == row)
 
 
-def _most(known: Known, file: str, column: str) -> str:
-    header, rows = _table(known, file)
+def _row_with_most(facts: KnownFacts, file: str, column: str) -> str:
+    header, rows = _file_table(facts, file)
     return max(rows, key=lambda cells: int(cells[header.index(column)]))[0]
 
 
-def _above(known: Known, file: str, column: str, bound: str) -> list[str]:
-    header, rows = _table(known, file)
+def _rows_above(facts: KnownFacts, file: str, column: str, bound: str) -> list[str]:
+    header, rows = _file_table(facts, file)
     return [cells[0] for cells in rows if int(cells[header.index(column)]) > int(bound)]
 
 
-def _between(known: Known, one: str, other: str) -> str:
-    low, high = sorted((one, other), key=int)
-    return _worked_out(known, f"{high} - {low}")
+def _difference(facts: KnownFacts, first: str, second: str) -> str:
+    low, high = sorted((first, second), key=int)
+    return _computed_value(facts, f"{high} - {low}")
 
 
-def _sum(known: Known, one: str, other: str) -> str:
-    return _worked_out(known, f"{one} + {other}")
+def _add(facts: KnownFacts, first: str, second: str) -> str:
+    return _computed_value(facts, f"{first} + {second}")
 
 
-def _worked_out(known: Known, expression: str) -> str:
-    if expression not in known.worked_out:
-        raise Missing("value", [expression])
-    return known.worked_out[expression]
+def _computed_value(facts: KnownFacts, expression: str) -> str:
+    if expression not in facts.computed:
+        raise MissingFact("value", [expression])
+    return facts.computed[expression]
 
 
-def _sorted(_: Known, names: list[str]) -> list[str]:
+def _sort_names(_: KnownFacts, names: list[str]) -> list[str]:
     return sorted(set(names))
 
 
-_MAKE: Mapping[str, Any] = {
-    "page": _page, "cell": _cell, "most": _most, "above": _above, "between": _between, "sum": _sum, "sorted": _sorted
+_NODE_FUNCTIONS: Mapping[str, Any] = {
+    "page": _page_field, "cell": _table_cell, "most": _row_with_most, "above": _rows_above, "between": _difference,
+    "sum": _add, "sorted": _sort_names
 }  # fmt: skip

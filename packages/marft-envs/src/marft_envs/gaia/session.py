@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.agents.environment import tool
-from marft.common.texts import cut, one_line
+from marft.common.texts import single_line, truncate
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.gaia.library import Attached, Library, part_of_text
-from marft_envs.gaia.scoring import matches, stated
-from marft_envs.tool_use.arithmetic import value_of
+from marft_envs.gaia.library import Attachments, PageLibrary, text_part
+from marft_envs.gaia.scoring import answers_match, extract_answer
+from marft_envs.tool_use.arithmetic import evaluate
 
-LONGEST = 500  # characters of the previous text that are shown again
-SNIPPET = 60  # characters of a page in search results
-UNSOLVED = 0.9  # maximum progress without a correct answer, after reading all sources
+MAX_PREVIOUS = 500  # characters of the previous text that are shown again
+MAX_SNIPPET = 60  # characters of a page in search results
+MAX_UNSOLVED = 0.9  # maximum progress without a correct answer, after reading all sources
 
 
-class Asked(NamedTuple):
+class GaiaTask(NamedTuple):
     """A question with its grading data and limits.
 
     Args:
         question: text of the question.
-        right: correct answer.
+        expected: correct answer.
         sources: titles and files needed for the answer; () if unknown.
         steps: maximum turns of the team.
         strict: True if an answer counts only after FINAL ANSWER:.
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     """
 
     question: str
-    right: str
+    expected: str
     sources: tuple[str, ...]
     steps: int
     strict: bool
@@ -46,75 +46,75 @@ class GaiaSession:
     The first stated answer or the last step ends the episode.
     """
 
-    def __init__(self, asked: Asked, library: Library, attached: Attached) -> None:
-        self.asked, self.library, self.attached = asked, library, attached
-        self.step_number, self.calls = 0, 0
-        self.read: set[str] = set()
+    def __init__(self, gaia_task: GaiaTask, library: PageLibrary, attachments: Attachments) -> None:
+        self.gaia_task, self.library, self.attachments = gaia_task, library, attachments
+        self.step_number, self.call_count = 0, 0
+        self.sources_read: set[str] = set()
 
     @tool
     def search(self, query: str) -> str:
         """Find pages by words."""
-        self.calls += 1
-        found = self.library.found(query, self.asked.results)
-        lines = [f"[{number}] {page.title}{self._beginning(page.text)}" for number, page in found]
+        self.call_count += 1
+        results = self.library.search(query, self.gaia_task.results)
+        lines = [f"[{number}] {page.title}{self._snippet(page.text)}" for number, page in results]
         return "\n".join(lines) or "no page has these words"
 
     @tool
     def open_page(self, page: int, part: int = 1) -> str:
         """Read a page by its number."""
-        self.calls += 1
-        opened = self.library.page(page)
-        self.read.add(opened.title)
-        return f"{opened.title}\n{part_of_text(opened.text, part)}"
+        self.call_count += 1
+        opened_page = self.library.get_page(page)
+        self.sources_read.add(opened_page.title)
+        return f"{opened_page.title}\n{text_part(opened_page.text, part)}"
 
     @tool
     def read_file(self, name: str, part: int = 1) -> str:
         """Read a file that came with the question."""
-        self.calls += 1
-        text = part_of_text(self.attached.text(name), part)
-        self.read.add(name)
+        self.call_count += 1
+        text = text_part(self.attachments.read_text(name), part)
+        self.sources_read.add(name)
         return f"{name}\n{text}"
 
     @tool
     def calculate(self, expression: str) -> str:
         """Work out numbers with + - * / and brackets."""
-        self.calls += 1
-        return f"{expression} = {value_of(expression, digits=10).removesuffix('.0')}"
+        self.call_count += 1
+        return f"{expression} = {evaluate(expression, digits=10).removesuffix('.0')}"
 
     async def reset(self) -> Observation:
         """Return the question."""
-        return self._shown("")
+        return self._build_observation("")
 
     async def step(self, actions: JointAction) -> Step:
         """Grade the team's answer; without one, show the team's last text again in the next observation."""
-        text = text_said(actions.answer)
-        answer = stated(text)
+        text = graded_text(actions.answer)
+        answer = extract_answer(text)
         self.step_number += 1
-        over = answer is not None or self.step_number >= self.asked.steps
-        if answer is None and over and not self.asked.strict:
+        over = answer is not None or self.step_number >= self.gaia_task.steps
+        if answer is None and over and not self.gaia_task.strict:
             answer = text.strip()
-        solved = answer is not None and matches(answer, self.asked.right)
-        measures = {"tool_calls": float(self.calls), "stated": float(stated(text) is not None)}
+        solved = answer is not None and answers_match(answer, self.gaia_task.expected)
+        metrics = {"tool_calls": float(self.call_count), "stated": float(extract_answer(text) is not None)}
         return Step(
-            Observation("") if over else self._shown(text), float(solved), terminated=over,
-            success=solved if over else None, info={"progress": self._progress(solved), "measures": measures},
+            Observation("") if over else self._build_observation(text), float(solved), terminated=over,
+            success=solved if over else None, info={"progress": self._progress(solved), "measures": metrics},
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
     def _progress(self, solved: bool) -> float:
-        sources: Sequence[str] = self.asked.sources
+        sources: Sequence[str] = self.gaia_task.sources
         if solved or not sources:
             return float(solved)
-        return UNSOLVED * sum(source in self.read for source in sources) / len(sources)
+        return MAX_UNSOLVED * sum(source in self.sources_read for source in sources) / len(sources)
 
-    def _beginning(self, text: str) -> str:
-        return f": {cut(one_line(text), SNIPPET)}" if self.asked.snippets else ""
+    def _snippet(self, text: str) -> str:
+        return f": {truncate(single_line(text), MAX_SNIPPET)}" if self.gaia_task.snippets else ""
 
-    def _shown(self, said: str) -> Observation:
-        lines = [self.asked.question, *(f"File: {name}" for name in self.attached.files)]
+    def _build_observation(self, previous_text: str) -> Observation:
+        lines = [self.gaia_task.question, *(f"File: {name}" for name in self.attachments.files)]
         if self.step_number:
-            lines += [f"So far: {cut(one_line(said), LONGEST) or '(nothing)'}"]
-            lines += [f"Step {self.step_number + 1} of {self.asked.steps}."]
+            lines += [f"So far: {truncate(single_line(previous_text), MAX_PREVIOUS) or '(nothing)'}"]
+            lines += [f"Step {self.step_number + 1} of {self.gaia_task.steps}."]
         return Observation("\n".join(lines))

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.grids.moves import moves_in
+from marft_envs.grids.moves import parse_moves
 
-SHOWN = 40  # maximum characters of an unparsable text in the feedback
+MAX_SHOWN = 40  # maximum characters of an unparsable text in the feedback
 
 
-class Puzzle(Protocol):
+class GridState(Protocol):
     """Interface to the state of a grid puzzle."""
 
     @property
@@ -26,7 +26,7 @@ class Puzzle(Protocol):
         """True if the puzzle is solved."""
 
     @property
-    def lost(self) -> str:
+    def dead_end_reason(self) -> str:
         """Reason why the puzzle can no longer be solved, if visible; otherwise ""."""
         ...
 
@@ -36,75 +36,76 @@ class Puzzle(Protocol):
         ...
 
     @property
-    def legal(self) -> tuple[str, ...]:
+    def legal_moves(self) -> tuple[str, ...]:
         """Legal directions."""
         ...
 
-    def moved(self, way: str) -> tuple[Self, str]:
+    def apply_move(self, direction: str) -> tuple[Self, str]:
         """Return the state after a move, and an error text; an illegal move leaves the position unchanged."""
         ...
 
 
-P = TypeVar("P", bound=Puzzle)
+StateT = TypeVar("StateT", bound=GridState)
 
 
-class Taken(NamedTuple, Generic[P]):
+class MoveResult(NamedTuple, Generic[StateT]):
     """Result of an answer.
 
     Args:
         state: state after the moves.
-        told: feedback for the agents.
+        feedback: feedback for the agents.
         reward: total reward of the moves.
-        moves: number of moves, including illegal moves.
-        illegal: number of illegal moves; 1 for an unparsable answer.
+        move_count: number of moves, including illegal moves.
+        illegal_count: number of illegal moves; 1 for an unparsable answer.
     """
 
-    state: P
-    told: str
+    state: StateT
+    feedback: str
     reward: float
-    moves: int
-    illegal: int
+    move_count: int
+    illegal_count: int
 
 
-class Ends(NamedTuple):
+class TerminationRules(NamedTuple):
     """Rules for unparsable answers, and for the limit on moves.
 
     Args:
-        unread: reward of an answer without readable moves.
-        most_moves: maximum moves in an episode; 0 means no limit.
-        failure: reward added at the limit if the puzzle is still unsolved.
+        unparsed_reward: reward of an answer without readable moves.
+        max_moves: maximum moves in an episode; 0 means no limit.
+        failure_reward: reward added at the limit if the puzzle is still unsolved.
     """
 
-    unread: float = 0.0
-    most_moves: int = 0
-    failure: float = 0.0
+    unparsed_reward: float = 0.0
+    max_moves: int = 0
+    failure_reward: float = 0.0
 
-    def reached(self, moves: int) -> bool:
+    def limit_reached(self, moves: int) -> bool:
         """Return True if a number of moves reaches the limit; always False without a limit."""
-        return bool(self.most_moves) and moves >= self.most_moves
+        return bool(self.max_moves) and moves >= self.max_moves
 
 
 @dataclass(frozen=True)
-class Play(Generic[P]):
+class GridRules(Generic[StateT]):
     """Rules of play.
 
     Args:
         moves: "one" for one move per step, "list" for a list.
-        steps: maximum steps in an episode.
-        show: function of the state and the last step's feedback that returns the observation.
-        pay: function of the states before and after a move, and its legality, that returns the reward.
-        local: weight of the local reward: the reward that another agent's own moves would have earned. 0 turns it off.
-        ends: rules for unparsable answers and too many moves.
+        max_steps: maximum steps in an episode.
+        observation_fn: function of the state and the last step's feedback that returns the observation.
+        reward_fn: function of the states before and after a move, and its legality, that returns the reward.
+        local_weight: weight of the local reward: the reward that another agent's own moves would have earned. 0 turns
+            it off.
+        termination: rules for unparsable answers and too many moves.
     """
 
     moves: Literal["one", "list"]
-    steps: int
-    show: Callable[[P, str], Observation]
-    pay: Callable[[P, P, bool], float]
-    local: float = 0.0
-    ends: Ends = Ends()
+    max_steps: int
+    observation_fn: Callable[[StateT, str], Observation]
+    reward_fn: Callable[[StateT, StateT, bool], float]
+    local_weight: float = 0.0
+    termination: TerminationRules = TerminationRules()
 
-    def take(self, state: P, text: str, made: int) -> Taken[P]:
+    def apply_answer(self, state: StateT, text: str, earlier_moves: int) -> MoveResult[StateT]:
         """Apply the moves in a text.
 
         A list ends when the puzzle is solved or lost, or at the limit on moves. It continues after an illegal move.
@@ -112,63 +113,76 @@ class Play(Generic[P]):
         Args:
             state: current state.
             text: the agent's text.
-            made: number of earlier moves in the episode.
+            earlier_moves: number of earlier moves in the episode.
         """
-        ways = moves_in(text)
-        if ways is None or (self.moves == "one" and len(ways) > 1):
-            wanted = "one move" if self.moves == "one" else "a list of moves"
-            return Taken(state, f"No move: say {wanted}, not {_short(text)}", self.ends.unread, 0, 1)
+        directions = parse_moves(text)
+        if directions is None or (self.moves == "one" and len(directions) > 1):
+            expected_form = "one move" if self.moves == "one" else "a list of moves"
+            return MoveResult(
+                state, f"No move: say {expected_form}, not {_quote_text(text)}", self.termination.unparsed_reward, 0, 1
+            )
         reward, number, problems = 0.0, 0, list[str]()
-        for number, way in enumerate(ways, 1):
-            after, problem = state.moved(way)
-            reward += self.pay(state, after, not problem)
+        for number, direction in enumerate(directions, 1):
+            after, problem = state.apply_move(direction)
+            reward += self.reward_fn(state, after, not problem)
             problems += [problem] if problem else []
             state = after
-            if state.solved or state.lost:
+            if state.solved or state.dead_end_reason:
                 break
-            if self.ends.reached(made + number):
-                reward += self.ends.failure
+            if self.termination.limit_reached(earlier_moves + number):
+                reward += self.termination.failure_reward
                 break
-        return Taken(state, " ".join(dict.fromkeys(problems)), reward, number, len(problems))
+        return MoveResult(state, " ".join(dict.fromkeys(problems)), reward, number, len(problems))
 
 
-class MovesSession(Generic[P]):
+class GridSession(Generic[StateT]):
     """One attempt at a puzzle."""
 
-    def __init__(self, start: P, play: Play[P]) -> None:
-        self.state, self.play = start, play
+    def __init__(self, start: StateT, rules: GridRules[StateT]) -> None:
+        self.state, self.rules = start, rules
         self.steps = self.moves = self.illegal = 0
 
     async def reset(self) -> Observation:
         """Return the first observation."""
-        return self.play.show(self.state, "")
+        return self.rules.observation_fn(self.state, "")
 
     async def step(self, actions: JointAction) -> Step:
         """Apply the moves in the answer."""
-        taken = self.play.take(self.state, text_said(actions.answer), self.moves)
-        local = self._local(actions)
-        self.state, self.steps = taken.state, self.steps + 1
-        self.moves, self.illegal = self.moves + taken.moves, self.illegal + taken.illegal
-        solved, lost = taken.state.solved, taken.state.lost
-        over = solved or bool(lost) or self.steps == self.play.steps or self.play.ends.reached(self.moves)
-        shown = Observation(" ".join(filter(None, (taken.told, lost)))) if over else self.play.show(*taken[:2])
+        result = self.rules.apply_answer(self.state, graded_text(actions.answer), self.moves)
+        local = self._local_rewards(actions)
+        self.state, self.steps = result.state, self.steps + 1
+        self.moves, self.illegal = self.moves + result.move_count, self.illegal + result.illegal_count
+        solved, dead_end = result.state.solved, result.state.dead_end_reason
+        over = (
+            solved
+            or bool(dead_end)
+            or self.steps == self.rules.max_steps
+            or self.rules.termination.limit_reached(self.moves)
+        )
+        observation = (
+            Observation(" ".join(filter(None, (result.feedback, dead_end))))
+            if over
+            else self.rules.observation_fn(*result[:2])
+        )
         return Step(
-            shown, taken.reward, terminated=over, agent_rewards=local, success=solved,
-            info={"progress": taken.state.progress, "measures": {"illegal_moves": float(self.illegal)}},
+            observation, result.reward, terminated=over, agent_rewards=local, success=solved,
+            info={"progress": result.state.progress, "measures": {"illegal_moves": float(self.illegal)}},
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
-    def _local(self, actions: JointAction) -> dict[str, float]:
+    def _local_rewards(self, actions: JointAction) -> dict[str, float]:
         """Return the weighted local reward for each non-answering agent's last text."""
-        if not self.play.local or actions.answer is None:
+        if not self.rules.local_weight or actions.answer is None:
             return {}
-        words = {action.agent: text_said(action) for action in actions.actions if action.agent != actions.answer.agent}
-        taken = {role: self.play.take(self.state, text, self.moves) for role, text in words.items()}
-        return {role: self.play.local * one.reward for role, one in taken.items()}
+        texts = {
+            action.agent: graded_text(action) for action in actions.actions if action.agent != actions.answer.agent
+        }
+        results = {role: self.rules.apply_answer(self.state, text, self.moves) for role, text in texts.items()}
+        return {role: self.rules.local_weight * result.reward for role, result in results.items()}
 
 
-def _short(text: str) -> str:
+def _quote_text(text: str) -> str:
     words = " ".join(text.split())
-    return f"'{words[:SHOWN]}{'…' if len(words) > SHOWN else ''}'." if words else "nothing."
+    return f"'{words[:MAX_SHOWN]}{'…' if len(words) > MAX_SHOWN else ''}'." if words else "nothing."

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugins import import_path
+from marft.config.plugins import import_object
 from marft.config.settings import did_you_mean
-from marft_envs.gyms.acts import Acts, acts_of, chosen
-from marft_envs.gyms.making import ansi_of, gymnasium_env
-from marft_envs.gyms.seeded import Seeded
-from marft_envs.gyms.worded import plain, worded
+from marft_envs.gyms.actions import ActionSpace, enumerate_actions, parse_choice
+from marft_envs.gyms.creation import make_gymnasium_env, supports_ansi
+from marft_envs.gyms.formatting import format_value, strip_colors
+from marft_envs.gyms.seeded import SeededEnvironment
 
 NO_ACTION = "That was no action that is possible."
 
 
-class Gymnasium(Seeded):
+class Gymnasium(SeededEnvironment):
     """Any Gymnasium environment with enumerable actions.
 
     Observations become text: the environment's own ANSI rendering if available, otherwise the observation in words,
@@ -34,13 +34,13 @@ class Gymnasium(Seeded):
         if self.actor not in roles:
             yield f"environment.actor: no agent is called {self.actor!r}{did_you_mean(self.actor, roles)}"
 
-    def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
         """Return a game's first observation."""
         session = GymnasiumSession(self, seed, kwargs)
         try:
-            return session.begin().text
+            return session.reset_sync().text
         finally:
-            session.end()
+            session.close_sync()
 
     def start(self, task: Task, seed: int) -> GymnasiumSession:  # noqa: ARG002  the task has the seed
         """Create a session for a game."""
@@ -54,89 +54,89 @@ class GymnasiumSession:
         self.settings, self.seed, self.kwargs = settings, seed, dict(kwargs)
         self.env: Any = None
         self.render: Callable[[Any, Any], str] | None = None
-        self.steps = self.mistakes = 0
-        self.earned = 0.0
-        self._acts: Acts = Acts({}, {})
-        self._shown, self._options = "", tuple[str, ...]()
+        self.steps = self.invalid_actions = 0
+        self.total_reward = 0.0
+        self._action_space: ActionSpace = ActionSpace({}, {})
+        self._text, self._options = "", tuple[str, ...]()
 
     async def reset(self) -> Observation:
         """Create the game and return the first observation."""
-        return self.begin()
+        return self.reset_sync()
 
     async def step(self, actions: JointAction) -> Step:
         """Apply the actor's action, or else the answer."""
-        return self.take(actions.of(self.settings.actor) or actions.answer)
+        return self.step_sync(actions.for_role(self.settings.actor) or actions.answer)
 
     async def close(self) -> None:
         """Close the game."""
-        self.end()
+        self.close_sync()
 
-    def begin(self) -> Observation:
+    def reset_sync(self) -> Observation:
         """Create the game and return the first observation."""
-        self.env, self.render = self._opened()
-        self._acts = acts_of(self.env.action_space, self.settings.action_names)
+        self.env, self.render = self._create_env()
+        self._action_space = enumerate_actions(self.env.action_space, self.settings.action_names)
         observation, info = self.env.reset(seed=self.seed)
-        self._look(observation, info)
-        return self._observed()
+        self._update_view(observation, info)
+        return self._build_observation()
 
-    def end(self) -> None:
+    def close_sync(self) -> None:
         """Close the game."""
         if self.env is not None:
             self.env.close()
 
-    def take(self, action: Any) -> Step:
+    def step_sync(self, action: Any) -> Step:
         """Apply one action; an invalid action only triggers an error text, and still uses up a step."""
         settings = self.settings
         self.steps += 1
-        act = chosen(text_said(action), self._options)
-        cut = self.steps >= settings.max_steps
-        if not act:
-            self.mistakes += 1
-            return self._stepped(0.0, False, cut, {}, told=NO_ACTION)
-        observation, reward, terminated, truncated, info = self.env.step(self._acts.named[act])
-        self.earned += float(reward)
+        action_name = parse_choice(graded_text(action), self._options)
+        at_limit = self.steps >= settings.max_steps
+        if not action_name:
+            self.invalid_actions += 1
+            return self._make_step(0.0, False, at_limit, {}, feedback=NO_ACTION)
+        observation, reward, terminated, truncated, info = self.env.step(self._action_space.values[action_name])
+        self.total_reward += float(reward)
         if not terminated:
-            self._look(observation, info)
-        return self._stepped(float(reward), bool(terminated), not terminated and (bool(truncated) or cut), info)
+            self._update_view(observation, info)
+        return self._make_step(float(reward), bool(terminated), not terminated and (bool(truncated) or at_limit), info)
 
-    def _stepped(
-        self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any], told: str = ""
+    def _make_step(
+        self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any], feedback: str = ""
     ) -> Step:  # fmt: skip
         over = terminated or truncated
         return Step(
-            Observation("") if terminated else self._observed(told), reward * self.settings.scale,
+            Observation("") if terminated else self._build_observation(feedback), reward * self.settings.scale,
             terminated=terminated, truncated=truncated,
-            success=self.settings.succeeded(self.earned, info) if over else None,
-            info={"measures": {"mistakes": self.mistakes, "earned": self.earned}},
+            success=self.settings.is_success(self.total_reward, info) if over else None,
+            info={"measures": {"mistakes": self.invalid_actions, "earned": self.total_reward}},
         )  # fmt: skip
 
-    def _look(self, observation: Any, info: Mapping[str, Any]) -> None:
+    def _update_view(self, observation: Any, info: Mapping[str, Any]) -> None:
         """Update the shown text and the legal options."""
         settings = self.settings
         mask = info.get("action_mask")
         if isinstance(observation, dict) and "action_mask" in observation:
             mask = observation["action_mask"]
             observation = {name: part for name, part in observation.items() if name != "action_mask"}
-        self._options = self._acts.allowed(mask)
+        self._options = self._action_space.allowed_actions(mask)
         if self.render:
-            self._shown = self.render(observation, self.env)
+            self._text = self.render(observation, self.env)
         elif getattr(self.env, "render_mode", None) == "ansi":
-            self._shown = plain(str(self.env.render()))
+            self._text = strip_colors(str(self.env.render()))
         else:
-            self._shown = worded(observation, settings.observation_names, settings.digits)
+            self._text = format_value(observation, settings.observation_names, settings.digits)
 
-    def _observed(self, told: str = "") -> Observation:
+    def _build_observation(self, feedback: str = "") -> Observation:
         actor = self.settings.actor
-        listed = f"Actions: {', '.join(self._options)}" if self.settings.tells_actions else ""
-        text = "\n".join(part for part in (told, self._shown, listed) if part)
+        action_list = f"Actions: {', '.join(self._options)}" if self.settings.tells_actions else ""
+        text = "\n".join(part for part in (feedback, self._text, action_list) if part)
         return Observation(text, turn=(actor,), options={actor: self._options})
 
-    def _opened(self) -> tuple[Any, Callable[[Any, Any], str] | None]:
+    def _create_env(self) -> tuple[Any, Callable[[Any, Any], str] | None]:
         settings = self.settings
         if settings.rendering not in ("auto", "ansi", "words"):
-            return gymnasium_env(settings.game, self.kwargs), import_path(settings.rendering)
-        env = gymnasium_env(settings.game, self.kwargs)
-        if settings.rendering != "words" and "render_mode" not in self.kwargs and ansi_of(env):
+            return make_gymnasium_env(settings.game, self.kwargs), import_object(settings.rendering)
+        env = make_gymnasium_env(settings.game, self.kwargs)
+        if settings.rendering != "words" and "render_mode" not in self.kwargs and supports_ansi(env):
             env.close()
-            env = gymnasium_env(settings.game, {**self.kwargs, "render_mode": "ansi"})
+            env = make_gymnasium_env(settings.game, {**self.kwargs, "render_mode": "ansi"})
         return env, None

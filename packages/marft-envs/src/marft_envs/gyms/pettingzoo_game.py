@@ -9,21 +9,21 @@ from typing import Any, Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugins import import_path
+from marft.config.plugins import import_object
 from marft.config.settings import did_you_mean
-from marft_envs.gyms.acts import Acts, acts_of, chosen
-from marft_envs.gyms.making import ansi_of, pettingzoo_env
-from marft_envs.gyms.seeded import Seeded
-from marft_envs.gyms.tables import Table
-from marft_envs.gyms.worded import plain, worded
+from marft_envs.gyms.actions import ActionSpace, enumerate_actions, parse_choice
+from marft_envs.gyms.creation import make_pettingzoo_env, supports_ansi
+from marft_envs.gyms.formatting import format_value, strip_colors
+from marft_envs.gyms.pettingzoo_adapter import PettingZooGame
+from marft_envs.gyms.seeded import SeededEnvironment
 
 NO_ACTION = "{} gave no action that is possible, so nothing happened."
 
 
-class PettingZoo(Seeded):
+class PettingZoo(SeededEnvironment):
     """Any PettingZoo environment with enumerable actions, turn-based (AEC) or simultaneous (parallel).
 
     Each role plays one of the game's agents. It sees that agent's observations and acts in its turns.
@@ -38,7 +38,7 @@ class PettingZoo(Seeded):
     rendering: str = "words"
 
     @model_validator(mode="after")
-    def _others_have_names(self) -> Self:
+    def _check_seats(self) -> Self:
         if self.others and not self.seats:
             raise PydanticCustomError("seats", "name whom the roles play, so that it is known who the others are")
         return self
@@ -50,17 +50,17 @@ class PettingZoo(Seeded):
                 yield f"environment.seats: no agent is called {role!r}{did_you_mean(role, roles)}"
         if self.team_reward not in ("mean", "sum", *roles):
             yield f"environment.team_reward: must be mean, sum or a role{did_you_mean(self.team_reward, roles)}"
-        taken = [self.seats.get(role, role) for role in roles]
-        for seat in {seat for seat in taken if taken.count(seat) > 1}:
+        assigned = [self.seats.get(role, role) for role in roles]
+        for seat in {seat for seat in assigned if assigned.count(seat) > 1}:
             yield f"environment.seats: two roles play {seat!r}; give each an agent of its own"
 
-    def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
         """Return a game's first observations, for every agent."""
         session = PettingZooSession(self, seed, kwargs, 0)
         try:
-            return session.begin().whole
+            return session.reset_sync().full_text
         finally:
-            session.end()
+            session.close_sync()
 
     def start(self, task: Task, seed: int) -> PettingZooSession:
         """Create a session for a game."""
@@ -74,34 +74,36 @@ class PettingZooSession:
         settings: the environment.
         seed: seed of the game.
         kwargs: arguments for creating the game.
-        drawn: seed for the agents that act at random.
+        opponent_seed: seed for the agents that act at random.
     """
 
-    def __init__(self, settings: PettingZoo, seed: int, kwargs: Mapping[str, Any], drawn: int) -> None:
+    def __init__(self, settings: PettingZoo, seed: int, kwargs: Mapping[str, Any], opponent_seed: int) -> None:
         self.settings, self.seed, self.kwargs = settings, seed, dict(kwargs)
-        self.random = Random(derive_seed(drawn, "others"))
+        self.random = Random(derive_seed(opponent_seed, "others"))
         self.env: Any = None
         self.render: Callable[[Any, Any, str], str] | None = None
-        self.table: Table
-        self.steps = self.mistakes = 0
-        self.earned = 0.0
-        self._role = {agent: role for role, agent in settings.seats.items()}
-        self._acts: dict[str, Acts] = {}
+        self.game: PettingZooGame
+        self.steps = self.invalid_actions = 0
+        self.total_reward = 0.0
+        self._roles_by_agent = {agent: role for role, agent in settings.seats.items()}
+        self._action_spaces: dict[str, ActionSpace] = {}
         self._options: dict[str, tuple[str, ...]] = {}  # legal options, by agent in turn
 
     async def reset(self) -> Observation:
         """Create the game and return the first observation."""
-        return self.begin()
+        return self.reset_sync()
 
     async def step(self, actions: JointAction) -> Step:
         """Play one round with each acting role's text."""
-        return self.take({role: text_said(action) for role in self._asked() if (action := actions.of(role))})
+        return self.step_sync(
+            {role: graded_text(action) for role in self._roles_in_turn() if (action := actions.for_role(role))}
+        )
 
     async def close(self) -> None:
         """Close the game."""
-        self.end()
+        self.close_sync()
 
-    def begin(self) -> Observation:
+    def reset_sync(self) -> Observation:
         """Create the game and return the first observation.
 
         Raises:
@@ -109,127 +111,139 @@ class PettingZooSession:
         """
         settings = self.settings
         if settings.rendering not in ("words", "ansi"):
-            self.render = import_path(settings.rendering)
-        more = {"render_mode": "ansi"} if settings.rendering == "ansi" else {}
-        self.env = pettingzoo_env(settings.game, {**more, **self.kwargs})
-        if settings.rendering == "ansi" and not ansi_of(self.env):
+            self.render = import_object(settings.rendering)
+        extra = {"render_mode": "ansi"} if settings.rendering == "ansi" else {}
+        self.env = make_pettingzoo_env(settings.game, {**extra, **self.kwargs})
+        if settings.rendering == "ansi" and not supports_ansi(self.env):
             raise ValueError(f"environment.rendering: {settings.game} shows itself in no terminal; take words")
         agents = list(self.env.possible_agents)
         for role, agent in settings.seats.items():
             if agent not in agents:
                 raise ValueError(f"environment.seats: {role} plays {agent!r}{did_you_mean(agent, agents)}")
-        self._acts = {agent: acts_of(self.env.action_space(agent), settings.action_names) for agent in agents}
-        self.table = Table(self.env)
-        self.table.begin(self.seed)
-        self._look()
-        self._others_act()
-        return self._observed()
+        self._action_spaces = {
+            agent: enumerate_actions(self.env.action_space(agent), settings.action_names) for agent in agents
+        }
+        self.game = PettingZooGame(self.env)
+        self.game.reset(self.seed)
+        self._update_options()
+        self._play_others()
+        return self._build_observation()
 
-    def end(self) -> None:
+    def close_sync(self) -> None:
         """Close the game."""
         if self.env is not None:
             self.env.close()
 
-    def take(self, texts: Mapping[str, str]) -> Step:
+    def step_sync(self, texts: Mapping[str, str]) -> Step:
         """Play one round; if any role in turn names no legal action, the game does not change.
 
         Args:
             texts: text by role.
         """
         self.steps += 1
-        cut = self.steps >= self.settings.max_steps
-        named = {agent: chosen(texts.get(self._role_of(agent), ""), self._options[agent]) for agent in self._ours()}
-        silent = [self._role_of(agent) for agent, act in named.items() if not act]
-        if silent:
-            self.mistakes += len(silent)
-            return self._stepped({}, cut, " ".join(NO_ACTION.format(role) for role in silent))
-        chance = {agent: self.random.choice(self._options[agent]) for agent in self._options if agent not in named}
-        earned = self._acted({**named, **chance})
-        for agent, more in self._others_act().items():
-            earned[agent] = earned.get(agent, 0.0) + more
-        return self._stepped(earned, cut)
+        at_limit = self.steps >= self.settings.max_steps
+        named = {
+            agent: parse_choice(texts.get(self._role_of(agent), ""), self._options[agent])
+            for agent in self._own_agents()
+        }
+        invalid_roles = [self._role_of(agent) for agent, act in named.items() if not act]
+        if invalid_roles:
+            self.invalid_actions += len(invalid_roles)
+            return self._make_step({}, at_limit, " ".join(NO_ACTION.format(role) for role in invalid_roles))
+        random_moves = {
+            agent: self.random.choice(self._options[agent]) for agent in self._options if agent not in named
+        }
+        rewards = self._apply_actions({**named, **random_moves})
+        for agent, reward in self._play_others().items():
+            rewards[agent] = rewards.get(agent, 0.0) + reward
+        return self._make_step(rewards, at_limit)
 
-    def _acted(self, named: Mapping[str, str]) -> dict[str, float]:
-        earned = self.table.act({agent: self._acts[agent].named[act] for agent, act in named.items()})
-        self._look()
-        return earned
+    def _apply_actions(self, named: Mapping[str, str]) -> dict[str, float]:
+        rewards = self.game.step({agent: self._action_spaces[agent].values[act] for agent, act in named.items()})
+        self._update_options()
+        return rewards
 
-    def _others_act(self) -> dict[str, float]:
+    def _play_others(self) -> dict[str, float]:
         """Play unassigned agents at random until a role's turn, or until no role's agent remains."""
         total: dict[str, float] = {}
-        while self._playing() and not self._ours():
+        while self._has_own_agents() and not self._own_agents():
             moves = {agent: self.random.choice(options) for agent, options in self._options.items()}
-            for agent, reward in self._acted(moves).items():
+            for agent, reward in self._apply_actions(moves).items():
                 total[agent] = total.get(agent, 0.0) + reward
         return total
 
-    def _stepped(self, earned: Mapping[str, float], cut: bool, told: str = "") -> Step:
+    def _make_step(self, rewards: Mapping[str, float], at_limit: bool, feedback: str = "") -> Step:
         settings = self.settings
-        over = not self._playing()
-        by_role = {self._role_of(agent): reward for agent, reward in earned.items() if self._is_ours(agent)}
-        reward = self._team(by_role)
-        self.earned += reward
-        truncated = (over and self.table.truncated) or (cut and not over)
+        over = not self._has_own_agents()
+        by_role = {self._role_of(agent): reward for agent, reward in rewards.items() if self._is_own_agent(agent)}
+        reward = self._team_reward(by_role)
+        self.total_reward += reward
+        truncated = (over and self.game.truncated) or (at_limit and not over)
         info = self.env.infos if isinstance(getattr(self.env, "infos", None), Mapping) else {}
-        flags = {key: value for each in info.values() if isinstance(each, Mapping) for key, value in each.items()}
+        flags = {
+            key: value
+            for agent_info in info.values()
+            if isinstance(agent_info, Mapping)
+            for key, value in agent_info.items()
+        }
         return Step(
-            Observation("") if over else self._observed(told), reward * settings.scale,
+            Observation("") if over else self._build_observation(feedback), reward * settings.scale,
             terminated=over and not truncated, truncated=truncated,
-            agent_rewards={role: each * settings.scale for role, each in by_role.items()},
-            success=settings.succeeded(self.earned, flags) if over or truncated else None,
-            info={"measures": {"mistakes": self.mistakes, "earned": self.earned}},
+            agent_rewards={role: agent_info * settings.scale for role, agent_info in by_role.items()},
+            success=settings.is_success(self.total_reward, flags) if over or truncated else None,
+            info={"measures": {"mistakes": self.invalid_actions, "earned": self.total_reward}},
         )  # fmt: skip
 
-    def _team(self, by_role: Mapping[str, float]) -> float:
+    def _team_reward(self, by_role: Mapping[str, float]) -> float:
         if self.settings.team_reward in ("mean", "sum"):
             total = sum(by_role.values())
             return total / max(1, len(by_role)) if self.settings.team_reward == "mean" else total
         return by_role.get(self.settings.team_reward, 0.0)
 
-    def _look(self) -> None:
+    def _update_options(self) -> None:
         """Update the legal options of the agents in turn."""
         self._options = {}
-        for agent in self.table.acting:
-            observation, info = self.table.seen_by(agent)
+        for agent in self.game.acting_agents:
+            observation, info = self.game.observe(agent)
             masked = isinstance(observation, dict) and "action_mask" in observation
             mask = observation["action_mask"] if masked else info.get("action_mask")
-            self._options[agent] = self._acts[agent].allowed(mask)
+            self._options[agent] = self._action_spaces[agent].allowed_actions(mask)
 
-    def _observed(self, told: str = "") -> Observation:
+    def _build_observation(self, feedback: str = "") -> Observation:
         views, options = dict[str, str](), dict[str, tuple[str, ...]]()
-        for agent in self._ours():
+        for agent in self._own_agents():
             role = self._role_of(agent)
             options[role] = self._options[agent]
-            listed = f"Actions: {', '.join(options[role])}" if self.settings.tells_actions else ""
-            views[role] = "\n".join(part for part in (self._view(agent), listed) if part)
-        board = plain(str(self.env.render())) if self.settings.rendering == "ansi" else ""
-        text = "\n".join(part for part in (told, board) if part)
+            action_list = f"Actions: {', '.join(options[role])}" if self.settings.tells_actions else ""
+            views[role] = "\n".join(part for part in (self._view(agent), action_list) if part)
+        board = strip_colors(str(self.env.render())) if self.settings.rendering == "ansi" else ""
+        text = "\n".join(part for part in (feedback, board) if part)
         return Observation(text, views, tuple(options), options)
 
     def _view(self, agent: str) -> str:
-        observation, _ = self.table.seen_by(agent)
+        observation, _ = self.game.observe(agent)
         if self.render:
             return self.render(observation, self.env, agent)
         if self.settings.rendering == "ansi":
             return f"You are {agent}."
         if isinstance(observation, dict) and "action_mask" in observation:
-            rest = {name: part for name, part in observation.items() if name != "action_mask"}
-            observation = next(iter(rest.values())) if len(rest) == 1 else rest
-        return worded(observation, self.settings.observation_names, self.settings.digits)
+            parts = {name: part for name, part in observation.items() if name != "action_mask"}
+            observation = next(iter(parts.values())) if len(parts) == 1 else parts
+        return format_value(observation, self.settings.observation_names, self.settings.digits)
 
-    def _asked(self) -> list[str]:
-        return [self._role_of(agent) for agent in self._ours()]
+    def _roles_in_turn(self) -> list[str]:
+        return [self._role_of(agent) for agent in self._own_agents()]
 
-    def _ours(self) -> list[str]:
+    def _own_agents(self) -> list[str]:
         """Return the game agents in turn that belong to a role."""
-        return [agent for agent in self.table.acting if self._is_ours(agent)]
+        return [agent for agent in self.game.acting_agents if self._is_own_agent(agent)]
 
-    def _playing(self) -> bool:
+    def _has_own_agents(self) -> bool:
         """Return True if a role's agent is still in the game."""
-        return any(map(self._is_ours, self.table.alive))
+        return any(map(self._is_own_agent, self.game.active_agents))
 
-    def _is_ours(self, agent: str) -> bool:
-        return agent in self._role or not self.settings.others
+    def _is_own_agent(self, agent: str) -> bool:
+        return agent in self._roles_by_agent or not self.settings.others
 
     def _role_of(self, agent: str) -> str:
-        return self._role.get(agent, agent)
+        return self._roles_by_agent.get(agent, agent)

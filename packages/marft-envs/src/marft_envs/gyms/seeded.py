@@ -12,21 +12,21 @@ from pydantic import Field, Strict
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.parts import EnvironmentPart
-from marft.config.settings import Bounded, Few, Filled, Names, Plain
-from marft.envs.splits import split_of
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.settings import Bounded, Names, NonEmptyString, PlainTable, SmallCount
+from marft.envs.splits import assign_split
 
-FIRST: Mapping[Split, int] = {"train": 0, "validation": 10**9, "test": 15 * 10**8}  # first seed of each split
-PATIENCE = 2000  # consecutive seeds without a new first observation after which the search stops
+FIRST_SEED: Mapping[Split, int] = {"train": 0, "validation": 10**9, "test": 15 * 10**8}  # first seed of each split
+MAX_IDLE_SEEDS = 2000  # consecutive seeds without a new first observation after which the search stops
 
 
-class Seeded(EnvironmentPart):
+class SeededEnvironment(EnvironmentPart):
     """Base class for third-party environments."""
 
-    game: Filled  # name of the game
-    kwargs: Plain = {}  # keyword arguments for creating the game
+    game: NonEmptyString  # name of the game
+    kwargs: PlainTable = {}  # keyword arguments for creating the game
     # additional keyword arguments, used in rotation; each set is one kind of task
-    variants: Annotated[tuple[Plain, ...], Strict(False)] = ()
+    variants: Annotated[tuple[PlainTable, ...], Strict(False)] = ()
     # rule for splits; seeds: each split has its own seeds; content: the first observation decides the split, and none
     # appears twice
     split_by: Literal["seeds", "content"] = "seeds"
@@ -37,13 +37,13 @@ class Seeded(EnvironmentPart):
     observation_names: Names = ()  # names of the observation's numbers or parts, in order
     digits: Annotated[int, Field(ge=1, le=15)] = 3  # significant digits of numbers in observations
     tells_actions: bool = True  # list the legal actions in the observation as well as offering them as options
-    max_steps: Few = 100  # maximum steps in an episode; the episode is truncated after them
+    max_steps: SmallCount = 100  # maximum steps in an episode; the episode is truncated after them
     scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # factor for rewards
     # minimum return for success, before `scale`; default: the game's own `is_success` or `success`
     solved_from: Bounded | None = None
 
     @abstractmethod
-    def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
         """Return the full text of a game's first observation."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -53,63 +53,63 @@ class Seeded(EnvironmentPart):
         observations.
         """
         if self.split_by == "content":
-            return self._by_content[split]
-        _ = self._begins
+            return self._tasks_by_content[split]
+        _ = self._first_text
         number = self.train_tasks if split == "train" else self.held_out_tasks
-        return [self._task(FIRST[split] + self.seed + index, index) for index in range(number)]
+        return [self._make_task(FIRST_SEED[split] + self.seed + index, index) for index in range(number)]
 
     @cached_property
-    def _begins(self) -> str:
+    def _first_text(self) -> str:
         """Return the first task's first observation; an unplayable game then fails before training.
 
         Raises:
             ValueError: the game cannot be played.
         """
-        first = self._task(FIRST["train"] + self.seed, 0)
-        return self.first_shown(first.data["seed"], first.data["kwargs"])
+        first = self._make_task(FIRST_SEED["train"] + self.seed, 0)
+        return self.first_observation(first.data["seed"], first.data["kwargs"])
 
     @cached_property
-    def _by_content(self) -> dict[Split, list[Task]]:
+    def _tasks_by_content(self) -> dict[Split, list[Task]]:
         wanted: dict[Split, int] = {
             "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
         }  # fmt: skip
-        found: dict[Split, list[Task]] = {split: [] for split in wanted}
-        for text, task in self._beginnings():
-            split = split_of(text)
-            if len(found[split]) < wanted[split]:
-                found[split].append(task)
-            if all(len(found[name]) == number for name, number in wanted.items()):
+        tasks: dict[Split, list[Task]] = {split: [] for split in wanted}
+        for text, task in self._distinct_tasks():
+            split = assign_split(text)
+            if len(tasks[split]) < wanted[split]:
+                tasks[split].append(task)
+            if all(len(tasks[name]) == number for name, number in wanted.items()):
                 break
-        return found
+        return tasks
 
-    def _beginnings(self) -> Iterator[tuple[str, Task]]:
-        """Yield tasks with new first observations until ``PATIENCE`` consecutive seeds give none."""
+    def _distinct_tasks(self) -> Iterator[tuple[str, Task]]:
+        """Yield tasks with new first observations until ``MAX_IDLE_SEEDS`` consecutive seeds give none."""
         seen, idle = set[str](), 0
         for index in count():
-            task = self._task(self.seed + index, index)
-            text = self.first_shown(task.data["seed"], task.data["kwargs"])
+            task = self._make_task(self.seed + index, index)
+            text = self.first_observation(task.data["seed"], task.data["kwargs"])
             idle += 1
             if text not in seen:
                 seen.add(text)
                 yield text, task
                 idle = 0
-            if idle == PATIENCE:
+            if idle == MAX_IDLE_SEEDS:
                 return
 
-    def _task(self, seed: int, index: int) -> Task:
-        more = self.variants[index % len(self.variants)] if self.variants else {}
+    def _make_task(self, seed: int, index: int) -> Task:
+        extra = self.variants[index % len(self.variants)] if self.variants else {}
         return Task(
-            f"{self.game}/{seed}", f"{self.game}, seed {seed}", {"seed": seed, "kwargs": {**self.kwargs, **more}}
+            f"{self.game}/{seed}", f"{self.game}, seed {seed}", {"seed": seed, "kwargs": {**self.kwargs, **extra}}
         )
 
-    def succeeded(self, earned: float, info: Mapping[str, Any]) -> bool | None:
+    def is_success(self, total_reward: float, info: Mapping[str, Any]) -> bool | None:
         """Return True if a finished episode solved its task; None if the game does not report it.
 
         Args:
-            earned: return of the episode, before ``scale``.
+            total_reward: return of the episode, before ``scale``.
             info: the game's last info.
         """
         if self.solved_from is not None:
-            return earned >= self.solved_from
-        said = info.get("is_success", info.get("success"))
-        return None if said is None else bool(said)
+            return total_reward >= self.solved_from
+        success = info.get("is_success", info.get("success"))
+        return None if success is None else bool(success)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-Given = Mapping[str, Any]  # parameters under IFEval's names, as plain values
+Parameters = Mapping[str, Any]  # parameters under IFEval's names, as plain values
 Relation = Literal["at least", "less than", "exactly"]
-LISTS, TABLES = ("keywords", "forbidden_words"), ("schema",)  # parameters that are not texts
+LIST_PARAMETERS, TABLE_PARAMETERS = ("keywords", "forbidden_words"), ("schema",)  # parameters that are not texts
 RELATIONS = ("at least", "less than", "exactly")
 
 
@@ -27,55 +27,56 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Kind:
+class InstructionKind:
     """Type for an instruction.
 
-    A text gets at most one instruction from a ``group``. An instruction with ``alone`` is never combined with another.
+    A text gets at most one instruction from a ``group``. An instruction with ``is_exclusive`` is never combined with
+    another.
     """
 
     id: str
-    says: Callable[[Given], str]
-    follows: Callable[[str, Given], bool]  # checker for a nonempty text
-    draw: Callable[[Random, Topic], dict[str, Any]]
-    keys: tuple[str, ...] = ()  # required parameters
+    format_text: Callable[[Parameters], str]
+    check_text: Callable[[str, Parameters], bool]  # checker for a nonempty text
+    draw_parameters: Callable[[Random, Topic], dict[str, Any]]
+    required_keys: tuple[str, ...] = ()  # required parameters
     group: str = ""
-    alone: bool = False
-    wrong: Callable[[Given], str] = lambda _: ""  # further validation of parameters; returns the error, or ""
+    is_exclusive: bool = False
+    find_error: Callable[[Parameters], str] = lambda _: ""  # further validation of parameters; returns the error, or ""
 
-    def problem(self, given: Given) -> str:
+    def parameter_error(self, parameters: Parameters) -> str:
         """Return the error in the parameters; "" if valid."""
-        missing = [key for key in self.keys if given.get(key) is None]
+        missing = [key for key in self.required_keys if parameters.get(key) is None]
         if missing:
             return f"lacks {', '.join(missing)}"
-        for key, value in given.items():
+        for key, value in parameters.items():
             if key.endswith("relation") and value not in RELATIONS:
                 return f"{key} is {value!r}, and not one of {', '.join(RELATIONS)}"
-            counted = key.startswith(("num_", "nth_")) or key.endswith("frequency")
-            if counted and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**6):
+            is_count = key.startswith(("num_", "nth_")) or key.endswith("frequency")
+            if is_count and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**6):
                 return f"{key} is {value!r}, and no count"
-            if not counted and key in self.keys and key not in TABLES and not _is_text(value, key):
-                return f"{key} is {value!r:.80}, and no {'list of texts' if key in LISTS else 'text'}"
-        return self.wrong(given)
+            if not is_count and key in self.required_keys and key not in TABLE_PARAMETERS and not _is_text(value, key):
+                return f"{key} is {value!r:.80}, and no {'list of texts' if key in LIST_PARAMETERS else 'text'}"
+        return self.find_error(parameters)
 
 
 def _is_text(value: object, key: str) -> bool:
     """Return True for a nonblank text, or for a nonempty list with nonblank texts."""
-    if key in LISTS:
-        return isinstance(value, list) and bool(value) and all(_is_text(one, "") for one in value)
+    if key in LIST_PARAMETERS:
+        return isinstance(value, list) and bool(value) and all(_is_text(text_item, "") for text_item in value)
     return isinstance(value, str) and bool(value.strip())
 
 
-def nothing(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
+def no_parameters(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
     """Draw no parameters."""
     return {}
 
 
-def counted(count: int, relation: str, wanted: int) -> bool:
+def satisfies_relation(count: int, relation: str, target: int) -> bool:
     """Return True if a count satisfies a relation.
 
-    >>> counted(3, "at least", 3), counted(3, "less than", 3), counted(3, "exactly", 4)
+    >>> satisfies_relation(3, "at least", 3), satisfies_relation(3, "less than", 3), satisfies_relation(3, "exactly", 4)
     (True, False, False)
     """
     if relation == "exactly":
-        return count == wanted
-    return count >= wanted if relation == "at least" else count < wanted
+        return count == target
+    return count >= target if relation == "at least" else count < target

@@ -13,7 +13,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from marft_envs.instructions.kinds import Kind, Topic
+from marft_envs.instructions.kinds import InstructionKind, Topic
 
 SCRIPTS = {
     "LATIN": ("en", "es", "pt", "fr", "de", "it", "pl", "vi", "sw", "fi"), "CYRILLIC": ("ru", "uk", "bg"),
@@ -21,7 +21,7 @@ SCRIPTS = {
     "TELUGU": ("te",), "KANNADA": ("kn",), "GUJARATI": ("gu",), "GURMUKHI": ("pa",), "MALAYALAM": ("ml",),
     "THAI": ("th",), "HANGUL": ("ko",), "HEBREW": ("he",), "HIRAGANA": ("ja",), "KATAKANA": ("ja",), "CJK": ("zh",),
 }  # fmt: skip
-COMMON = {
+COMMON_WORDS = {
     "en": (
         "the of and to in is that it was for on are as with his they at be this have from or by not but what all "
         "were when we there can an your which their if do will each about how up out them then she many some so "
@@ -99,7 +99,7 @@ COMMON = {
         "छ र को मा यो हो एक पनि छन् गर्न थियो भने का ले हुन्छ तर यस छैन त्यो लागि"
     ),
 }  # fmt: skip
-NAMES = {
+LANGUAGE_NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "de": "German", "en": "English", "es": "Spanish",
     "fa": "Persian", "fi": "Finnish", "fr": "French", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi",
     "it": "Italian", "ja": "Japanese", "kn": "Kannada", "ko": "Korean", "ml": "Malayalam", "mr": "Marathi",
@@ -107,11 +107,11 @@ NAMES = {
     "ta": "Tamil", "te": "Telugu", "th": "Thai", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese",
     "zh": "Chinese",
 }  # fmt: skip
-WORDS = {language: frozenset(words.split()) for language, words in COMMON.items()}
-MOST = 0.6  # minimum share of letters in a language's script
-LONG = 10  # minimum words of a text that must contain a common word
+WORD_SETS = {language: frozenset(words.split()) for language, words in COMMON_WORDS.items()}
+MIN_SCRIPT_SHARE = 0.6  # minimum share of letters in a language's script
+MIN_WORDS = 10  # minimum words of a text that must contain a common word
 TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-SAMPLES = {
+SAMPLE_TEXTS = {
     "de": "Das ist ein kurzer Text, und er ist auf Deutsch.", "es": "Este es un texto corto y está en español.",
     "fr": "Ce texte est court et il est en français.", "it": "Questo è un testo corto ed è in italiano.",
     "pt": "Este é um texto curto e não é em inglês.", "ru": "Это короткий текст, и он на русском.",
@@ -119,46 +119,51 @@ SAMPLES = {
 }  # fmt: skip
 
 
-def may_be(text: str, language: str) -> bool:
+def may_be_language(text: str, language: str) -> bool:
     """Return True if a text may be in a language, given by its ISO 639-1 code.
 
-    >>> may_be("The sea is blue.", "en"), may_be("Das Meer ist blau.", "en"), may_be("sea salt", "en")
-    (True, False, True)
+    >>> [may_be_language(text, "en") for text in ("The sea is blue.", "Das Meer ist blau.", "sea salt")]
+    [True, False, True]
     """
-    scripts = Counter(script for letter in text if letter.isalpha() and (script := _script(letter)))
+    scripts = Counter(script for letter in text if letter.isalpha() and (script := _letter_script(letter)))
     letters = sum(scripts.values())
     if not letters:
         return True
     if language in ("ja", "zh"):
         kana = scripts["HIRAGANA"] + scripts["KATAKANA"]
-        east = kana + scripts["CJK"]
-        return east >= MOST * letters and (kana > 0.1 * east) == (language == "ja")
+        east_asian = kana + scripts["CJK"]
+        return east_asian >= MIN_SCRIPT_SHARE * letters and (kana > 0.1 * east_asian) == (language == "ja")
     script = next((name for name, languages in SCRIPTS.items() if language in languages), "")
-    if scripts[script] < MOST * letters:
+    if scripts[script] < MIN_SCRIPT_SHARE * letters:
         return False
     if len(SCRIPTS[script]) == 1:
         return True
     words = [word.lower() for word in TOKEN.findall(text)]
-    hits = {other: sum(word in WORDS[other] for word in words) for other in SCRIPTS[script]}
+    hits = {
+        language_option: sum(word in WORD_SETS[language_option] for word in words)
+        for language_option in SCRIPTS[script]
+    }
     best = max(hits.values())
     if not best:
-        return len(words) < LONG
+        return len(words) < MIN_WORDS
     return hits[language] == best
 
 
-def _script(letter: str) -> str:
+def _letter_script(letter: str) -> str:
     return unicodedata.name(letter, "").split(" ")[0].split("-")[0]
 
 
-def _draw(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
-    return {"language": random.choice(sorted(SAMPLES))}
+def _draw_language(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
+    return {"language": random.choice(sorted(SAMPLE_TEXTS))}
 
 
 KINDS = (
-    Kind(
+    InstructionKind(
         "language:response_language",
-        lambda given: f"Write in {NAMES.get(given['language'], given['language'])} alone.",
-        lambda text, given: may_be(text, given["language"]), _draw, ("language",), alone=True,
-        wrong=lambda given: "" if given["language"] in NAMES else f"is in {given['language']!r}, which nobody tells",
+        lambda given: f"Write in {LANGUAGE_NAMES.get(given['language'], given['language'])} alone.",
+        lambda text, given: may_be_language(text, given["language"]), _draw_language, ("language",), is_exclusive=True,
+        find_error=lambda given: (
+            "" if given["language"] in LANGUAGE_NAMES else f"is in {given['language']!r}, which nobody tells"
+        ),
     ),
 )  # fmt: skip

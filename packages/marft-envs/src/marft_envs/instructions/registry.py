@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from marft_envs.instructions import casing, ends, keywords, languages, length, markup, structures
-from marft_envs.instructions.kinds import Given, Kind
+from marft_envs.instructions import casing, keywords, languages, length, markup, start_end, structures
+from marft_envs.instructions.kinds import InstructionKind, Parameters
 
-FAMILIES = (length, keywords, casing, markup, structures, languages, ends)
-KINDS: dict[str, Kind] = {kind.id: kind for family in FAMILIES for kind in family.KINDS}
-NEEDS_A_PACKAGE = "detectable_format:json_schema"
+FAMILIES = (length, keywords, casing, markup, structures, languages, start_end)
+KINDS: dict[str, InstructionKind] = {kind.id: kind for family in FAMILIES for kind in family.KINDS}
+JSON_SCHEMA_KIND = "detectable_format:json_schema"
 
 
 class Instruction(NamedTuple):
     """Instruction in a task: id and parameters."""
 
     id: str
-    given: Given
+    parameters: Parameters
 
-    def says(self) -> str:
+    def format_text(self) -> str:
         """Return the instruction's text."""
-        return KINDS[self.id].says(self.given)
+        return KINDS[self.id].format_text(self.parameters)
 
 
-def followed(instructions: Sequence[Instruction], text: str, loose: bool = False) -> list[bool]:
+def check_instructions(instructions: Sequence[Instruction], text: str, loose: bool = False) -> list[bool]:
     """Check a text by each instruction. An empty text follows no instruction.
 
     Args:
@@ -33,26 +33,29 @@ def followed(instructions: Sequence[Instruction], text: str, loose: bool = False
         loose: True to accept a text if any of eight variants follows the instruction. The variants omit the first line,
             the last line or both, each with and without stars (IFEval's loose accuracy).
     """
-    texts = [version for version in (versions(text) if loose else [text]) if version.strip()]
-    return [any(KINDS[one.id].follows(version, one.given) for version in texts) for one in instructions]
+    texts = [version for version in (loose_variants(text) if loose else [text]) if version.strip()]
+    return [
+        any(KINDS[instruction.id].check_text(version, instruction.parameters) for version in texts)
+        for instruction in instructions
+    ]
 
 
-def versions(text: str) -> list[str]:
+def loose_variants(text: str) -> list[str]:
     """Return the text's variants for IFEval's loose accuracy.
 
-    >>> versions("Sure:\\n*a*")
+    >>> loose_variants("Sure:\\n*a*")
     ['Sure:\\n*a*', '*a*', 'Sure:', '', 'Sure:\\na', 'a', 'Sure:', '']
     """
     lines = text.split("\n")
-    found = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
-    return [*found, *(version.replace("*", "") for version in found)]
+    line_variants = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
+    return [*line_variants, *(version.replace("*", "") for version in line_variants)]
 
 
-def plain(instructions: Sequence[Instruction]) -> list[dict[str, Any]]:
+def to_dicts(instructions: Sequence[Instruction]) -> list[dict[str, Any]]:
     """Convert instructions to plain values."""
-    return [{"id": one.id, "given": dict(one.given)} for one in instructions]
+    return [{"id": instruction.id, "given": dict(instruction.parameters)} for instruction in instructions]
 
 
-def of_plain(told: Any) -> list[Instruction]:
+def from_dicts(rows: Any) -> list[Instruction]:
     """Create instructions from plain values."""
-    return [Instruction(str(one["id"]), one["given"]) for one in told]
+    return [Instruction(str(row["id"]), row["given"]) for row in rows]

@@ -21,7 +21,7 @@ TOPICS = tuple(
         "a river": "flow stone boat mud bank swim reed cold",
     }.items()
 )
-FILLERS = (
+FILLER_WORDS = (
     "old",
     "small",
     "far",

@@ -22,12 +22,12 @@ class Chunk:
         """Return the date and the lines as text."""
         return "\n".join((f"{self.date}.", *self.lines))
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the chunk to plain values."""
         return {"date": self.date, "lines": list(self.lines)}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Chunk:
+    def from_dict(cls, data: Mapping[str, Any]) -> Chunk:
         """Create a chunk from plain values."""
         return cls(data["date"], tuple(data["lines"]))
 
@@ -51,14 +51,14 @@ class Question:
     needs: tuple[tuple[str, ...], ...]
     listed: bool = False
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the question to plain values."""
         needs = [list(words) for words in self.needs]
-        told = {"kind": self.kind, "text": self.text, "answer": self.answer, "needs": needs}
-        return {**told, "listed": True} if self.listed else told
+        fields = {"kind": self.kind, "text": self.text, "answer": self.answer, "needs": needs}
+        return {**fields, "listed": True} if self.listed else fields
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Question:
+    def from_dict(cls, data: Mapping[str, Any]) -> Question:
         """Create a question from plain values."""
         needs = tuple(tuple(words) for words in data["needs"])
         return cls(data["kind"], data["text"], data["answer"], needs, data.get("listed", False))

@@ -14,28 +14,28 @@ from pydantic_core import PydanticCustomError
 from marft.agents.environment import Split
 from marft.agents.memories.store import open_store
 from marft.common.types import Task
-from marft.config.folders import from_recipe
-from marft.config.parts import MaybeMemoryPlugin
-from marft.config.settings import Count, Few, Filled, Fraction, Names, did_you_mean
-from marft.envs.scripts import Script
-from marft_envs.drawn import Drawing, Drawn
+from marft.config.paths import resolve_recipe_path
+from marft.config.plugin_types import OptionalMemoryPlugin
+from marft.config.settings import Count, Fraction, Names, NonEmptyString, SmallCount, did_you_mean
+from marft.envs.scripted_policy import ScriptedPolicy
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 from marft_envs.memory.conversations import KINDS, Chunk, Question
-from marft_envs.memory.drawing import Shape, draw
 from marft_envs.memory.facts import PEOPLE, Style
-from marft_envs.memory.files import Layout, Recorded, read_conversations, tasks_by_split
+from marft_envs.memory.files import FileConversation, Layout, build_tasks, read_conversations
+from marft_envs.memory.generator import ConversationShape, generate_conversation
 from marft_envs.memory.grading import Grading
-from marft_envs.memory.script import Rememberer
-from marft_envs.memory.session import Coverage, MemorySession, Retrieval, Rules
-from marft_envs.memory.stored import StoredSession
+from marft_envs.memory.script import MemoryScript
+from marft_envs.memory.session import Coverage, MemoryRules, MemorySession, Retrieval
+from marft_envs.memory.store_session import StoreSession
 
-MOST_FACTS = 8  # maximum facts per person, on average
-
-
-def _file(path: str, info: ValidationInfo) -> str:
-    return from_recipe(path, info.context) if path else path
+MAX_FACTS = 8  # maximum facts per person, on average
 
 
-class Memory(Drawn):
+def _resolve_file(path: str, info: ValidationInfo) -> str:
+    return resolve_recipe_path(path, info.context) if path else path
+
+
+class Memory(GeneratedEnvironment):
     """Conversation memory with a budget for notes.
 
     A writer reads a conversation in chunks and keeps notes with at most ``budget`` characters. Then a retriever picks
@@ -46,9 +46,9 @@ class Memory(Drawn):
     """
 
     stream: ClassVar[str] = "Memory"
-    carries_words: ClassVar[bool] = True
-    says_whose_turn: ClassVar[bool] = True
-    path: Annotated[str, AfterValidator(_file)] = ""  # benchmark file; default: generated conversations
+    relays_messages: ClassVar[bool] = True
+    controls_turns: ClassVar[bool] = True
+    path: Annotated[str, AfterValidator(_resolve_file)] = ""  # benchmark file; default: generated conversations
     layout: Layout = "locomo"  # layout of the file: "locomo" (locomo10.json) or "longmemeval"
     style: Style = "full"  # style of generated lines; "plain" uses few words, for tiny models
     people: Annotated[int, Field(ge=2, le=len(PEOPLE))] = 4  # number of people in a generated conversation
@@ -58,10 +58,10 @@ class Memory(Drawn):
     talk: Annotated[int, Field(ge=0, le=1000)] = 6  # lines per day without a fact
     questions: Annotated[int, Field(ge=1, le=100)] = 5  # number of questions after the conversation
     kinds: Names = KINDS  # kinds of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
-    lines: Few = 20  # maximum lines per step, for a session from a file
+    lines: SmallCount = 20  # maximum lines per step, for a session from a file
     # Memory system with its keys, instead of notes. Default: none. It is written line by line, and read for each
     # question.
-    store: MaybeMemoryPlugin = None
+    store: OptionalMemoryPlugin = None
     # Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per question.
     budget: Count = 800
     picks: Annotated[int, Field(ge=1, le=100)] = 3  # maximum notes picked per question
@@ -79,10 +79,10 @@ class Memory(Drawn):
     # Role that picks notes; "": the answerer sees all notes. With a memory system, the role writes the query; "": the
     # question is the query.
     retriever: str = "retriever"
-    answerer: Filled = "answerer"  # role that answers
+    answerer: NonEmptyString = "answerer"  # role that answers
 
     @model_validator(mode="after")
-    def _check(self) -> Memory:
+    def _check_settings(self) -> Memory:
         for kind in self.kinds:
             if kind not in KINDS:
                 hint = did_you_mean(kind, KINDS)
@@ -99,13 +99,13 @@ class Memory(Drawn):
             raise PydanticCustomError("coverage", "coverage: with a store, what is read counts; leave it at 'asked'")
         if self.path and self.coverage == "said":
             raise PydanticCustomError("coverage", "coverage: facts of a file are not known, but for what is asked")
-        room, most = self.days * self.facts, self.people * MOST_FACTS
-        if not self.path and not 2 * self.questions <= room <= most:
+        fact_lines, max_facts = self.days * self.facts, self.people * MAX_FACTS
+        if not self.path and not 2 * self.questions <= fact_lines <= max_facts:
             raise PydanticCustomError(
                 "facts",
                 "days × facts is {room}: it must be at least {least}, two facts a question, and at most {most}, "
                 "{each} a person",
-                {"room": room, "least": 2 * self.questions, "most": most, "each": MOST_FACTS},
+                {"room": fact_lines, "least": 2 * self.questions, "most": max_facts, "each": MAX_FACTS},
             )
         return self
 
@@ -117,17 +117,19 @@ class Memory(Drawn):
                 yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     @cached_property
-    def _recorded(self) -> dict[str, Recorded]:
-        return {one.name: one for one in read_conversations(self.path, self.layout, self.lines)}
+    def _conversations(self) -> dict[str, FileConversation]:
+        return {
+            conversation.name: conversation for conversation in read_conversations(self.path, self.layout, self.lines)
+        }
 
     @cached_property
-    def _recorded_tasks(self) -> dict[Split, list[Task]]:
-        found = tasks_by_split(
-            list(self._recorded.values()), self.questions, self.kinds,
+    def _file_tasks(self) -> dict[Split, list[Task]]:
+        tasks_found = build_tasks(
+            list(self._conversations.values()), self.questions, self.kinds,
             retrieved=self.retriever != "", written=self.writer != "", path=self.path,
         )  # fmt: skip
-        most = {"train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks}
-        return {split: tasks[: most[split]] for split, tasks in found.items()}
+        limits = {"train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks}
+        return {split: tasks[: limits[split]] for split, tasks in tasks_found.items()}
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks for a split. Splits from a file share no conversation.
@@ -135,43 +137,48 @@ class Memory(Drawn):
         Raises:
             ValueError: the file cannot be read, or has too few conversations.
         """
-        return self._recorded_tasks[split] if self.path else super().tasks(split)
+        return self._file_tasks[split] if self.path else super().tasks(split)
 
     def demonstrations(self) -> Iterator[Task]:
         """Yield generated conversations outside every split; empty for a file."""
         return iter(()) if self.path else super().demonstrations()
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a conversation. Its content is its facts and its questions."""
-        shape = Shape(
+        shape = ConversationShape(
             style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.talk,
             questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),
         )  # fmt: skip
-        chunks, questions, said = draw(shape, random)
-        content = json.dumps([sorted(fact.note for fact in said), sorted(question.text for question in questions)])
+        chunks, questions, facts = generate_conversation(shape, random)
+        content = json.dumps([sorted(fact.note for fact in facts), sorted(question.text for question in questions)])
         data = {
-            "chunks": [chunk.data() for chunk in chunks], "questions": [question.data() for question in questions],
+            "chunks": [chunk.to_dict() for chunk in chunks],
+            "questions": [question.to_dict() for question in questions],
             "fewest_steps": (len(chunks) if self.writer else 0) + len(questions) * (2 if self.retriever else 1),
         }  # fmt: skip
         if self.coverage == "said":
-            data["said"] = [list(fact.words) for fact in said]
+            data["said"] = [list(fact.words) for fact in facts]
         pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
-        return Drawing(content, "\n\n".join(pieces), data)
+        return GeneratedTask(content, "\n\n".join(pieces), data)
 
-    def start(self, task: Task, seed: int) -> MemorySession | StoredSession:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> MemorySession | StoreSession:  # noqa: ARG002  nothing here is random
         """Create a session, with notes or with a memory system."""
-        rules = Rules(
+        rules = MemoryRules(
             writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, picks=self.picks,
             retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
         )  # fmt: skip
-        named = task.data.get("conversation")
-        chunks = self._recorded[named].chunks if named else tuple(map(Chunk.of, task.data["chunks"]))
-        questions = tuple(map(Question.of, task.data["questions"]))
+        conversation_name = task.data.get("conversation")
+        chunks = (
+            self._conversations[conversation_name].chunks
+            if conversation_name
+            else tuple(map(Chunk.from_dict, task.data["chunks"]))
+        )
+        questions = tuple(map(Question.from_dict, task.data["questions"]))
         if self.store is not None:
-            return StoredSession(chunks, questions, rules, open_store(self.store), self.store.edits)
-        said = [tuple(words) for words in task.data["said"]] if self.coverage == "said" else None
-        return MemorySession(chunks, questions, rules, said)
+            return StoreSession(chunks, questions, rules, open_store(self.store), self.store.stores_edits)
+        facts = [tuple(words) for words in task.data["said"]] if self.coverage == "said" else None
+        return MemorySession(chunks, questions, rules, facts)
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy:
         """Return the scripted policy for generated conversations. The role ``solver`` writes and answers."""
-        return Rememberer(skill, self.style)
+        return MemoryScript(skill, self.style)

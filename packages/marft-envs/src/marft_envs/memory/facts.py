@@ -14,73 +14,74 @@ ANIMALS = ("cat", "dog", "bird", "fish", "horse", "pig")
 CITIES = ("Rome", "Oslo", "Lima", "Bern", "Cairo", "Delhi", "Kyoto", "Paris", "Quito", "Tunis")
 JOBS = ("cook", "nurse", "pilot", "baker", "judge", "painter", "driver", "teacher")
 FOODS = ("rice", "soup", "bread", "cake", "fruit", "pasta", "cheese", "salad")
-THINGS = ("hat", "lamp", "boat", "bike", "book", "tent", "chair", "clock")
+OBJECTS = ("hat", "lamp", "boat", "bike", "book", "tent", "chair", "clock")
 MONTHS = (
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
 )  # fmt: skip
 
 
-class Relation(NamedTuple):
+class RelationTemplates(NamedTuple):
     """Templates for a kind of fact, with ``{p}`` (person), ``{d}`` (detail) and ``{v}`` (value).
 
     Args:
         note: short form, with ``{v}`` at the end.
-        asked: question with ``{v}`` as the answer.
-        told: lines of the person.
-        changed: lines of the person for an updated fact.
-        whose: question about a person's cousin; "" if none.
+        question: question with ``{v}`` as the answer.
+        statements: lines of the person.
+        changed_statements: lines of the person for an updated fact.
+        cousin_question: question about a person's cousin; "" if none.
         details, values: possible details and values. No two relations share a value.
     """
 
     note: str
-    asked: str
-    told: tuple[str, ...]
-    changed: tuple[str, ...] = ()
-    whose: str = ""
+    question: str
+    statements: tuple[str, ...]
+    changed_statements: tuple[str, ...] = ()
+    cousin_question: str = ""
     details: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
 
 
 RELATIONS = {
-    "pet": Relation(
-        note="{p}'s {d} is {v}.", asked="What color is {p}'s {d}?", details=ANIMALS, values=COLORS,
-        told=("I have a {v} {d} at home.", "My {d} is {v}, did I say so?", "We got a {d}, a {v} one."),
+    "pet": RelationTemplates(
+        note="{p}'s {d} is {v}.", question="What color is {p}'s {d}?", details=ANIMALS, values=COLORS,
+        statements=("I have a {v} {d} at home.", "My {d} is {v}, did I say so?", "We got a {d}, a {v} one."),
     ),
-    "city": Relation(
-        note="{p} lives in {v}.", asked="Where does {p} live?", whose="Where does {p}'s cousin live?", values=CITIES,
-        told=("I live in {v}, near the river.", "Home for me is {v}.", "I have lived in {v} for years."),
-        changed=("I moved to {v}.", "We left, and I live in {v} now."),
+    "city": RelationTemplates(
+        note="{p} lives in {v}.", question="Where does {p} live?", cousin_question="Where does {p}'s cousin live?",
+        values=CITIES,
+        statements=("I live in {v}, near the river.", "Home for me is {v}.", "I have lived in {v} for years."),
+        changed_statements=("I moved to {v}.", "We left, and I live in {v} now."),
     ),
-    "job": Relation(
-        note="{p} is a {v}.", asked="What is {p}'s job?", whose="What is {p}'s cousin's job?", values=JOBS,
-        told=("I work as a {v}.", "Being a {v} keeps me busy.", "They pay me as a {v}."),
-        changed=("I changed jobs: I am a {v} now.", "Since Monday I work as a {v}."),
+    "job": RelationTemplates(
+        note="{p} is a {v}.", question="What is {p}'s job?", cousin_question="What is {p}'s cousin's job?", values=JOBS,
+        statements=("I work as a {v}.", "Being a {v} keeps me busy.", "They pay me as a {v}."),
+        changed_statements=("I changed jobs: I am a {v} now.", "Since Monday I work as a {v}."),
     ),
-    "food": Relation(
-        note="{p} likes {v}.", asked="What food does {p} like?", whose="What food does {p}'s cousin like?",
-        values=FOODS, told=("I like {v} best.", "Nothing beats {v}, I think.", "For me it is always {v}."),
-        changed=("I am tired of it: now I like {v} best.", "These days I like {v} more."),
+    "food": RelationTemplates(
+        note="{p} likes {v}.", question="What food does {p} like?", cousin_question="What food does {p}'s cousin like?",
+        values=FOODS, statements=("I like {v} best.", "Nothing beats {v}, I think.", "For me it is always {v}."),
+        changed_statements=("I am tired of it: now I like {v} best.", "These days I like {v} more."),
     ),
-    "cousin": Relation(
-        note="{p}'s cousin is {v}.", asked="Who is {p}'s cousin?", values=PEOPLE,
-        told=("{v} is my cousin.", "You know my cousin, {v}.", "My cousin {v} called."),
+    "cousin": RelationTemplates(
+        note="{p}'s cousin is {v}.", question="Who is {p}'s cousin?", values=PEOPLE,
+        statements=("{v} is my cousin.", "You know my cousin, {v}.", "My cousin {v} called."),
     ),
-    "event": Relation(
-        note="{p} bought a {d}, {v}.", asked="When did {p} buy a {d}?", details=THINGS,
-        told=("I bought a {d} today.", "Today I got myself a {d}."),
+    "event": RelationTemplates(
+        note="{p} bought a {d}, {v}.", question="When did {p} buy a {d}?", details=OBJECTS,
+        statements=("I bought a {d} today.", "Today I got myself a {d}."),
     ),
 }  # fmt: skip
-YESTERDAY = ("I bought a {d} yesterday.", "Yesterday I got myself a {d}.")
-CHANGING = ("city", "job", "food")
-TALK = (
+YESTERDAY_STATEMENTS = ("I bought a {d} yesterday.", "Yesterday I got myself a {d}.")
+CHANGING_RELATIONS = ("city", "job", "food")
+SMALL_TALK = (
     "How was your week?",
     "It rained all day here.",
     "Haha, that is so true.",
     "I slept badly, sorry.",
     "Good to hear from you!",
 )
-PLAIN_TALK = ("{p} says hello.", "{p} is tired.", "{p} laughs.", "{p} asks why.")
+PLAIN_SMALL_TALK = ("{p} says hello.", "{p} is tired.", "{p} laughs.", "{p} asks why.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Fact:
     @property
     def note(self) -> str:
         """Return the fact's short form."""
-        return self._filled(RELATIONS[self.relation].note)
+        return self._fill(RELATIONS[self.relation].note)
 
     def question(self, style: Style, cousin: str = "") -> str:
         """Return the question for the value.
@@ -109,14 +110,14 @@ class Fact:
         if style == "plain":
             person = f"{cousin}'s cousin" if cousin else self.person
             return f"{relation.note.partition('{v}')[0]}?".format(p=person, d=self.detail)
-        return relation.whose.format(p=cousin) if cousin else self._filled(relation.asked)
+        return relation.cousin_question.format(p=cousin) if cousin else self._fill(relation.question)
 
     @property
     def words(self) -> tuple[str, ...]:
         """Return the words in every note of this fact. No other fact has the same words."""
         return tuple(word for word in (self.person, self.detail, self.value) if word)
 
-    def said(self, style: Style, today: str, random: Random) -> str:
+    def format_line(self, style: Style, today: str, random: Random) -> str:
         """Return the fact's line in the conversation.
 
         Args:
@@ -127,38 +128,38 @@ class Fact:
         if style == "plain":
             return self.note.replace(f", {self.value}", "") if self.relation == "event" else self.note
         relation = RELATIONS[self.relation]
-        told = relation.changed if self.changed else relation.told
+        statements = relation.changed_statements if self.changed else relation.statements
         if self.relation == "event" and self.value != today:
-            told = YESTERDAY
-        return f"{self.person}: {self._filled(random.choice(told))}"
+            statements = YESTERDAY_STATEMENTS
+        return f"{self.person}: {self._fill(random.choice(statements))}"
 
-    def _filled(self, words: str) -> str:
+    def _fill(self, words: str) -> str:
         return words.format(p=self.person, d=self.detail, v=self.value)
 
 
-def talk(style: Style, person: str, random: Random) -> str:
+def draw_small_talk(style: Style, person: str, random: Random) -> str:
     """Draw a line without a fact."""
     if style == "plain":
-        return random.choice(PLAIN_TALK).format(p=person)
-    return f"{person}: {random.choice(TALK)}"
+        return random.choice(PLAIN_SMALL_TALK).format(p=person)
+    return f"{person}: {random.choice(SMALL_TALK)}"
 
 
-def dates(style: Style, count: int, random: Random) -> list[str]:
+def draw_dates(style: Style, count: int, random: Random) -> list[str]:
     """Draw ascending dates of chunks, at least two days apart, so that no chunk's eve is another chunk's date."""
     if style == "plain":
         return [f"Day {number}" for number in range(1, count + 1)]
     day = date(2023, 1, 1) + timedelta(days=random.randrange(365))
-    found = []
+    dates_drawn = []
     for _ in range(count):
         day += timedelta(days=random.randint(2, 9))
-        found.append(written(day))
-    return found
+        dates_drawn.append(format_date(day))
+    return dates_drawn
 
 
-def written(day: date) -> str:
+def format_date(day: date) -> str:
     """Format a date.
 
-    >>> written(date(2023, 5, 8))
+    >>> format_date(date(2023, 5, 8))
     '8 May 2023'
     """
     return f"{day.day} {MONTHS[day.month - 1]} {day.year}"
@@ -171,4 +172,4 @@ def day_before(day: str) -> str:
     '30 April 2023'
     """
     number, month, year = day.split()
-    return written(date(int(year), MONTHS.index(month) + 1, int(number)) - timedelta(days=1))
+    return format_date(date(int(year), MONTHS.index(month) + 1, int(number)) - timedelta(days=1))

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from marft.agents.environment import Split
 from marft.common.atomic import read_text
-from marft.common.texts import storable
+from marft.common.texts import replace_surrogates
 from marft.common.types import Task
-from marft.envs.contents import CONTENT, content_of
-from marft.envs.text_tables import twice_in
-from marft.rewards.comparing import words_of
+from marft.envs.content_digest import DIGEST_KEY, digest_content
+from marft.envs.text_tables import find_duplicate
+from marft.rewards.text_match import normalize_words
 from marft_envs.memory.conversations import Chunk, Kind, Question
 from marft_envs.memory.grading import NOT_MENTIONED
 
@@ -34,12 +34,12 @@ LONGMEMEVAL_KINDS: Mapping[str, Kind] = {
     "temporal-reasoning": "temporal",
     "knowledge-update": "update",
 }
-RUBRIC = "single-session-preference"  # its answers are rubrics for a model judge
+RUBRIC_TYPE = "single-session-preference"  # its answers are rubrics for a model judge
 _SESSION = re.compile(r"^session_(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class FileConversation:
     """Conversation from a file, with its questions."""
 
     name: str
@@ -47,7 +47,7 @@ class Recorded:
     questions: tuple[Question, ...]
 
 
-def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
+def read_conversations(path: str, layout: Layout, lines: int) -> list[FileConversation]:
     """Read the conversations in a file.
 
     Args:
@@ -66,25 +66,32 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
         raise ValueError(f"environment: {path} is no JSON in UTF-8: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"environment: {path} holds no list of conversations, as {layout} has them")
-    read: Callable[[Any, int], Recorded | None] = _locomo if layout == "locomo" else _longmemeval
-    found = []
+    parse_row: Callable[[Any, int], FileConversation | None] = (
+        _parse_locomo if layout == "locomo" else _parse_longmemeval
+    )
+    parsed = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(read(row, lines))  # None if it cannot be graded
+            parsed.append(parse_row(row, lines))  # None if it cannot be graded
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
-                f"environment: {path}, conversation {number} is not laid out as {layout}: {what}; is layout right?"
+                f"environment: {path}, conversation {number} is not laid out as {layout}: {problem}; is layout right?"
             ) from error
-    conversations = [one for one in found if one is not None]
-    twice = twice_in(one.name for one in conversations)
+    conversations = [conversation for conversation in parsed if conversation is not None]
+    twice = find_duplicate(conversation.name for conversation in conversations)
     if twice is not None:
         raise ValueError(f"environment: {path} has two conversations {twice!r}; take one out, or rename it")
     return conversations
 
 
-def tasks_by_split(
-    conversations: Sequence[Recorded], questions: int, kinds: Collection[str], retrieved: bool, written: bool, path: str
+def build_tasks(
+    conversations: Sequence[FileConversation],
+    questions: int,
+    kinds: Collection[str],
+    retrieved: bool,
+    written: bool,
+    path: str,
 ) -> dict[Split, list[Task]]:
     """Build tasks by split, each with up to ``questions`` questions about a single conversation.
 
@@ -104,100 +111,103 @@ def tasks_by_split(
     """
     if len(conversations) < 3:
         raise ValueError(f"environment: {path} has {len(conversations)} conversations: a split each takes three")
-    ordered = sorted(conversations, key=lambda one: _number_of(one.chunks))
+    ordered = sorted(conversations, key=lambda conversation: _hash_chunks(conversation.chunks))
     held_out = -(-len(ordered) // 10)
-    parts: dict[Split, Sequence[Recorded]] = {
+    parts: dict[Split, Sequence[FileConversation]] = {
         "validation": ordered[:held_out], "test": ordered[held_out : 2 * held_out], "train": ordered[2 * held_out :]
     }  # fmt: skip
-    return {split: list(_tasks(part, questions, kinds, retrieved, written)) for split, part in parts.items()}
+    return {split: list(_make_tasks(part, questions, kinds, retrieved, written)) for split, part in parts.items()}
 
 
-def _tasks(
-    part: Sequence[Recorded], count: int, kinds: Collection[str], retrieved: bool, written: bool
+def _make_tasks(
+    part: Sequence[FileConversation], count: int, kinds: Collection[str], retrieved: bool, written: bool
 ) -> Iterator[Task]:
-    for one in part:
-        asked = [question for question in one.questions if question.kind in kinds]
-        content = content_of(*(chunk.text for chunk in one.chunks))
-        for first in range(0, len(asked), count):
-            some = asked[first : first + count]
-            steps = (len(one.chunks) if written else 0) + len(some) * (2 if retrieved else 1)
+    for conversation in part:
+        questions = [question for question in conversation.questions if question.kind in kinds]
+        content = digest_content(*(chunk.text for chunk in conversation.chunks))
+        for first in range(0, len(questions), count):
+            batch = questions[first : first + count]
+            steps = (len(conversation.chunks) if written else 0) + len(batch) * (2 if retrieved else 1)
             data = {
-                "conversation": one.name, CONTENT: content, "fewest_steps": steps,
-                "questions": [question.data() for question in some],
+                "conversation": conversation.name, DIGEST_KEY: content, "fewest_steps": steps,
+                "questions": [question.to_dict() for question in batch],
             }  # fmt: skip
             yield Task(
-                f"{one.name}/{first // count}", "\n".join((f"{one.name}:", *(question.text for question in some))), data
+                f"{conversation.name}/{first // count}",
+                "\n".join((f"{conversation.name}:", *(question.text for question in batch))),
+                data,
             )
 
 
-def _locomo(row: Any, lines: int) -> Recorded:
+def _parse_locomo(row: Any, lines: int) -> FileConversation:
     """Parse an entry in ``locomo10.json``: numbered sessions, each a list of dated turns (snap-research/locomo)."""
-    talk = row["conversation"]
-    numbers = sorted(int(found[1]) for key in talk if (found := _SESSION.match(key)))
+    conversation = row["conversation"]
+    numbers = sorted(int(match[1]) for key in conversation if (match := _SESSION.match(key)))
     chunks = list[Chunk]()
     for number in numbers:
         turns = [
-            _turn(turn["speaker"], turn["text"], turn.get("blip_caption", "")) for turn in talk[f"session_{number}"]
+            _format_turn(turn["speaker"], turn["text"], turn.get("blip_caption", ""))
+            for turn in conversation[f"session_{number}"]
         ]
-        chunks += _pieces(_text(talk[f"session_{number}_date_time"]), turns, lines)
-    asked = []
-    for one in row["qa"]:
-        kind = LOCOMO_KINDS[one["category"]]
-        answer = "" if kind == "abstention" else _text(one["answer"])
-        answer = answer.split(";")[0].strip() if one["category"] == 3 else answer
-        asked.append(_question(kind, _text(one["question"]), answer, one["category"] == 1))
-    return _recorded(_text(row["sample_id"]), chunks, asked)
+        chunks += _split_chunks(_require_text(conversation[f"session_{number}_date_time"]), turns, lines)
+    questions = []
+    for qa_entry in row["qa"]:
+        kind = LOCOMO_KINDS[qa_entry["category"]]
+        answer = "" if kind == "abstention" else _require_text(qa_entry["answer"])
+        answer = answer.split(";")[0].strip() if qa_entry["category"] == 3 else answer
+        questions.append(_make_question(kind, _require_text(qa_entry["question"]), answer, qa_entry["category"] == 1))
+    return _make_conversation(_require_text(row["sample_id"]), chunks, questions)
 
 
-def _longmemeval(row: Any, lines: int) -> Recorded | None:
+def _parse_longmemeval(row: Any, lines: int) -> FileConversation | None:
     """Parse an entry in LongMemEval; None if its answer is a rubric.
 
     An entry has a question, and sessions with a user and an assistant (xiaowu0162/LongMemEval).
     """
-    abstention = _text(row["question_id"]).endswith("_abs")
-    if row["question_type"] == RUBRIC and not abstention:
+    abstention = _require_text(row["question_id"]).endswith("_abs")
+    if row["question_type"] == RUBRIC_TYPE and not abstention:
         return None
     chunks = list[Chunk]()
     sessions = list(zip(row["haystack_dates"], row["haystack_sessions"], strict=True))
     for day, session in sorted(sessions, key=lambda pair: str(pair[0])):
-        turns = [_turn(turn["role"], turn["content"], "") for turn in session]
-        chunks += _pieces(_text(day), turns, lines)
-    name = _text(row["question_id"])
+        turns = [_format_turn(turn["role"], turn["content"], "") for turn in session]
+        chunks += _split_chunks(_require_text(day), turns, lines)
+    name = _require_text(row["question_id"])
     kind: Kind = "abstention" if abstention else LONGMEMEVAL_KINDS[row["question_type"]]
-    text = f"{_text(row['question'])} (asked on {_text(row['question_date'])})"
-    return _recorded(name, chunks, [_question(kind, text, _text(row["answer"]))])
+    text = f"{_require_text(row['question'])} (asked on {_require_text(row['question_date'])})"
+    return _make_conversation(name, chunks, [_make_question(kind, text, _require_text(row["answer"]))])
 
 
-def _recorded(name: str, chunks: Sequence[Chunk], asked: Sequence[Question]) -> Recorded:
-    if not name or not chunks or not asked:
+def _make_conversation(name: str, chunks: Sequence[Chunk], questions: Sequence[Question]) -> FileConversation:
+    if not name or not chunks or not questions:
         raise ValueError("it has no name, no session with turns, or no questions")
-    return Recorded(name, tuple(chunks), tuple(asked))
+    return FileConversation(name, tuple(chunks), tuple(questions))
 
 
-def _question(kind: Kind, text: str, answer: str, listed: bool = False) -> Question:
+def _make_question(kind: Kind, text: str, answer: str, listed: bool = False) -> Question:
     """Build a question with the answer as its needed fact; for a list, each item is a needed fact.
 
     The files name relevant turns but no facts.
     """
     if kind == "abstention":
         return Question(kind, text, NOT_MENTIONED, ())
-    if not words_of(answer):
+    if not normalize_words(answer):
         raise ValueError(f"the question {text[:80]!r} has no answer that can be compared: {answer[:80]!r}")
     parts = answer.split(",") if listed else [answer]
     return Question(kind, text, answer, tuple((part.strip(),) for part in parts if part.strip()), listed)
 
 
-def _pieces(day: str, turns: Sequence[str], lines: int) -> Iterator[Chunk]:
+def _split_chunks(day: str, turns: Sequence[str], lines: int) -> Iterator[Chunk]:
     for first in range(0, len(turns), lines):
         yield Chunk(day, tuple(turns[first : first + lines]))
 
 
-def _turn(speaker: Any, text: Any, picture: Any) -> str:
-    seen = f" [shows a picture: {_text(picture)}]" if picture else ""
-    return " ".join(f"{_text(speaker)}: {_text(text)}{seen}".split())
+def _format_turn(speaker: Any, text: Any, picture: Any) -> str:
+    caption = f" [shows a picture: {_require_text(picture)}]" if picture else ""
+    return " ".join(f"{_require_text(speaker)}: {_require_text(text)}{caption}".split())
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     """Return a text, or a number as text.
 
     Raises:
@@ -205,8 +215,8 @@ def _text(value: Any) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TypeError(f"{json.dumps(value, default=str)[:80]} is no text")
-    return storable(str(value))
+    return replace_surrogates(str(value))
 
 
-def _number_of(chunks: Sequence[Chunk]) -> bytes:
+def _hash_chunks(chunks: Sequence[Chunk]) -> bytes:
     return blake2b("\n".join(chunk.text for chunk in chunks).encode(), digest_size=8).digest()

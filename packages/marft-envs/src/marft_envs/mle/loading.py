@@ -22,34 +22,38 @@ from pathlib import Path, PurePath
 import yaml
 
 from marft.agents.sandbox.settings import SandboxSettings
-from marft.common.atomic import read_text, regular
+from marft.common.atomic import check_regular_file, read_text
 from marft.config.settings import did_you_mean
-from marft_envs.mle.competition import Competition, InvalidError, predictions
+from marft_envs.mle.competition import Competition, InvalidSubmissionError, parse_predictions
 from marft_envs.mle.medals import Leaderboard
-from marft_envs.mle.metrics import CALLED, METRICS
+from marft_envs.mle.metrics import METRIC_ALIASES, METRICS
 
-SAMPLES = ("sample_submission.csv", "sampleSubmission.csv")
-ANSWERS = ("answers.csv", "test.csv", "gold_submission.csv")
-MOST_MB = 32  # maximum megabytes of public files; every program run gets a fresh copy
+SAMPLE_NAMES = ("sample_submission.csv", "sampleSubmission.csv")
+ANSWER_FILES = ("answers.csv", "test.csv", "gold_submission.csv")
+MAX_MB = 32  # maximum megabytes of public files; every program run gets a fresh copy
 
 
-def found_in(folder: str) -> dict[str, Path]:
+def find_competitions(folder: str) -> dict[str, Path]:
     """Return competition folders by name: the folder itself, or its subfolders.
 
     Raises:
         ValueError: the folder holds no competition.
     """
-    place = Path(folder)
-    places = [place] if _parts(place) else sorted(one for one in place.glob("*") if _parts(one))
+    root = Path(folder)
+    places = (
+        [root]
+        if _find_parts(root)
+        else sorted(folder_option for folder_option in root.glob("*") if _find_parts(folder_option))
+    )
     if not places:
         raise ValueError(
             f"environment.path: {folder} holds no competition; one is a folder with public/ and private/ (or both in "
             "prepared/), description.md and leaderboard.csv"
         )
-    return {one.name: one for one in places}
+    return {folder_option.name: folder_option for folder_option in places}
 
 
-def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
+def read_competition(folder: Path, metrics: Mapping[str, str]) -> Competition:
     """Load a competition from its folder.
 
     Args:
@@ -59,69 +63,75 @@ def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
     Raises:
         ValueError: a part is missing or invalid. The message names it and the remedy.
     """
-    parts = _parts(folder)
+    parts = _find_parts(folder)
     assert parts, "competitions have been looked for"
     public, private = parts
-    given = _public(folder, public)
-    sample = next((given[name] for name in SAMPLES if name in given), None)
+    public_files = _read_public(folder, public)
+    sample = next((public_files[name] for name in SAMPLE_NAMES if name in public_files), None)
     if sample is None:
         raise ValueError(
             f"environment: {folder}: {public.name}/ has no sample_submission.csv, which says what is predicted"
         )
-    metric = _metric(folder, metrics)
-    description = next((one for one in (folder, public) if (one / "description.md").is_file()), None)
+    metric = _find_metric(folder, metrics)
+    description = next(
+        (folder_option for folder_option in (folder, public) if (folder_option / "description.md").is_file()), None
+    )
     if description is None:
         raise ValueError(f"environment: {folder} has no description.md, which is what teams are told")
-    columns = _columns(folder, sample)
-    answers = _answers(folder, private, columns)
-    told = description / "description.md"
-    with _read(told):
-        text = read_text(told)
-    made = Competition(text, given, answers, columns, metric, _leaderboard(folder, metric))
-    _check(folder, made, sample)
-    return made
+    columns = _read_columns(folder, sample)
+    answers = _read_answers(folder, private, columns)
+    description_file = description / "description.md"
+    with _reading_errors(description_file):
+        text = read_text(description_file)
+    competition = Competition(text, public_files, answers, columns, metric, _read_leaderboard(folder, metric))
+    _check_competition(folder, competition, sample)
+    return competition
 
 
-def _parts(folder: Path) -> tuple[Path, Path] | None:
+def _find_parts(folder: Path) -> tuple[Path, Path] | None:
     for place in (folder, folder / "prepared"):
         if (place / "public").is_dir() and (place / "private").is_dir():
             return place / "public", place / "private"
     return None
 
 
-def _public(folder: Path, public: Path) -> dict[str, bytes]:
+def _read_public(folder: Path, public: Path) -> dict[str, bytes]:
     files = sorted(file for file in public.rglob("*") if file.is_file())
     megabytes = sum(file.stat().st_size for file in files) / 1e6
-    if megabytes > MOST_MB:
+    if megabytes > MAX_MB:
         raise ValueError(
             f"environment: {folder}: its public files have {megabytes:.0f} MB, and each run of a program is given all "
-            f"of them; take a competition of at most {MOST_MB} MB, or a part of its rows"
+            f"of them; take a competition of at most {MAX_MB} MB, or a part of its rows"
         )
     return {str(file.relative_to(public)): file.read_bytes() for file in files}
 
 
-def _metric(folder: Path, metrics: Mapping[str, str]) -> str:
-    named = metrics.get(folder.name, "")
+def _find_metric(folder: Path, metrics: Mapping[str, str]) -> str:
+    metric_name = metrics.get(folder.name, "")
     config = folder / "config.yaml"
-    if not named and config.is_file():
+    if not metric_name and config.is_file():
         try:
-            read_config = yaml.safe_load(config.read_text(encoding="utf-8"))
-            named = str(read_config["grader"]["name"])
+            config_table = yaml.safe_load(config.read_text(encoding="utf-8"))
+            metric_name = str(config_table["grader"]["name"])
         except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ValueError(f"environment: {config} names no grader ({error}); name one: metrics") from error
-    plain = named.lower().replace("_", "-").replace(" ", "-")
-    metric = next((name for name in METRICS if name.replace("_", "-") == plain), CALLED.get(plain, ""))
+    normalized = metric_name.lower().replace("_", "-").replace(" ", "-")
+    metric = next(
+        (name for name in METRICS if name.replace("_", "-") == normalized), METRIC_ALIASES.get(normalized, "")
+    )
     if not metric:
-        what = f"is graded by {named!r}, which is none of ours" if named else "does not say how it is graded"
+        problem = (
+            f"is graded by {metric_name!r}, which is none of ours" if metric_name else "does not say how it is graded"
+        )
         raise ValueError(
-            f"environment: {folder} {what}{did_you_mean(named, METRICS)}; name its metric: metrics = "
+            f"environment: {folder} {problem}{did_you_mean(metric_name, METRICS)}; name its metric: metrics = "
             f"{{ {folder.name} = 'rmse' }}"
         )
     return metric
 
 
-def _columns(folder: Path, sample: bytes) -> tuple[str, str]:
-    with _read(folder / "sample_submission.csv"):
+def _read_columns(folder: Path, sample: bytes) -> tuple[str, str]:
+    with _reading_errors(folder / "sample_submission.csv"):
         header = next(csv.reader(sample.decode("utf-8-sig").splitlines()), [])
     if len(header) != 2:
         raise ValueError(
@@ -131,26 +141,26 @@ def _columns(folder: Path, sample: bytes) -> tuple[str, str]:
     return header[0].strip(), header[1].strip()
 
 
-def _answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict[str, str]:
+def _read_answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict[str, str]:
     """Read the answers by id, from the first table with both columns."""
-    tables = sorted(private.glob("*.csv"), key=lambda file: (file.name not in ANSWERS, file.name))
+    tables = sorted(private.glob("*.csv"), key=lambda file: (file.name not in ANSWER_FILES, file.name))
     for table in tables:
-        with _read(table), regular(table).open(encoding="utf-8-sig", newline="") as file:
+        with _reading_errors(table), check_regular_file(table).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
         if rows and set(columns) <= set(rows[0]):
-            found = [((row[columns[0]] or "").strip(), row[columns[1]]) for row in rows]
-            twice = [name for name, times in Counter(name for name, _ in found).items() if times > 1]
-            short = [name for name, answer in found if answer is None]
-            for what, names in (("comes twice", twice), ("has no answer", short)):
+            id_answer_pairs = [((row[columns[0]] or "").strip(), row[columns[1]]) for row in rows]
+            duplicates = [name for name, times in Counter(name for name, _ in id_answer_pairs).items() if times > 1]
+            without_answer = [name for name, answer in id_answer_pairs if answer is None]
+            for problem, names in (("comes twice", duplicates), ("has no answer", without_answer)):
                 if names:
-                    raise ValueError(f"environment: {table}: {columns[0]} {names[0]!r} {what}")
-            return {name: answer.strip() for name, answer in found}
+                    raise ValueError(f"environment: {table}: {columns[0]} {names[0]!r} {problem}")
+            return {name: answer.strip() for name, answer in id_answer_pairs}
     raise ValueError(
         f"environment: {folder}: no table in {private.name}/ has the columns of a submission: {', '.join(columns)}"
     )
 
 
-def _leaderboard(folder: Path, metric: str) -> Leaderboard:
+def _read_leaderboard(folder: Path, metric: str) -> Leaderboard:
     file = folder / "leaderboard.csv"
     if not file.is_file():
         raise ValueError(f"environment: {folder} has no leaderboard.csv, which medals are given by")
@@ -163,17 +173,17 @@ def _leaderboard(folder: Path, metric: str) -> Leaderboard:
         raise ValueError(f"environment: {file} has no column score of numbers: {error}") from error
     if not scores:
         raise ValueError(f"environment: {file} holds no teams")
-    lower = METRICS[metric].lower_is_better
-    if (scores[0] < scores[-1]) != lower and scores[0] != scores[-1]:
+    lower_is_better = METRICS[metric].lower_is_better
+    if (scores[0] < scores[-1]) != lower_is_better and scores[0] != scores[-1]:
         raise ValueError(
             f"environment: {file} begins with {scores[0]:g} and ends with {scores[-1]:g}, and the best by {metric} has "
-            f"the {'lowest' if lower else 'highest'} score; order it from the best on, or name another metric"
+            f"the {'lowest' if lower_is_better else 'highest'} score; order it from the best on, or name another metric"
         )
-    return Leaderboard(sorted(scores, reverse=not lower), lower)
+    return Leaderboard(sorted(scores, reverse=not lower_is_better), lower_is_better)
 
 
 @contextmanager
-def _read(file: Path) -> Iterator[None]:
+def _reading_errors(file: Path) -> Iterator[None]:
     """Context manager: name the unreadable file in errors."""
     try:
         yield
@@ -183,20 +193,20 @@ def _read(file: Path) -> Iterator[None]:
         ) from error
 
 
-def check_room(name: str, made: Competition, limits: SandboxSettings) -> None:
+def check_limits(name: str, competition: Competition, limits: SandboxSettings) -> None:
     """Check that the sandbox limits leave room for the public files and for correct predictions.
 
     Raises:
         ValueError: no program could earn a reward under these limits.
     """
-    places = {parent for file in made.public for parent in PurePath(file).parents}
-    needed = len(made.public) + len(places) + 2  # plus the program and its submission
-    if needed > limits.files:
+    folders = {parent for file in competition.public for parent in PurePath(file).parents}
+    files_needed = len(competition.public) + len(folders) + 2  # plus the program and its submission
+    if files_needed > limits.files:
         raise ValueError(
-            f"environment: {name}: its {len(made.public):,} public files take {needed:,} of the {limits.files:,} that "
-            f"a run of a program may have; set environment.limits.files = {needed}"
+            f"environment: {name}: its {len(competition.public):,} public files take {files_needed:,} of the "
+            f"{limits.files:,} that a run of a program may have; set environment.limits.files = {files_needed}"
         )
-    kilobytes = math.ceil(sum(len(f"{key},{value}\n".encode()) for key, value in made.answers.items()) / 1024)
+    kilobytes = math.ceil(sum(len(f"{key},{value}\n".encode()) for key, value in competition.answers.items()) / 1024)
     if kilobytes > limits.output_kb:
         raise ValueError(
             f"environment: {name}: right predictions alone take {kilobytes:,} KB, and a program may give back "
@@ -204,17 +214,17 @@ def check_room(name: str, made: Competition, limits: SandboxSettings) -> None:
         )
 
 
-def _check(folder: Path, made: Competition, sample: bytes) -> None:
+def _check_competition(folder: Path, competition: Competition, sample: bytes) -> None:
     """Check that the sample submission matches the answers, and that the answers can be graded."""
     try:
-        predictions(sample.decode("utf-8-sig"), made.columns, list(made.answers))
-    except (InvalidError, UnicodeDecodeError) as error:
+        parse_predictions(sample.decode("utf-8-sig"), competition.columns, list(competition.answers))
+    except (InvalidSubmissionError, UnicodeDecodeError) as error:
         raise ValueError(f"environment: {folder}: its sample does not fit its answers: {error}") from error
-    own = io.StringIO()
-    csv.writer(own).writerows([made.columns, *made.answers.items()])
+    answer_table = io.StringIO()
+    csv.writer(answer_table).writerows([competition.columns, *competition.answers.items()])
     try:
-        made.score(own.getvalue())
-    except InvalidError as error:
+        competition.score(answer_table.getvalue())
+    except InvalidSubmissionError as error:
         raise ValueError(
-            f"environment: {folder}: its own answers cannot be graded by {made.metric}: {error}"
+            f"environment: {folder}: its own answers cannot be graded by {competition.metric}: {error}"
         ) from error

@@ -23,31 +23,31 @@ class Leaderboard:
     scores: Sequence[float]
     lower_is_better: bool
 
-    def medal(self, score: float) -> Medal:
+    def medal_for(self, score: float) -> Medal:
         """Return the best medal for a score; a tie with the last medal place earns the medal, and "" means none.
 
         >>> board = Leaderboard([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0], False)
-        >>> [board.medal(score) for score in (0.95, 0.85, 0.8, 0.6, 0.5)]
+        >>> [board.medal_for(score) for score in (0.95, 0.85, 0.8, 0.6, 0.5)]
         ['gold', 'silver', 'silver', 'bronze', '']
         """
         names: Sequence[Medal] = ("gold", "silver", "bronze")
         for name, place in zip(names, medal_places(len(self.scores)), strict=True):
-            if self._reaches(score, self.scores[place - 1]):
+            if self._reaches_bound(score, self.scores[place - 1]):
                 return name
         return ""
 
-    def above_median(self, score: float) -> bool:
+    def is_above_median(self, score: float) -> bool:
         """Return True if the score beats the median team."""
         middle = median(self.scores)
         return score < middle if self.lower_is_better else score > middle
 
-    def beaten(self, score: float) -> float:
+    def share_beaten(self, score: float) -> float:
         """Return the fraction of teams that the score beats; a tie counts one half."""
-        worse = sorted(-one if self.lower_is_better else one for one in self.scores)
-        own = -score if self.lower_is_better else score
-        return (bisect_left(worse, own) + bisect_right(worse, own)) / 2 / len(worse)
+        ordered = sorted(-team_score if self.lower_is_better else team_score for team_score in self.scores)
+        own_score = -score if self.lower_is_better else score
+        return (bisect_left(ordered, own_score) + bisect_right(ordered, own_score)) / 2 / len(ordered)
 
-    def _reaches(self, score: float, bound: float) -> bool:
+    def _reaches_bound(self, score: float, bound: float) -> bool:
         return score <= bound if self.lower_is_better else score >= bound
 
 

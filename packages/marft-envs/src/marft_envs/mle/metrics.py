@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.float64]
-LEAST = 1e-15  # probabilities are clipped to [LEAST, 1 − LEAST]
+MIN_PROBABILITY = 1e-15  # probabilities are clipped to [LEAST, 1 − LEAST]
 
 
 class Metric(NamedTuple):
@@ -17,39 +17,39 @@ class Metric(NamedTuple):
 
     Args:
         lower_is_better: True if lower scores are better.
-        of_numbers: function of correct values [N] and predicted values [N]; None to compare labels as texts.
-        least: smallest valid prediction.
-        most: largest valid prediction.
+        score_fn: function of correct values [N] and predicted values [N]; None to compare labels as texts.
+        minimum: smallest valid prediction.
+        maximum: largest valid prediction.
     """
 
     lower_is_better: bool
-    of_numbers: Callable[[Column, Column], float] | None = None
-    least: float = -np.inf
-    most: float = np.inf
+    score_fn: Callable[[Column, Column], float] | None = None
+    minimum: float = -np.inf
+    maximum: float = np.inf
 
 
-def rmse(right: Column, given: Column) -> float:
+def compute_rmse(expected: Column, predicted: Column) -> float:
     """Return the root mean squared error, ``√(Σ (y − ŷ)² / N)``."""
-    return float(np.sqrt(np.mean((right - given) ** 2)))
+    return float(np.sqrt(np.mean((expected - predicted) ** 2)))
 
 
-def mae(right: Column, given: Column) -> float:
+def compute_mae(expected: Column, predicted: Column) -> float:
     """Return the mean absolute error, ``Σ |y − ŷ| / N``."""
-    return float(np.mean(np.abs(right - given)))
+    return float(np.mean(np.abs(expected - predicted)))
 
 
-def rmsle(right: Column, given: Column) -> float:
+def compute_rmsle(expected: Column, predicted: Column) -> float:
     """Return the root mean squared logarithmic error, ``√(Σ (ln(1 + y) − ln(1 + ŷ))² / N)``."""
-    return rmse(np.log1p(right), np.log1p(given))
+    return compute_rmse(np.log1p(expected), np.log1p(predicted))
 
 
-def auc(right: Column, given: Column) -> float:
+def compute_auc(expected: Column, predicted: Column) -> float:
     """Return the area under the ROC curve (Mann and Whitney 1947).
 
     It is the probability that a row of class 1 gets a larger prediction than a row of class 0; a tie counts one
     half. With only one class the result is one half.
     """
-    positive, negative = given[right == 1], given[right != 1]
+    positive, negative = predicted[expected == 1], predicted[expected != 1]
     if not len(positive) or not len(negative):
         return 0.5
     ordered = np.sort(negative)
@@ -57,45 +57,45 @@ def auc(right: Column, given: Column) -> float:
     return float((below + up_to).sum() / 2 / len(positive) / len(negative))
 
 
-def log_loss(right: Column, given: Column) -> float:
+def compute_log_loss(expected: Column, predicted: Column) -> float:
     """Return the binary cross-entropy, ``−Σ (y ln p + (1 − y) ln(1 − p)) / N``."""
-    p = np.clip(given, LEAST, 1 - LEAST)
-    return float(-np.mean(right * np.log(p) + (1 - right) * np.log1p(-p)))
+    p = np.clip(predicted, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    return float(-np.mean(expected * np.log(p) + (1 - expected) * np.log1p(-p)))
 
 
-def accuracy(right: Sequence[str], given: Sequence[str]) -> float:
+def compute_accuracy(expected: Sequence[str], predicted: Sequence[str]) -> float:
     """Return the fraction of correct labels."""
-    return sum(map(same_label, right, given)) / len(right)
+    return sum(map(labels_match, expected, predicted)) / len(expected)
 
 
-def same_label(right: str, given: str) -> bool:
+def labels_match(expected: str, predicted: str) -> bool:
     """Return True if a label equals the correct one.
 
     Two numbers, or two truth values, are compared by value, because reading a table may change their form. Other
     labels are compared exactly.
 
-    >>> same_label("1", "1.0"), same_label("True", "true"), same_label("cat", "Cat")
+    >>> labels_match("1", "1.0"), labels_match("True", "true"), labels_match("cat", "Cat")
     (True, True, False)
     """
-    if right == given:
+    if expected == predicted:
         return True
-    if {right.lower(), given.lower()} <= {"true", "false"}:
-        return right.lower() == given.lower()
+    if {expected.lower(), predicted.lower()} <= {"true", "false"}:
+        return expected.lower() == predicted.lower()
     try:
-        return float(right) == float(given)
+        return float(expected) == float(predicted)
     except ValueError:
         return False
 
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(lower_is_better=False),
-    "auc": Metric(lower_is_better=False, of_numbers=auc, least=0.0, most=1.0),
-    "log_loss": Metric(lower_is_better=True, of_numbers=log_loss, least=0.0, most=1.0),
-    "mae": Metric(lower_is_better=True, of_numbers=mae),
-    "rmse": Metric(lower_is_better=True, of_numbers=rmse),
-    "rmsle": Metric(lower_is_better=True, of_numbers=rmsle, least=0.0),
+    "auc": Metric(lower_is_better=False, score_fn=compute_auc, minimum=0.0, maximum=1.0),
+    "log_loss": Metric(lower_is_better=True, score_fn=compute_log_loss, minimum=0.0, maximum=1.0),
+    "mae": Metric(lower_is_better=True, score_fn=compute_mae),
+    "rmse": Metric(lower_is_better=True, score_fn=compute_rmse),
+    "rmsle": Metric(lower_is_better=True, score_fn=compute_rmsle, minimum=0.0),
 }
-CALLED = {  # names in MLE-bench's configurations, and common aliases
+METRIC_ALIASES = {  # names in MLE-bench's configurations, and common aliases
     "auc-roc": "auc", "roc-auc": "auc", "area-under-roc": "auc", "classification-accuracy": "accuracy",
     "multi-class-classification-accuracy": "accuracy",
     "binary-log-loss": "log_loss", "log-loss": "log_loss", "mean-absolute-error": "mae",

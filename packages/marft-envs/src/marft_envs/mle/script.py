@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 
-READ = """
+READ_CODE = """
 import csv
 
 def table(name):
@@ -15,13 +15,13 @@ def table(name):
 
 train, test = table("train.csv")[1:], table("test.csv")[1:]
 """
-WRITE = """
+WRITE_CODE = """
 with open("submission.csv", "w") as file:
     file.write("id,y\\n")
     for row, value in zip(test, values):
         file.write(f"{row[0]},{value}\\n")
 """
-LINEAR = """
+LINEAR_CODE = """
 X = [[1.0, *map(float, row[1:-1])] for row in train]
 y = [float(row[-1]) for row in train]
 size = len(X[0])
@@ -36,7 +36,7 @@ for i in range(size):
 weights = [A[i][size] / A[i][i] for i in range(size)]
 values = [sum(w * x for w, x in zip(weights, [1.0, *map(float, row[1:])])) for row in test]
 """
-GROUPS = """
+GROUPS_CODE = """
 effects = {1: {}, 2: {}}
 for _ in range(200):
     for own, other in ((1, 2), (2, 1)):
@@ -46,7 +46,7 @@ for _ in range(200):
         effects[own] = {group: sum(rest) / len(rest) for group, rest in left.items()}
 values = [effects[1].get(row[1], 0.0) + effects[2].get(row[2], 0.0) for row in test]
 """
-BOUND = """
+BOUND_CODE = """
 def label(row, place, bound, above):
     return above if float(row[place]) > bound else ("no" if above == "yes" else "yes")
 
@@ -57,8 +57,8 @@ for place in range(1, len(train[0]) - 1):
 best = max(bounds, key=lambda one: sum(label(row, *one) == row[-1] for row in train))
 values = [label(row, *best) for row in test]
 """
-FITS = {"linear": LINEAR, "groups": GROUPS, "bound": BOUND}
-WEAK = (  # outputs of a weak player: the sample, a table with wrong columns, a program that fails
+FIT_CODES = {"linear": LINEAR_CODE, "groups": GROUPS_CODE, "bound": BOUND_CODE}
+WEAK_PROGRAMS = (  # outputs of a weak player: the sample, a table with wrong columns, a program that fails
     'open("submission.csv", "w").write(open("sample_submission.csv").read())\n',
     'open("submission.csv", "w").write(open("test.csv").read())\n',
     "values = train(test)\n",
@@ -66,7 +66,7 @@ WEAK = (  # outputs of a weak player: the sample, a table with wrong columns, a 
 
 
 @dataclass(frozen=True)
-class Competitor:
+class MleScript:
     """Scripted policy for every agent in the team.
 
     Args:
@@ -75,8 +75,10 @@ class Competitor:
 
     skill: float
 
-    def __call__(self, cue: Cue) -> str:
+    def __call__(self, cue: PolicyInput) -> str:
         """Return the agent's text: a program."""
-        good = cue.random.random() < self.skill
-        program = READ + FITS[cue.task.data["kind"]] + WRITE if good else cue.random.choice(WEAK)
+        is_good = cue.random.random() < self.skill
+        program = (
+            READ_CODE + FIT_CODES[cue.task.data["kind"]] + WRITE_CODE if is_good else cue.random.choice(WEAK_PROGRAMS)
+        )
         return f"```python\n{program}```"

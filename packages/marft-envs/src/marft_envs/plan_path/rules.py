@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from marft_envs.grids.maps import Cell, find
-from marft_envs.grids.moves import WAYS, step
-from marft_envs.grids.search import distances
+from marft_envs.grids.maps import Cell, find_cells
+from marft_envs.grids.moves import DIRECTIONS, adjacent_cell
+from marft_envs.grids.search import compute_distances
 
-STEP, ILLEGAL, GOAL, SHORTEST, DISCOUNT = -0.01, -0.10, 1.00, 0.50, 0.99
-UNREAD, MOST_MOVES, FAILURE = -2.0, 10_000, -1.0
+STEP_REWARD, ILLEGAL_REWARD, GOAL_REWARD, SHORTEST_REWARD, DISCOUNT = -0.01, -0.10, 1.00, 0.50, 0.99
+UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD = -2.0, 10_000, -1.0
 
 
 @dataclass(frozen=True)
 class Maze:
     """A map: ``#`` is a wall, ``S`` the start, ``G`` the goal, and every other cell is free.
 
-    >>> Maze(("S.", "#G")).away
+    >>> Maze(("S.", "#G")).distances
     {(1, 1): 0, (0, 1): 1, (0, 0): 2}
     """
 
@@ -31,66 +31,68 @@ class Maze:
     @cached_property
     def start(self) -> Cell:
         """Start cell."""
-        return next(iter(find(self.rows, "S")))
+        return next(iter(find_cells(self.rows, "S")))
 
     @cached_property
     def goal(self) -> Cell:
         """Goal cell."""
-        return next(iter(find(self.rows, "G")))
+        return next(iter(find_cells(self.rows, "G")))
 
     @cached_property
-    def free(self) -> frozenset[Cell]:
+    def free_cells(self) -> frozenset[Cell]:
         """Cells without walls."""
-        return find(self.rows, ".SG")
+        return find_cells(self.rows, ".SG")
 
     @cached_property
-    def away(self) -> Mapping[Cell, int]:
+    def distances(self) -> Mapping[Cell, int]:
         """Distance to the goal, in moves, by cell; unreachable cells are left out."""
-        return distances(self.free, self.goal)
+        return compute_distances(self.free_cells, self.goal)
 
     @property
-    def fewest(self) -> int:
+    def min_moves(self) -> int:
         """Number of moves in a shortest path."""
-        return self.away[self.start]
+        return self.distances[self.start]
 
 
 @dataclass(frozen=True)
-class Walk:
+class MazeState:
     """Position in a maze, and the number of moves so far, including illegal moves."""
 
     maze: Maze
-    at: Cell
+    position: Cell
     moves: int = 0
 
     @property
     def solved(self) -> bool:
         """True at the goal."""
-        return self.at == self.maze.goal
+        return self.position == self.maze.goal
 
     @property
-    def lost(self) -> str:
+    def dead_end_reason(self) -> str:
         """Always "": every move can be undone."""
         return ""
 
     @property
     def progress(self) -> float:
         """Completed fraction of the shortest path; 0 if the goal is farther away than at the start."""
-        return max(0.0, 1.0 - self.maze.away[self.at] / self.maze.fewest)
+        return max(0.0, 1.0 - self.maze.distances[self.position] / self.maze.min_moves)
 
     @property
-    def legal(self) -> tuple[str, ...]:
+    def legal_moves(self) -> tuple[str, ...]:
         """Legal directions."""
-        return tuple(way for way in WAYS if step(self.at, way) in self.maze.free)
+        return tuple(
+            direction for direction in DIRECTIONS if adjacent_cell(self.position, direction) in self.maze.free_cells
+        )
 
-    def moved(self, way: str) -> tuple[Walk, str]:
+    def apply_move(self, direction: str) -> tuple[MazeState, str]:
         """Return the position after a move, and "" or an error text; a wall blocks the move."""
-        there = step(self.at, way)
-        if there not in self.maze.free:
-            return replace(self, moves=self.moves + 1), f"{way} is blocked."
-        return replace(self, at=there, moves=self.moves + 1), ""
+        target = adjacent_cell(self.position, direction)
+        if target not in self.maze.free_cells:
+            return replace(self, moves=self.moves + 1), f"{direction} is blocked."
+        return replace(self, position=target, moves=self.moves + 1), ""
 
 
-def published(before: Walk, after: Walk, legal: bool) -> float:
+def published_reward(before: MazeState, after: MazeState, legal: bool) -> float:
     """Return the published reward for one move.
 
     It is the sum of three terms:
@@ -99,19 +101,24 @@ def published(before: Walk, after: Walk, legal: bool) -> float:
     - 0.99 Φ(s′) − Φ(s), where −Φ is the Manhattan distance to the goal;
     - 1 at the goal, plus 0.5 after a shortest path.
     """
-    reward = (STEP if legal else ILLEGAL) + DISCOUNT * -manhattan(after) + manhattan(before)
+    reward = (
+        (STEP_REWARD if legal else ILLEGAL_REWARD) + DISCOUNT * -manhattan_distance(after) + manhattan_distance(before)
+    )
     if after.solved:
-        reward += GOAL + (SHORTEST if after.moves == after.maze.fewest else 0.0)
+        reward += GOAL_REWARD + (SHORTEST_REWARD if after.moves == after.maze.min_moves else 0.0)
     return reward
 
 
-def manhattan(walk: Walk) -> int:
+def manhattan_distance(state: MazeState) -> int:
     """Return the Manhattan distance to the goal."""
-    return sum(abs(here - there) for here, there in zip(walk.at, walk.maze.goal, strict=True))
+    return sum(
+        abs(coordinate - goal_coordinate)
+        for coordinate, goal_coordinate in zip(state.position, state.maze.goal, strict=True)
+    )
 
 
-def drawn(walk: Walk) -> Sequence[str]:
+def render_rows(state: MazeState) -> Sequence[str]:
     """Return the map with ``S`` at the current position."""
-    rows = [list(row.replace("S", ".")) for row in walk.maze.rows]
-    rows[walk.at[0]][walk.at[1]] = "S"
+    rows = [list(row.replace("S", ".")) for row in state.maze.rows]
+    rows[state.position[0]][state.position[1]] = "S"
     return ["".join(row) for row in rows]

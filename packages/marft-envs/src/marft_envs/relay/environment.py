@@ -11,19 +11,19 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.types import Task
 from marft.config.names import Role
-from marft.config.settings import Count, CountOrNone, Fraction, Names
-from marft.envs.scripts import Script
-from marft_envs.drawn import Drawing, Drawn
-from marft_envs.relay.codes import width
-from marft_envs.relay.passing import ERASED
-from marft_envs.relay.puzzles import KEYS, MOST_ROWS, addition, lookup
+from marft.config.settings import Count, Fraction, Names, NonNegativeCount
+from marft.envs.scripted_policy import ScriptedPolicy
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
+from marft_envs.relay.channel import ERASED_SYMBOL
+from marft_envs.relay.codes import code_length
+from marft_envs.relay.puzzles import KEYS, MAX_ROWS, generate_lookup, generate_sum
 from marft_envs.relay.script import RelayScript
 from marft_envs.relay.session import RelaySession
 
 PROMPTS = {"lookup": "Find the code.", "sum": "Add up all parts modulo {values}."}
 
 
-class Relay(Drawn):
+class Relay(GeneratedEnvironment):
     """Every agent holds a part of the answer. Speakers may send theirs in a few costly words, and one agent answers.
 
     A message may be cut, limited to an alphabet, and hit by noise. Without messages no answer beats guessing. With
@@ -32,8 +32,8 @@ class Relay(Drawn):
     """
 
     stream: ClassVar[str] = "Relay"
-    carries_words: ClassVar[bool] = True
-    says_whose_turn: ClassVar[bool] = True
+    relays_messages: ClassVar[bool] = True
+    controls_turns: ClassVar[bool] = True
     speakers: Names = ("north",)  # roles that hold a part and may send it
     answerer: Role = "south"  # role that holds a part and answers
     # kind of answer; lookup: a code behind the others' keys; sum: the sum of numbers, modulo values
@@ -43,7 +43,7 @@ class Relay(Drawn):
     path: Literal["star", "line"] = "star"
     values: Annotated[int, Field(ge=2, le=100)] = 6  # possible values of each symbol in a part
     size: Annotated[int, Field(ge=1, le=8)] = 1  # symbols in a part, and in the answer
-    words: CountOrNone = 3  # maximum words of a message that are passed on, from the start; 0: no limit
+    words: NonNegativeCount = 3  # maximum words of a message that are passed on, from the start; 0: no limit
     characters: Count = 80  # maximum characters of a message that are passed on
     alphabet: Names = ()  # words that are passed on; empty: all words
     noise: Fraction = 0.0  # probability that noise hits a word
@@ -54,50 +54,55 @@ class Relay(Drawn):
     alone: bool = False  # run with the answerer only, as a baseline that can only guess
 
     @model_validator(mode="after")
-    def _can_be_told(self) -> Relay:
+    def _check_feasible(self) -> Relay:
         if not self.speakers or self.answerer in self.speakers:
-            raise _wrong("speakers: at least one, and not the answerer {answerer}", answerer=self.answerer)
+            raise _settings_error("speakers: at least one, and not the answerer {answerer}", answerer=self.answerer)
         if self.answer == "lookup":
             rows = self.values ** len(self.speakers)
-            if len(self.speakers) > len(KEYS) or self.values > len(KEYS[0]) or rows > MOST_ROWS:
-                raise _wrong(
+            if len(self.speakers) > len(KEYS) or self.values > len(KEYS[0]) or rows > MAX_ROWS:
+                raise _settings_error(
                     "a table for {speakers} speakers of {values} values has {rows} rows; at most {speakers_most} "
                     "speakers, {values_most} values and {rows_most} rows (answer = 'sum' takes more)",
                     speakers=len(self.speakers), values=self.values, rows=rows, speakers_most=len(KEYS),
-                    values_most=len(KEYS[0]), rows_most=MOST_ROWS,
+                    values_most=len(KEYS[0]), rows_most=MAX_ROWS,
                 )  # fmt: skip
         if len(self.alphabet) == 1:
-            raise _wrong("alphabet: one word tells nothing; give two, or none")
+            raise _settings_error("alphabet: one word tells nothing; give two, or none")
         words = {word.casefold() for word in self.alphabet}
-        if len(words) < len(self.alphabet) or ERASED in words or any(len(word.split()) > 1 for word in words):
-            raise _wrong("alphabet: single words that differ in more than case, and not {erased}", erased=ERASED)
-        if self.words and self.words < self.needed:
-            raise _wrong(
+        if len(words) < len(self.alphabet) or ERASED_SYMBOL in words or any(len(word.split()) > 1 for word in words):
+            raise _settings_error(
+                "alphabet: single words that differ in more than case, and not {erased}", erased=ERASED_SYMBOL
+            )
+        if self.words and self.words < self.min_words:
+            raise _settings_error(
                 "words: it takes {needed} words to tell what has to be told, and {words} come through; allow more, or "
-                "a larger alphabet", needed=self.needed, words=self.words,
+                "a larger alphabet", needed=self.min_words, words=self.words,
             )  # fmt: skip
-        if self.characters < self.letters:
-            raise _wrong(
+        if self.characters < self.min_characters:
+            raise _settings_error(
                 "characters: it may take {letters} to tell what has to be told, and {characters} come through; allow "
-                "more, or shorter words (alphabet)", letters=self.letters, characters=self.characters,
+                "more, or shorter words (alphabet)", letters=self.min_characters, characters=self.characters,
             )  # fmt: skip
         return self
 
     @property
-    def needed(self) -> int:
+    def min_words(self) -> int:
         """Minimum words in the longest message."""
-        carried = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1
-        return carried * self.size * width(self.values, len(self.alphabet))
+        part_count = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1
+        return part_count * self.size * code_length(self.values, len(self.alphabet))
 
     @property
-    def letters(self) -> int:
+    def min_characters(self) -> int:
         """Minimum characters in the longest message, without spaces."""
-        known = [self.alphabet or self.known(speaker) for speaker in range(len(self.speakers))]
-        own = [self.size * width(self.values, len(self.alphabet)) * max(map(len, words)) for words in known]
-        return sum(own) if self.path == "line" and self.answer == "lookup" else max(own)
+        words_by_speaker = [self.alphabet or self.speaker_symbols(speaker) for speaker in range(len(self.speakers))]
+        lengths = [
+            self.size * code_length(self.values, len(self.alphabet)) * max(map(len, words))
+            for words in words_by_speaker
+        ]
+        return sum(lengths) if self.path == "line" and self.answer == "lookup" else max(lengths)
 
     @property
-    def guessing(self) -> float:
+    def guess_rate(self) -> float:
         """Success probability for a guess from the answerer's own part alone."""
         rows = self.values ** len(self.speakers) if self.answer == "lookup" else self.values
         return float(rows) ** -self.size
@@ -107,36 +112,36 @@ class Relay(Drawn):
         """Roles in turn, for each step."""
         if self.alone:
             return [(self.answerer,)]
-        told = [self.speakers] if self.path == "star" else [(role,) for role in self.speakers]
-        return [*told, (self.answerer,)]
+        speaker_turns = [self.speakers] if self.path == "star" else [(role,) for role in self.speakers]
+        return [*speaker_turns, (self.answerer,)]
 
-    def known(self, speaker: int) -> Sequence[str]:
+    def speaker_symbols(self, speaker: int) -> Sequence[str]:
         """Return a speaker's possible symbols, in an order shared by every agent."""
         return KEYS[speaker][: self.values] if self.answer == "lookup" else [str(n) for n in range(self.values)]
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate the parts and their answer."""
-        draw = lookup if self.answer == "lookup" else addition
-        puzzle = draw(random, len(self.speakers), self.values, self.size)
+        generate_puzzle = generate_lookup if self.answer == "lookup" else generate_sum
+        puzzle = generate_puzzle(random, len(self.speakers), self.values, self.size)
         parts = dict(zip(self.speakers, puzzle.parts, strict=True))
-        data = {"parts": parts, "own": puzzle.own, "answer": puzzle.answer, "fewest_steps": len(self.turns)}
-        return Drawing(puzzle.content, PROMPTS[self.answer].format(values=self.values), data)
+        data = {"parts": parts, "own": puzzle.answerer_part, "answer": puzzle.answer, "fewest_steps": len(self.turns)}
+        return GeneratedTask(puzzle.content, PROMPTS[self.answer].format(values=self.values), data)
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each part without an agent, and for each agent without a part."""
-        needed = (self.answerer,) if self.alone else (*self.speakers, self.answerer)
-        for role in needed:
+        needed_roles = (self.answerer,) if self.alone else (*self.speakers, self.answerer)
+        for role in needed_roles:
             if role not in roles:
                 yield f"relay: {role!r} holds a part, and no agent has that role; set speakers and answerer"
         for role in roles:
-            if role not in needed:
+            if role not in needed_roles:
                 yield f"relay: agent {role!r} holds no part; add it to speakers, or leave it out"
 
     def start(self, task: Task, seed: int) -> RelaySession:
         """Start an attempt at a puzzle."""
         return RelaySession(self, task, seed)
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy:
         """Return a scripted policy.
 
         It sends its part, with as many copies as fit, and decodes by majority. A weak player sends "ready" or
@@ -145,5 +150,5 @@ class Relay(Drawn):
         return RelayScript(self, skill)
 
 
-def _wrong(message: str, **values: object) -> PydanticCustomError:
+def _settings_error(message: str, **values: object) -> PydanticCustomError:
     return PydanticCustomError("relay", message, values)

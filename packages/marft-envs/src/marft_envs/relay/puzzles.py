@@ -12,26 +12,26 @@ KEYS = (
     ("ant", "bee", "cat", "dog", "elk", "fox", "hen", "owl", "pig", "ram", "seal", "wolf"),
 )  # keys of the first, second and third speaker
 CODES = "BCDFGHJKLMNPQRSTVWXZ"
-MOST_ROWS = 64
+MAX_ROWS = 64
 
 
-class Puzzle(NamedTuple):
+class RelayPuzzle(NamedTuple):
     """A puzzle.
 
     Args:
         parts: symbols held by each speaker.
-        own: text of the answerer's part.
+        answerer_part: text of the answerer's part.
         answer: symbols of the answer.
         content: canonical text, independent of the order of the table's rows.
     """
 
     parts: list[list[str]]
-    own: str
+    answerer_part: str
     answer: list[str]
     content: str
 
 
-def lookup(random: Random, speakers: int, values: int, size: int) -> Puzzle:
+def generate_lookup(random: Random, speakers: int, values: int, size: int) -> RelayPuzzle:
     """Generate a puzzle with keys as parts, and a table with one distinct code per row for the answerer."""
     keys = [list(column[:values]) for column in KEYS[:speakers]]
     rows = list(product(*keys))
@@ -40,11 +40,11 @@ def lookup(random: Random, speakers: int, values: int, size: int) -> Puzzle:
     random.shuffle(rows)
     parts = [[random.choice(column) for _ in range(size)] for column in keys]
     answer = [table[row] for row in zip(*parts, strict=True)]
-    shown = [f"{' '.join(row)} {table[row]}" for row in rows]
-    return Puzzle(parts, ", ".join(shown), answer, f"{parts} of {sorted(shown)}")
+    table_rows = [f"{' '.join(row)} {table[row]}" for row in rows]
+    return RelayPuzzle(parts, ", ".join(table_rows), answer, f"{parts} of {sorted(table_rows)}")
 
 
-def addition(random: Random, speakers: int, values: int, size: int) -> Puzzle:
+def generate_sum(random: Random, speakers: int, values: int, size: int) -> RelayPuzzle:
     """Generate a puzzle with numbers that add up modulo ``values``.
 
     Without one of the parts, every sum is equally likely.
@@ -52,4 +52,4 @@ def addition(random: Random, speakers: int, values: int, size: int) -> Puzzle:
     numbers = [[random.randrange(values) for _ in range(size)] for _ in range(speakers + 1)]
     answer = [str(sum(column) % values) for column in zip(*numbers, strict=True)]
     parts = [[str(number) for number in part] for part in numbers]
-    return Puzzle(parts[:-1], " ".join(parts[-1]), answer, f"{parts} modulo {values}")
+    return RelayPuzzle(parts[:-1], " ".join(parts[-1]), answer, f"{parts} modulo {values}")

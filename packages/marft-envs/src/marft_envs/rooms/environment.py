@@ -12,17 +12,17 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.types import Task
 from marft.config.settings import Fraction, Names, did_you_mean
-from marft_envs.drawn import Drawing, Drawn
-from marft_envs.rooms.drawing import INGREDIENTS, ROOMS, Level, content_of, draw_kitchen
-from marft_envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, layout_of
-from marft_envs.rooms.script import Script
-from marft_envs.rooms.session import Rules, Shift
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
+from marft_envs.rooms.generator import INGREDIENTS, ROOMS, KitchenLevel, canonical_content, draw_kitchen
+from marft_envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, layout_from_dict
+from marft_envs.rooms.script import RoomsScript
+from marft_envs.rooms.session import RoomsRules, RoomsSession
 
 # words at the start of a view's lines, and objects in rooms; players cannot have these names
-RESERVED = {"you", "here", "orders", "nothing", PLATE, KEY, CRATE, HATCH, POT, *INGREDIENTS}
+RESERVED_WORDS = {"you", "here", "orders", "nothing", PLATE, KEY, CRATE, HATCH, POT, *INGREDIENTS}
 
 
-class Rooms(Drawn):
+class Rooms(GeneratedEnvironment):
     """Multi-room kitchens: players fetch ingredients, cook, bring plates and serve the orders before the deadline.
 
     Each player sees only its own room. Narrow rooms and doors hold one player at a time, and crates need two
@@ -32,10 +32,10 @@ class Rooms(Drawn):
     """
 
     stream: ClassVar[str] = "Rooms"
-    carries_words: ClassVar[bool] = True
-    says_whose_turn: ClassVar[bool] = True
+    relays_messages: ClassVar[bool] = True
+    controls_turns: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    most_idle: ClassVar[int] = 1000  # each draw is a kitchen with a scripted run
+    max_idle_draws: ClassVar[int] = 1000  # each draw is a kitchen with a scripted run
 
     players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles of the players
     # role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player
@@ -64,7 +64,7 @@ class Rooms(Drawn):
     time_bonus: Fraction = 0.0  # fraction of the reward for the time left at the end
 
     @model_validator(mode="after")
-    def _can_be_played(self) -> Self:
+    def _check_settings(self) -> Self:
         if self.steered_by and self.actions == "choose" and self.order == "together":
             raise PydanticCustomError(
                 "order", 'one agent that chooses for all does so one after another: order = "one after another"'
@@ -72,12 +72,12 @@ class Rooms(Drawn):
         if self.size == 1 and self.orders > len(INGREDIENTS):
             raise PydanticCustomError("orders", "more orders than there are dishes of one ingredient")
         names = [name.lower() for name in self.players]
-        one_word_each = all(re.fullmatch(r"\w+", name) for name in names)
-        if len(set(names)) < len(names) or RESERVED & set(names) or not one_word_each:
+        are_words = all(re.fullmatch(r"\w+", name) for name in names)
+        if len(set(names)) < len(names) or RESERVED_WORDS & set(names) or not are_words:
             raise PydanticCustomError(
                 "players",
                 "names of players must be words, differ in more than case, and be no word of the views: {words}",
-                {"words": ", ".join(sorted(RESERVED))},
+                {"words": ", ".join(sorted(RESERVED_WORDS))},
             )
         return self
 
@@ -96,16 +96,16 @@ class Rooms(Drawn):
         return self.actions == "choose"
 
     @property
-    def _rules(self) -> Rules:
-        return Rules(
+    def _rules(self) -> RoomsRules:
+        return RoomsRules(
             self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
             self.reward == "progress",
             self.signs == "by thing",
         )  # fmt: skip
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a solvable kitchen."""
-        level = Level(
+        level = KitchenLevel(
             self.rooms,
             self.orders,
             self.size,
@@ -117,13 +117,15 @@ class Rooms(Drawn):
             self.slack,
         )
         layout, deadline, steps = draw_kitchen(random, level, self._rules)
-        shown = Shift(layout, deadline, self._rules).begin().whole
-        return Drawing(content_of(layout), shown, {**layout.plain(), "deadline": deadline, "fewest_steps": steps})
+        prompt = RoomsSession(layout, deadline, self._rules).reset_sync().full_text
+        return GeneratedTask(
+            canonical_content(layout), prompt, {**layout.to_dict(), "deadline": deadline, "fewest_steps": steps}
+        )
 
-    def start(self, task: Task, seed: int) -> Shift:  # noqa: ARG002  no randomness in an episode
+    def start(self, task: Task, seed: int) -> RoomsSession:  # noqa: ARG002  no randomness in an episode
         """Start an attempt in a kitchen."""
-        return Shift(layout_of(task.data), task.data["deadline"], self._rules)
+        return RoomsSession(layout_from_dict(task.data), task.data["deadline"], self._rules)
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> RoomsScript:
         """Return a scripted policy for a cook and waiters; they announce their needs to each other."""
-        return Script(self.players, self.steered_by, skill, self.signs == "by thing")
+        return RoomsScript(self.players, self.steered_by, skill, self.signs == "by thing")

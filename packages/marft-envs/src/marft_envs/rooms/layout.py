@@ -12,26 +12,26 @@ POT, HATCH, PLATE, KEY, CRATE = "pot", "hatch", "plate", "key", "crate"
 Door = tuple[str, str]  # the two rooms, in alphabetical order
 
 
-def door(a: str, b: str) -> Door:
+def door_between(a: str, b: str) -> Door:
     """Return the door between two rooms.
 
-    >>> door("pantry", "attic")
+    >>> door_between("pantry", "attic")
     ('attic', 'pantry')
     """
     return (a, b) if a < b else (b, a)
 
 
-def soup(ingredients: Sequence[str]) -> str:
+def soup_name(ingredients: Sequence[str]) -> str:
     """Return a soup's name from its ingredients.
 
-    >>> soup(["onion", "leek"])
+    >>> soup_name(["onion", "leek"])
     'leek onion soup'
     """
     return " ".join([*sorted(ingredients), "soup"])
 
 
 @dataclass(frozen=True)
-class Layout:
+class KitchenLayout:
     """A kitchen.
 
     Args:
@@ -63,46 +63,46 @@ class Layout:
     @cached_property
     def dishes(self) -> tuple[str, ...]:
         """Names of the ordered dishes."""
-        return tuple(soup(order) for order in self.orders)
+        return tuple(soup_name(order) for order in self.orders)
 
     @cached_property
-    def beside(self) -> Mapping[str, tuple[str, ...]]:
+    def neighbors(self) -> Mapping[str, tuple[str, ...]]:
         """Adjacent rooms, by room."""
         return {
             room: tuple(b if a == room else a for a, b in self.doors if room in (a, b)) for room in self.rooms
         }  # fmt: skip
 
     @cached_property
-    def ways(self) -> Mapping[tuple[str, str], str]:
+    def next_rooms(self) -> Mapping[tuple[str, str], str]:
         """Next room on a shortest path, by pair of rooms."""
-        found: dict[tuple[str, str], str] = {}
+        next_by_pair: dict[tuple[str, str], str] = {}
         for goal in self.rooms:
-            waiting = deque([goal])
-            while waiting:
-                at = waiting.popleft()
-                for room in self.beside[at]:
-                    if room != goal and (room, goal) not in found:
-                        found[room, goal] = at
-                        waiting.append(room)
-        return found
+            queue = deque([goal])
+            while queue:
+                current = queue.popleft()
+                for room in self.neighbors[current]:
+                    if room != goal and (room, goal) not in next_by_pair:
+                        next_by_pair[room, goal] = current
+                        queue.append(room)
+        return next_by_pair
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the layout in plain values."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        return {key: _to_plain(value) for key, value in asdict(self).items()}
 
 
-def layout_of(data: Mapping[str, Any]) -> Layout:
+def layout_from_dict(data: Mapping[str, Any]) -> KitchenLayout:
     """Rebuild the layout from a task's data."""
     tables: dict[str, Any] = {key: tuple(data[key]) for key in ("rooms", "narrow", "starts", "keys")}
     tables |= {key: tuple((a, b) for a, b in data[key]) for key in ("doors", "locked")}
-    return Layout(
+    return KitchenLayout(
         **tables, pot=data["pot"], hatch=data["hatch"], crates=dict(data["crates"]),
-        sources={room: tuple(things) for room, things in data["sources"].items()},
+        sources={room: tuple(items) for room, items in data["sources"].items()},
         orders=tuple(tuple(order) for order in data["orders"]),
     )  # fmt: skip
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+        return [_to_plain(item) for item in value]
+    return {key: _to_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

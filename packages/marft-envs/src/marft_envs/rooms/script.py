@@ -10,208 +10,219 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from marft.envs.scripts import Cue
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT
-from marft_envs.rooms.sight import ORDERS, Sight, sight
-from marft_envs.rooms.state import DROP, FILL, LIFT, SERVE, SHELVE, TAKE_SOUP, WAIT
-from marft_envs.rooms.words import HELP, IN_POT, READY, TAKEN, Answer
+from marft_envs.rooms.state import DROP, LIFT, PUT_IN_POT, PUT_ON_SHELF, SERVE, TAKE_SOUP, WAIT
+from marft_envs.rooms.view_parser import ORDER_LINE, ParsedView, parse_view
+from marft_envs.rooms.views import HELP_REQUEST, POT_PREFIX, READY_SUFFIX, TAKEN_SUFFIX, PlayerAction
 
 
-class Line(NamedTuple):
+class ScriptedAction(NamedTuple):
     """An action with its message.
 
     Args:
-        act: the action.
-        said: message to the other players; "" for none.
-        wanted: thing that the action is for; "" for none.
+        action: the action.
+        message: message to the other players; "" for none.
+        target: thing that the action is for; "" for none.
     """
 
-    act: str
-    said: str = ""
-    wanted: str = ""
+    action: str
+    message: str = ""
+    target: str = ""
 
     @property
-    def answer(self) -> Answer:
-        """The action and its message, without ``wanted``."""
-        return Answer(self.act, self.said)
+    def player_action(self) -> PlayerAction:
+        """The action and its message, without ``target``."""
+        return PlayerAction(self.action, self.message)
 
 
-def cooks(seen: Sight) -> Line:
+def cook_action(view: ParsedView) -> ScriptedAction:
     """Return the cook's action: bring the next dish's ingredients to the pot and report its content."""
-    words = ""
-    if seen.pot and seen.pot.endswith("soup"):
-        words = seen.pot + READY
-    elif seen.pot and seen.pot != "empty":
-        words = IN_POT + seen.pot
-    said = words or seen.own
-    missing = _missing(seen, said)
-    free = seen.pot is not None and seen.pot != "cooking" and not seen.pot.endswith("soup")
-    if HELP in seen.others and (helped := _help(seen)):
-        act = helped
-    elif seen.holds and seen.holds != KEY:
-        act = _bring(seen, said, missing, free)
-    elif seen.pot == "cooking":
-        act = WAIT
+    report = ""
+    if view.pot and view.pot.endswith("soup"):
+        report = view.pot + READY_SUFFIX
+    elif view.pot and view.pot != "empty":
+        report = POT_PREFIX + view.pot
+    last_report = report or view.own_message
+    missing = _missing_ingredients(view, last_report)
+    pot_is_free = view.pot is not None and view.pot != "cooking" and not view.pot.endswith("soup")
+    if HELP_REQUEST in view.other_messages and (help_action := _help_lift(view)):
+        action = help_action
+    elif view.holds and view.holds != KEY:
+        action = _bring_item(view, last_report, missing, pot_is_free)
+    elif view.pot == "cooking":
+        action = WAIT
     elif missing:
-        act = _fetch(seen, missing[0])
+        action = _fetch_item(view, missing[0])
     else:
-        act = _leave(seen)
-    return _spoken(seen, act, words)
+        action = _leave_room(view)
+    return _make_action(view, action, report)
 
 
-def serves(seen: Sight) -> Line:
+def waiter_action(view: ParsedView) -> ScriptedAction:
     """Return a waiter's action: hold a plate ready, take a soup reported as ready, and serve it."""
-    words = seen.holds + TAKEN if seen.holds.endswith("soup") else ""
-    ready = [dish for dish in seen.dishes if dish + READY in seen.others and dish + TAKEN not in seen.others]
-    if HELP in seen.others and (helped := _help(seen)):
-        act = helped
-    elif seen.holds.endswith("soup"):
-        act = f"{HATCH}: {SERVE}" if HATCH in seen.here else _go(seen, HATCH)
-        act = act if seen.holds in seen.dishes else DROP
-    elif seen.holds == PLATE:
-        if seen.pot and seen.pot.endswith("soup"):
-            act = f"{POT}: {TAKE_SOUP}"
+    report = view.holds + TAKEN_SUFFIX if view.holds.endswith("soup") else ""
+    ready = [
+        dish
+        for dish in view.dishes
+        if dish + READY_SUFFIX in view.other_messages and dish + TAKEN_SUFFIX not in view.other_messages
+    ]
+    if HELP_REQUEST in view.other_messages and (help_action := _help_lift(view)):
+        action = help_action
+    elif view.holds.endswith("soup"):
+        action = f"{HATCH}: {SERVE}" if HATCH in view.room_items else _go_toward(view, HATCH)
+        action = action if view.holds in view.dishes else DROP
+    elif view.holds == PLATE:
+        if view.pot and view.pot.endswith("soup"):
+            action = f"{POT}: {TAKE_SOUP}"
         elif ready:
-            act = _go(seen, POT)
+            action = _go_toward(view, POT)
         else:
-            act = _stand_by(seen)
+            action = _wait_near_pot(view)
     else:
-        act = DROP if seen.holds and seen.holds != KEY else _fetch(seen, PLATE)
-    return _spoken(seen, act, words)
+        action = DROP if view.holds and view.holds != KEY else _fetch_item(view, PLATE)
+    return _make_action(view, action, report)
 
 
-class Script:
+class RoomsScript:
     """Scripted policy for all players.
 
     Args:
         names: names of the players, cook first.
         steered_by: role that controls all players; "" if each role controls its own player.
         skill: fraction of well-played turns.
-        by_thing: True if views list things; the policy then names the thing it wants instead of an action.
+        by_item: True if views list things; the policy then names the thing it wants instead of an action.
     """
 
-    def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_thing: bool = False) -> None:
-        self.names, self.steered_by, self.skill, self.by_thing = names, steered_by, skill, by_thing
+    def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_item: bool = False) -> None:
+        self.names, self.steered_by, self.skill, self.by_item = names, steered_by, skill, by_item
 
-    def __call__(self, cue: Cue) -> str:
+    def __call__(self, cue: PolicyInput) -> str:
         """Return the agent's text."""
-        shown = _last_view(cue)
+        view_text = _last_view_text(cue)
         if cue.role != self.steered_by:
-            return self._said(cue, self._line(sight(shown), cue.role, cue.random))
-        acting = [name for name in self.names if f"\n{name}: " in f"\n{shown}"]
-        lines = {name: self._line(sight(shown, name, self.names), name, cue.random) for name in acting}
+            return self._respond(cue, self._choose_action(parse_view(view_text), cue.role, cue.random))
+        names_in_turn = [name for name in self.names if f"\n{name}: " in f"\n{view_text}"]
+        lines = {
+            name: self._choose_action(parse_view(view_text, name, self.names), name, cue.random)
+            for name in names_in_turn
+        }
         if cue.options:
-            return self._said(cue, lines[acting[0]])
-        return "\n".join(f"{name}: {self._text(line)}" for name, line in lines.items())
+            return self._respond(cue, lines[names_in_turn[0]])
+        return "\n".join(f"{name}: {self._format_action(line)}" for name, line in lines.items())
 
-    def _line(self, seen: Sight, name: str, random: Random) -> Line:
-        best = (cooks if name == self.names[0] else serves)(seen)
-        return best if random.random() < self.skill else _habit(seen, best, random)
+    def _choose_action(self, view: ParsedView, name: str, random: Random) -> ScriptedAction:
+        best = (cook_action if name == self.names[0] else waiter_action)(view)
+        return best if random.random() < self.skill else _draw_weak_action(view, best, random)
 
-    def _said(self, cue: Cue, line: Line) -> str:
+    def _respond(self, cue: PolicyInput, scripted: ScriptedAction) -> str:
         if cue.options:
-            return line.act if line.act in cue.options else cue.random.choice(cue.options)
-        return self._text(line)
+            return scripted.action if scripted.action in cue.options else cue.random.choice(cue.options)
+        return self._format_action(scripted)
 
-    def _text(self, line: Line) -> str:
-        act = line.wanted if self.by_thing and line.wanted else line.act
-        return f"{act}; say {line.said}" if line.said else act
+    def _format_action(self, scripted: ScriptedAction) -> str:
+        action = scripted.target if self.by_item and scripted.target else scripted.action
+        return f"{action}; say {scripted.message}" if scripted.message else action
 
 
-def _last_view(cue: Cue) -> str:
+def _last_view_text(cue: PolicyInput) -> str:
     """Return the agent's last view; messages from others may follow the view."""
     return next(
-        str(message["content"]) for message in reversed(cue.chat) if ORDERS.search(str(message["content"]))
+        str(message["content"]) for message in reversed(cue.messages) if ORDER_LINE.search(str(message["content"]))
     )  # fmt: skip
 
 
-def _habit(seen: Sight, best: Line, random: Random) -> Line:
+def _draw_weak_action(view: ParsedView, best: ScriptedAction, random: Random) -> ScriptedAction:
     """Return a weak player's action: withhold the message, go through a random door, or wait."""
-    strays = [f"go {way.room}" for way in seen.ways if not way.shut]
-    if best.said and random.random() < 0.6:
-        return best._replace(said="")
-    return Line(random.choice(strays)) if strays and random.random() < 0.5 else Line(WAIT)
+    moves = [f"go {door.room}" for door in view.doors if not door.obstacle]
+    if best.message and random.random() < 0.6:
+        return best._replace(message="")
+    return ScriptedAction(random.choice(moves)) if moves and random.random() < 0.5 else ScriptedAction(WAIT)
 
 
-def _spoken(seen: Sight, act: str, words: str) -> Line:
+def _make_action(view: ParsedView, action: str, message: str) -> ScriptedAction:
     """Split a prefix ``thing: `` off an action, and add a message only if it is new."""
-    wanted, _, act = act.rpartition(": ")
-    words = HELP if act == LIFT else words
-    return Line(act, "" if words == seen.own else words, wanted)
+    target, _, action = action.rpartition(": ")
+    message = HELP_REQUEST if action == LIFT else message
+    return ScriptedAction(action, "" if message == view.own_message else message, target)
 
 
-def _missing(seen: Sight, said: str) -> list[str]:
+def _missing_ingredients(view: ParsedView, last_report: str) -> list[str]:
     """Return the ingredients still missing in the next dish, to the cook's knowledge.
 
     The next dish is the one after the last dish that the cook reported as ready.
     """
-    dishes = list(seen.dishes)
-    ready = said.removesuffix(READY)
-    if said.endswith(READY) and ready in dishes:
+    dishes = list(view.dishes)
+    ready = last_report.removesuffix(READY_SUFFIX)
+    if last_report.endswith(READY_SUFFIX) and ready in dishes:
         dishes = dishes[dishes.index(ready) + 1 :]
     if not dishes:
         return []
-    inside = Counter(said.removeprefix(IN_POT).split(", ") if said.startswith(IN_POT) else [])
-    return list((Counter(dishes[0].split()[:-1]) - inside).elements())
+    in_pot = Counter(last_report.removeprefix(POT_PREFIX).split(", ") if last_report.startswith(POT_PREFIX) else [])
+    return list((Counter(dishes[0].split()[:-1]) - in_pot).elements())
 
 
-def _bring(seen: Sight, said: str, missing: Sequence[str], free: bool) -> str:
+def _bring_item(view: ParsedView, last_report: str, missing: Sequence[str], pot_is_free: bool) -> str:
     """Return the cook's action with full hands."""
-    if seen.holds.endswith("soup") and seen.holds in seen.dishes:
-        return f"{HATCH}: {SERVE}" if HATCH in seen.here else _go(seen, HATCH)
-    if seen.holds not in missing:
+    if view.holds.endswith("soup") and view.holds in view.dishes:
+        return f"{HATCH}: {SERVE}" if HATCH in view.room_items else _go_toward(view, HATCH)
+    if view.holds not in missing:
         return DROP
-    if free:
-        return f"{POT}: {FILL}"
-    if seen.pot is not None:  # a soup, in this room
-        return _leave(seen)
-    waits = said.removesuffix(READY)
-    busy = said.endswith(READY) and waits in seen.dishes and waits + TAKEN not in seen.others
-    way = seen.way(POT)
-    return WAIT if busy and way and way.narrow else _go(seen, POT)
+    if pot_is_free:
+        return f"{POT}: {PUT_IN_POT}"
+    if view.pot is not None:  # a soup, in this room
+        return _leave_room(view)
+    waiting_dish = last_report.removesuffix(READY_SUFFIX)
+    pot_is_busy = (
+        last_report.endswith(READY_SUFFIX)
+        and waiting_dish in view.dishes
+        and waiting_dish + TAKEN_SUFFIX not in view.other_messages
+    )
+    door = view.door_toward(POT)
+    return WAIT if pot_is_busy and door and door.narrow else _go_toward(view, POT)
 
 
-def _fetch(seen: Sight, thing: str) -> str:
-    if thing not in seen.here:
-        return _go(seen, thing)
-    return SHELVE if seen.holds else f"{thing}: take {thing}"
+def _fetch_item(view: ParsedView, item: str) -> str:
+    if item not in view.room_items:
+        return _go_toward(view, item)
+    return PUT_ON_SHELF if view.holds else f"{item}: take {item}"
 
 
-def _stand_by(seen: Sight) -> str:
+def _wait_near_pot(view: ParsedView) -> str:
     """Return an action that waits near the pot without blocking the way."""
-    if seen.pot is not None:
-        return _leave(seen)
-    way = seen.way(POT)
-    return WAIT if way and way.narrow else _go(seen, POT)
+    if view.pot is not None:
+        return _leave_room(view)
+    door = view.door_toward(POT)
+    return WAIT if door and door.narrow else _go_toward(view, POT)
 
 
-def _leave(seen: Sight) -> str:
+def _leave_room(view: ParsedView) -> str:
     """Return an action that leaves a narrow room, toward wide rooms with many things behind them."""
-    out = [way for way in seen.ways if not way.shut]
-    if not seen.narrow or not out:
+    open_doors = [door for door in view.doors if not door.obstacle]
+    if not view.narrow or not open_doors:
         return WAIT
-    return f"go {max(out, key=lambda way: (not way.narrow, len(way.things))).room}"
+    return f"go {max(open_doors, key=lambda door: (not door.narrow, len(door.items))).room}"
 
 
-def _help(seen: Sight) -> str:
+def _help_lift(view: ParsedView) -> str:
     """Return an action toward the crate; "" if no crate is left."""
-    if CRATE in seen.here:
+    if CRATE in view.room_items:
         return LIFT
-    return _go(seen, CRATE) if seen.way(CRATE) else ""
+    return _go_toward(view, CRATE) if view.door_toward(CRATE) else ""
 
 
-def _go(seen: Sight, thing: str) -> str:
+def _go_toward(view: ParsedView, item: str) -> str:
     """Return an action toward a thing: go through the door, or remove its obstacle."""
-    way = seen.way(thing)
-    if not way:
+    door = view.door_toward(item)
+    if not door:
         return WAIT
-    if way.shut == "behind a crate":
-        return LIFT if CRATE in seen.here else WAIT
-    if way.shut != "locked":
-        return f"{thing}: go {way.room}"
-    if seen.holds == KEY:
-        return f"open {way.room}"
-    if f"{KEY} on the shelf" in seen.here:
-        return DROP if seen.holds else f"take {KEY}"
-    key = seen.way(KEY)
-    return f"go {key.room}" if key and not key.shut else WAIT
+    if door.obstacle == "behind a crate":
+        return LIFT if CRATE in view.room_items else WAIT
+    if door.obstacle != "locked":
+        return f"{item}: go {door.room}"
+    if view.holds == KEY:
+        return f"open {door.room}"
+    if f"{KEY} on the shelf" in view.room_items:
+        return DROP if view.holds else f"take {KEY}"
+    key_door = view.door_toward(KEY)
+    return f"go {key_door.room}" if key_door and not key_door.obstacle else WAIT

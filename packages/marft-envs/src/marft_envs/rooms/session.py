@@ -6,161 +6,170 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.rooms.layout import Layout, soup
-from marft_envs.rooms.state import FILL, LIFT, TAKE_SOUP, Kitchen, Player
-from marft_envs.rooms.words import (
-    HELP,
-    IN_POT,
-    READY,
-    TAKEN,
-    Answer,
-    acts_by_thing,
-    answer_of,
-    answers_of,
-    orders,
-    view,
-    view_by_thing,
+from marft_envs.rooms.layout import KitchenLayout, soup_name
+from marft_envs.rooms.state import LIFT, PUT_IN_POT, TAKE_SOUP, Kitchen, Player
+from marft_envs.rooms.views import (
+    HELP_REQUEST,
+    POT_PREFIX,
+    READY_SUFFIX,
+    TAKEN_SUFFIX,
+    PlayerAction,
+    actions_by_item,
+    format_item_view,
+    format_orders,
+    format_view,
+    parse_action,
+    parse_actions,
 )
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoomsRules:
     """Rules of play.
 
     Args:
         players: names of the players. Each is controlled by the agent of that role, or all by ``steered_by``.
         steered_by: role that controls all players; "" for none.
         order: turn order: all free players decide at once, or each sees the result of the previous action.
-        offered: True if agents choose a possible action instead of writing.
+        offers_options: True if agents choose a possible action instead of writing.
         walk: time steps to go through a door.
         boil: time steps to cook a full pot.
         time_bonus: fraction of the reward for the time left at the end.
         by_progress: True to reward each part of the work instead of served dishes only.
-        by_thing: True if views list the way to each thing instead of the things behind each door. A player then acts
+        by_item: True if views list the way to each thing instead of the things behind each door. A player then acts
             by naming a thing.
     """
 
     players: tuple[str, ...]
     steered_by: str = ""
     order: Literal["together", "one after another"] = "together"
-    offered: bool = False
+    offers_options: bool = False
     walk: int = 1
     boil: int = 0
     time_bonus: float = 0.0
     by_progress: bool = False
-    by_thing: bool = False
+    by_item: bool = False
 
 
-class Shift:
+class RoomsSession:
     """A kitchen from opening until the last dish or the deadline."""
 
-    def __init__(self, layout: Layout, deadline: int, rules: Rules) -> None:
+    def __init__(self, layout: KitchenLayout, deadline: int, rules: RoomsRules) -> None:
         self.rules, self.deadline = rules, deadline
-        self.kitchen = Kitchen.opened(layout, rules.players, rules.walk, rules.boil)
-        self.words = 0  # number of messages
-        self._acting: list[Player] = []
-        self._seen: dict[str, tuple[str, ...]] = {}
+        self.kitchen = Kitchen.from_layout(layout, rules.players, rules.walk, rules.boil)
+        self.message_count = 0  # number of messages
+        self._players_in_turn: list[Player] = []
+        self._possible_actions: dict[str, tuple[str, ...]] = {}
 
     async def reset(self) -> Observation:
         """Open the kitchen and return the first observation."""
-        return self.begin()
+        return self.reset_sync()
 
     async def step(self, actions: JointAction) -> Step:
         """Apply the agents' actions."""
-        return self.take(self._answers(actions))
+        return self.step_sync(self._parse_actions(actions))
 
-    def begin(self) -> Observation:
+    def reset_sync(self) -> Observation:
         """Open the kitchen and return the first observation."""
-        self._next()
-        return self._shown()
+        self._select_players()
+        return self._build_observation()
 
-    def take(self, answers: Mapping[str, Answer]) -> Step:
+    def step_sync(self, answers: Mapping[str, PlayerAction]) -> Step:
         """Apply the actions of the players in turn, then advance time until a player is free.
 
         Args:
             answers: action by player.
         """
-        kitchen, served, before = self.kitchen, 0, self.kitchen.progress()
-        for player in self._acting:
-            act, said = answers[player.name]
-            if self.rules.by_thing:
-                act = acts_by_thing(kitchen, player).get(act, act)
-            served += kitchen.carry_out(player, act, self._seen[player.name])
-            if self.rules.offered:
-                said = self._called(player, act)
-            if said:
-                player.said, self.words = said, self.words + 1
-        self._next()
-        solved = not kitchen.open
+        kitchen, served_count, before = self.kitchen, 0, self.kitchen.progress()
+        for player in self._players_in_turn:
+            action, message = answers[player.name]
+            if self.rules.by_item:
+                action = actions_by_item(kitchen, player).get(action, action)
+            served_count += kitchen.apply_action(player, action, self._possible_actions[player.name])
+            if self.rules.offers_options:
+                message = self._automatic_message(player, action)
+            if message:
+                player.message, self.message_count = message, self.message_count + 1
+        self._select_players()
+        solved = not kitchen.open_orders
         over = solved or kitchen.time >= self.deadline
         bonus = self.rules.time_bonus
-        done = kitchen.progress() - before if self.rules.by_progress else served / len(kitchen.layout.dishes)
-        reward = (1 - bonus) * done
+        reward_share = (
+            kitchen.progress() - before if self.rules.by_progress else served_count / len(kitchen.layout.dishes)
+        )
+        reward = (1 - bonus) * reward_share
         if solved:
             reward += bonus * max(0, self.deadline - kitchen.time) / self.deadline
         return Step(
-            Observation("") if over else self._shown(), reward, terminated=over, success=solved,
-            info={"progress": kitchen.progress(), "measures": self._measures()},
+            Observation("") if over else self._build_observation(), reward, terminated=over, success=solved,
+            info={"progress": kitchen.progress(), "measures": self._metrics()},
         )  # fmt: skip
 
-    def _called(self, player: Player, act: str) -> str:
+    def _automatic_message(self, player: Player, action: str) -> str:
         """Return a player's automatic message if players cannot write; "" for none."""
-        if player.told:
+        if player.feedback:
             return ""
         pot = self.kitchen.pot
-        if act == FILL:
-            return soup(pot) + READY if len(pot) == self.kitchen.size else IN_POT + ", ".join(pot)
-        return {TAKE_SOUP: player.holds + TAKEN, LIFT: HELP}.get(act, "")
+        if action == PUT_IN_POT:
+            return soup_name(pot) + READY_SUFFIX if len(pot) == self.kitchen.size else POT_PREFIX + ", ".join(pot)
+        return {TAKE_SOUP: player.holds + TAKEN_SUFFIX, LIFT: HELP_REQUEST}.get(action, "")
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
-    def _measures(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         kitchen = self.kitchen
-        served = len(kitchen.layout.dishes) - len(kitchen.open)
-        return {"served": served, "conflicts": kitchen.conflicts, "mistakes": kitchen.mistakes, "words": self.words}
+        served = len(kitchen.layout.dishes) - len(kitchen.open_orders)
+        return {
+            "served": served,
+            "conflicts": kitchen.conflicts,
+            "mistakes": kitchen.invalid_actions,
+            "words": self.message_count,
+        }
 
-    def _answers(self, actions: JointAction) -> Mapping[str, Answer]:
+    def _parse_actions(self, actions: JointAction) -> Mapping[str, PlayerAction]:
         """Return each player's action; a missing text counts as an invalid action."""
         leader = self.rules.steered_by
         if leader:
-            action = actions.of(leader)
-            text = text_said(action)
-            if len(self._acting) == 1:
-                (player,) = self._acting
-                named = answers_of(text, [player.name])[player.name]
-                return {player.name: named if named.act else answer_of(text)}
-            return answers_of(text, [player.name for player in self._acting])
-        said = {player.name: actions.of(player.name) for player in self._acting}
-        return {name: answer_of(text_said(action)) for name, action in said.items()}
+            action = actions.for_role(leader)
+            text = graded_text(action)
+            if len(self._players_in_turn) == 1:
+                (player,) = self._players_in_turn
+                named_action = parse_actions(text, [player.name])[player.name]
+                return {player.name: named_action if named_action.action else parse_action(text)}
+            return parse_actions(text, [player.name for player in self._players_in_turn])
+        role_actions = {player.name: actions.for_role(player.name) for player in self._players_in_turn}
+        return {name: parse_action(graded_text(action)) for name, action in role_actions.items()}
 
-    def _next(self) -> None:
+    def _select_players(self) -> None:
         """Select the next players in turn: all free players, in rotating order, or only the first."""
         kitchen = self.kitchen
-        soonest = min(player.free for player in kitchen.players)
-        if soonest > kitchen.time or not self._acting:
-            kitchen.time = soonest
-            kitchen.begin()
+        next_time = min(player.free_at for player in kitchen.players)
+        if next_time > kitchen.time or not self._players_in_turn:
+            kitchen.time = next_time
+            kitchen.start_time_step()
         first = kitchen.time % len(kitchen.players)
-        rounds = [*kitchen.players[first:], *kitchen.players[:first]]
-        free = [player for player in rounds if player.free <= kitchen.time]
-        self._acting = free if self.rules.order == "together" else free[:1]
-        self._seen = {player.name: tuple(kitchen.possible(player)) for player in self._acting}
+        turn_order = [*kitchen.players[first:], *kitchen.players[:first]]
+        free_players = [player for player in turn_order if player.free_at <= kitchen.time]
+        self._players_in_turn = free_players if self.rules.order == "together" else free_players[:1]
+        self._possible_actions = {
+            player.name: tuple(kitchen.possible_actions(player)) for player in self._players_in_turn
+        }
 
-    def _shown(self) -> Observation:
-        names = [player.name for player in self._acting]
-        wanted = orders(self.kitchen, self.deadline)
-        seen = {player.name: self._view(player) for player in self._acting}
+    def _build_observation(self) -> Observation:
+        names = [player.name for player in self._players_in_turn]
+        order_text = format_orders(self.kitchen, self.deadline)
+        views = {player.name: self._format_player_view(player) for player in self._players_in_turn}
         leader = self.rules.steered_by
         if leader:
-            seen = {leader: "\n".join(f"{name}: {view}" for name, view in seen.items())}
+            views = {leader: "\n".join(f"{name}: {view}" for name, view in views.items())}
         turn = (leader,) if leader else tuple(sorted(names, key=self.rules.players.index))
-        options = {leader or name: self._seen[name] for name in names} if self.rules.offered else {}
-        if self.rules.by_thing:
-            return Observation("", {name: f"{view}\n{wanted}" for name, view in seen.items()}, turn, options)
-        return Observation(wanted, seen, turn, options)
+        options = {leader or name: self._possible_actions[name] for name in names} if self.rules.offers_options else {}
+        if self.rules.by_item:
+            return Observation("", {name: f"{view}\n{order_text}" for name, view in views.items()}, turn, options)
+        return Observation(order_text, views, turn, options)
 
-    def _view(self, player: Player) -> str:
-        return (view_by_thing if self.rules.by_thing else view)(self.kitchen, player)
+    def _format_player_view(self, player: Player) -> str:
+        return (format_item_view if self.rules.by_item else format_view)(self.kitchen, player)

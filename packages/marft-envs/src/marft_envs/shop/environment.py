@@ -13,19 +13,19 @@ from pydantic_core import PydanticCustomError
 from marft.common.seeds import derive_seed
 from marft.common.types import Task
 from marft.config.settings import Names, did_you_mean
-from marft.envs.scripts import Script
-from marft.envs.splits import part_of
-from marft_envs.drawn import Drawing, Drawn
-from marft_envs.shop.catalogue import Catalogue, Style, catalogue_of
-from marft_envs.shop.goals import Goal, draw_goal, instruction
-from marft_envs.shop.script import Shopper
-from marft_envs.shop.session import Rules, ShopSession
+from marft.envs.scripted_policy import ScriptedPolicy
+from marft.envs.splits import assign_data_split
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
+from marft_envs.shop.catalog import ProductCatalog, Style, generate_catalog
+from marft_envs.shop.goals import Goal, draw_goal, format_instruction
+from marft_envs.shop.script import ShopScript
+from marft_envs.shop.session import ShopRules, ShopSession
 
-MOST_PRODUCTS = 50_000
+MAX_PRODUCTS = 50_000
 OTHER_QUERIES = 3  # number of other goals whose queries are offered as distractors
 
 
-class Shop(Drawn):
+class Shop(GeneratedEnvironment):
     """Products generated from a seed; a task describes the wanted product in words.
 
     A purchase earns WebShop's reward: the share of matching attributes, options and price, times a factor for the
@@ -37,7 +37,7 @@ class Shop(Drawn):
 
     stream: ClassVar[str] = "Shop"
     catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the catalog
-    products: Annotated[int, Field(ge=10, le=MOST_PRODUCTS)] = 5000  # number of products in the catalog
+    products: Annotated[int, Field(ge=10, le=MAX_PRODUCTS)] = 5000  # number of products in the catalog
     # kind of product names; plain: short names with all attributes, and products clicked by row, for tiny models
     style: Style = "full"
     attributes: Annotated[int, Field(ge=1, le=6)] = 2  # number of wanted attributes; "plain" has two
@@ -71,46 +71,50 @@ class Shop(Drawn):
         return self.actions == "choices"
 
     @property
-    def catalogue(self) -> Catalogue:
+    def catalog(self) -> ProductCatalog:
         """Product catalog, generated on first use."""
-        return catalogue_of(self.products, self.catalogue_seed, self.style)
+        return generate_catalog(self.products, self.catalogue_seed, self.style)
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a goal; the product's name, the options and the price limit are its content, which decides the
         split.
         """
-        goal = draw_goal(self.catalogue, self.attributes, self.options, random)
-        name = self.catalogue[goal.target].name
+        goal = draw_goal(self.catalog, self.attributes, self.options, random)
+        name = self.catalog[goal.target].name
         options = ", ".join(f"{kind} {value}" for kind, value in goal.options.items())
         content = f"{name}; {options}; {goal.price_upper:g}"
         if self.apart:
-            content = next(one for one in _numbered(content) if part_of(one) == part_of(name))
+            content = next(
+                variant
+                for variant in _content_variants(content)
+                if assign_data_split(variant) == assign_data_split(name)
+            )
         # minimum steps: a search for the whole title, the product, its options, and the purchase
-        data = {"goal": goal.data(), "fewest_steps": 3 + len(goal.options)}
-        return Drawing(content, instruction(goal, self.style), data)
+        data = {"goal": goal.to_dict(), "fewest_steps": 3 + len(goal.options)}
+        return GeneratedTask(content, format_instruction(goal, self.style), data)
 
     def start(self, task: Task, seed: int) -> ShopSession:
         """Start a visit; ``seed`` decides the offered queries."""
-        goal = Goal.of(task.data["goal"])
-        rules = Rules(
+        goal = Goal.from_dict(task.data["goal"])
+        rules = ShopRules(
             actor=self.actor, readers=self.readers, repeats=self.repeats, choices=self.actions == "choices",
-            results=self.results, most=self.found, max_steps=self.max_steps, by_row=self.style == "plain",
+            results=self.results, max_results=self.found, max_steps=self.max_steps, by_row=self.style == "plain",
         )  # fmt: skip
-        queries = self._queries(goal, Random(derive_seed(seed, "queries"))) if rules.choices else ()
-        return ShopSession(self.catalogue, goal, task.prompt, queries, rules)
+        queries = self._offered_queries(goal, Random(derive_seed(seed, "queries"))) if rules.choices else ()
+        return ShopSession(self.catalog, goal, task.prompt, queries, rules)
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy:
         """Return a scripted policy for ``searcher``, ``buyer`` and ``solver``."""
-        return Shopper(skill, self.style)
+        return ShopScript(skill, self.style)
 
-    def _queries(self, goal: Goal, random: Random) -> tuple[str, ...]:
+    def _offered_queries(self, goal: Goal, random: Random) -> tuple[str, ...]:
         """Return sorted queries for the goal and for distractor goals; the order reveals nothing."""
-        goals = [draw_goal(self.catalogue, self.attributes, self.options, random) for _ in range(OTHER_QUERIES)]
-        queries = {one.noun for one in goals} | {goal.noun}
-        queries |= {" ".join((*one.attributes, one.noun)) for one in (goal, *goals)}
+        goals = [draw_goal(self.catalog, self.attributes, self.options, random) for _ in range(OTHER_QUERIES)]
+        queries = {other_goal.noun for other_goal in goals} | {goal.noun}
+        queries |= {" ".join((*other_goal.attributes, other_goal.noun)) for other_goal in (goal, *goals)}
         return tuple(sorted(queries))
 
 
-def _numbered(content: str) -> Iterator[str]:
+def _content_variants(content: str) -> Iterator[str]:
     """Yield variants of a content text, for different splits."""
     return (f"{content}; {number}" for number in count())

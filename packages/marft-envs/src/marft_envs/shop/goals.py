@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from marft_envs.shop.catalogue import Catalogue, Product, Style
+from marft_envs.shop.catalog import Product, ProductCatalog, Style
 
-BOUNDS = tuple(10.0 * tens for tens in range(1, 100))  # price limits in dollars, as in WebShop
+PRICE_LIMITS = tuple(10.0 * tens for tens in range(1, 100))  # price limits in dollars, as in WebShop
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,40 +30,40 @@ class Goal:
     options: Mapping[str, str]
     price_upper: float
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the goal as plain values."""
         return {**asdict(self), "attributes": list(self.attributes), "options": dict(self.options)}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Goal:
+    def from_dict(cls, data: Mapping[str, Any]) -> Goal:
         """Rebuild a goal from plain values."""
         return cls(**{**data, "attributes": tuple(data["attributes"])})
 
 
-def draw_goal(catalogue: Catalogue, attributes: int, options: int, random: Random) -> Goal:
+def draw_goal(catalog: ProductCatalog, attributes: int, options: int, random: Random) -> Goal:
     """Draw a goal that a catalog product meets.
 
     The price limit is the larger of two values among the first four multiples of 10 above the price, as in WebShop.
 
     Args:
-        catalogue: the catalog.
+        catalog: the catalog.
         attributes: maximum number of wanted attributes.
         options: maximum number of wanted options.
         random: random generator.
     """
-    product = random.choice(catalogue.products)
+    product = random.choice(catalog.products)
     wanted = random.sample(product.attributes, min(attributes, len(product.attributes)))
     kinds = sorted(random.sample(sorted(product.options), min(options, len(product.options))))
-    bounds = [bound for bound in BOUNDS if bound > product.price][:4]
+    limits = [limit for limit in PRICE_LIMITS if limit > product.price][:4]
     return Goal(
         target=product.number, noun=product.kind.noun,
         attributes=tuple(attribute for attribute in product.attributes if attribute in wanted),
         options={kind: random.choice(product.options[kind]) for kind in kinds},
-        price_upper=max(random.sample(bounds, 2)),
+        price_upper=max(random.sample(limits, 2)),
     )  # fmt: skip
 
 
-def instruction(goal: Goal, style: Style) -> str:
+def format_instruction(goal: Goal, style: Style) -> str:
     """Describe the goal in words."""
     if style == "plain":
         options = "".join(f", {value}" for value in goal.options.values())
@@ -76,7 +76,7 @@ def instruction(goal: Goal, style: Style) -> str:
     )
 
 
-def worth(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str]) -> float:
+def purchase_reward(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str]) -> float:
     """Return WebShop's reward for a purchase, from 0 to 1 (Yao et al. 2022, §3.1 and appendix A.5).
 
     ``r = r_type · (matched attributes + matched options + [price ≤ bound]) / (attributes + options + 1)``
@@ -88,9 +88,11 @@ def worth(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str
         chosen: chosen value, by kind of option.
     """
     matched = sum(has_attribute(bought, attribute) for attribute in goal.attributes)
-    options = sum(_same_option(kind, value, chosen) for kind, value in goal.options.items())
-    fits = bought.price <= goal.price_upper
-    return type_score(target, bought) * (matched + options + fits) / (len(goal.attributes) + len(goal.options) + 1)
+    options = sum(_option_matches(kind, value, chosen) for kind, value in goal.options.items())
+    within_price = bought.price <= goal.price_upper
+    return (
+        type_score(target, bought) * (matched + options + within_price) / (len(goal.attributes) + len(goal.options) + 1)
+    )
 
 
 def type_score(target: Product, bought: Product) -> float:
@@ -111,17 +113,20 @@ def type_score(target: Product, bought: Product) -> float:
 def has_attribute(product: Product, attribute: str) -> bool:
     """Return True if a product's attributes, name, features or description contain an attribute."""
     wanted = set(attribute.lower().split())
-    if any(wanted <= set(own.split()) or set(own.split()) <= wanted for own in product.attributes):
+    if any(
+        wanted <= set(own_attribute.split()) or set(own_attribute.split()) <= wanted
+        for own_attribute in product.attributes
+    ):
         return True
     return attribute.lower() in product.text.lower()
 
 
-def _same_option(kind: str, value: str, chosen: Mapping[str, str]) -> bool:
+def _option_matches(kind: str, value: str, chosen: Mapping[str, str]) -> bool:
     """Compare an option's value.
 
     Sizes must be equal. Other values match if one contains all words of the other.
     """
     if kind not in chosen:
         return False
-    wanted, own = set(value.split()), set(chosen[kind].split())
-    return chosen[kind] == value if kind == "size" else wanted <= own or own <= wanted
+    wanted, chosen_words = set(value.split()), set(chosen[kind].split())
+    return chosen[kind] == value if kind == "size" else wanted <= chosen_words or chosen_words <= wanted

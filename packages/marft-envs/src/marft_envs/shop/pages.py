@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from marft_envs.shop.catalogue import Product
+from marft_envs.shop.catalog import Product
 
 BACK, PREVIOUS, NEXT = "back to search", "< prev", "next >"
 DESCRIPTION, FEATURES, BUY = "description", "features", "buy now"
@@ -36,8 +36,11 @@ def results_page(products: Sequence[Product], number: int, pages: int, by_row: b
         return Page(f"Nothing found.\n[{BACK}]", (BACK,))
     buttons = (*((PREVIOUS,) if number > 1 else ()), *((NEXT,) if number < pages else ()), BACK)
     labels = tuple(str(row if by_row else product.number) for row, product in enumerate(products, 1))
-    rows = [f"[{label}] {one.name} ${one.price:g}" for label, one in zip(labels, products, strict=True)]
-    text = "\n".join((f"Page {number} of {pages}.", *rows, _shown(buttons)))
+    rows = [
+        f"[{label}] {listed_product.name} ${listed_product.price:g}"
+        for label, listed_product in zip(labels, products, strict=True)
+    ]
+    text = "\n".join((f"Page {number} of {pages}.", *rows, _format_buttons(buttons)))
     return Page(text, (*labels, *buttons))
 
 
@@ -50,18 +53,18 @@ def product_page(product: Product, chosen: Mapping[str, str]) -> Page:
     """
     rows = [f"{product.title} ${product.price:g}"]
     for kind, values in product.options.items():
-        picked = f" chosen: {chosen[kind]}" if kind in chosen else ""
-        rows.append(f"{kind}: {_shown(values)}{picked}")
+        chosen_text = f" chosen: {chosen[kind]}" if kind in chosen else ""
+        rows.append(f"{kind}: {_format_buttons(values)}{chosen_text}")
     buttons = (DESCRIPTION, FEATURES, BUY, PREVIOUS, BACK)
     values = tuple(value for values in product.options.values() for value in values)
-    return Page("\n".join((*rows, _shown(buttons))), (*values, *buttons))
+    return Page("\n".join((*rows, _format_buttons(buttons))), (*values, *buttons))
 
 
 def part_page(product: Product, part: str) -> Page:
     """Return the features page or the description page of a product."""
     text = "\n".join(product.features) if part == FEATURES else product.description
-    return Page(f"{product.title}: {part}\n{text}\n{_shown((PREVIOUS, BACK))}", (PREVIOUS, BACK))
+    return Page(f"{product.title}: {part}\n{text}\n{_format_buttons((PREVIOUS, BACK))}", (PREVIOUS, BACK))
 
 
-def _shown(buttons: Sequence[str]) -> str:
+def _format_buttons(buttons: Sequence[str]) -> str:
     return " ".join(f"[{button}]" for button in buttons)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.shop.catalogue import Catalogue, Product
-from marft_envs.shop.goals import Goal, worth
+from marft_envs.shop.catalog import Product, ProductCatalog
+from marft_envs.shop.goals import Goal, purchase_reward
 from marft_envs.shop.pages import (
     BACK,
     BUY,
@@ -30,7 +30,7 @@ NO_ACTION = "No action was found: write search[words] or click[button]."
 
 
 @dataclass(frozen=True)
-class Rules:
+class ShopRules:
     """Rules of a visit.
 
     Args:
@@ -39,7 +39,7 @@ class Rules:
         repeats: True to repeat the wanted product in every observation instead of only the first.
         choices: True if the actor chooses between options.
         results: products on a page of results.
-        most: maximum products in a search result.
+        max_results: maximum products in a search result.
         by_row: True if products are clicked by row instead of by number.
         max_steps: maximum steps in a visit.
     """
@@ -49,147 +49,149 @@ class Rules:
     repeats: bool
     choices: bool
     results: int
-    most: int
+    max_results: int
     by_row: bool
     max_steps: int
 
 
 @dataclass(frozen=True)
-class Place:
+class ShopLocation:
     """Current location in the shop."""
 
     kind: Literal["search", "results", "product", "part"] = "search"
-    found: tuple[Product, ...] = ()
+    results: tuple[Product, ...] = ()
     page: int = 1
     product: Product | None = None
     part: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 
-class Read(NamedTuple):
+class ParsedAction(NamedTuple):
     """A parsed action; an empty ``verb`` means no action."""
 
     verb: str
     words: str
 
 
-def read(text: str) -> Read:
+def parse_action(text: str) -> ParsedAction:
     """Parse the last action in a text, in WebShop's notation.
 
-    >>> read("Not click[7], but search[red  scarf]"), read("buy it")
-    (Read(verb='search', words='red scarf'), Read(verb='', words=''))
+    >>> parse_action("Not click[7], but search[red  scarf]"), parse_action("buy it")
+    (ParsedAction(verb='search', words='red scarf'), ParsedAction(verb='', words=''))
     """
-    found = _ACTION.findall(text)
-    if not found:
-        return Read("", "")
-    verb, words = found[-1]
-    return Read(verb.lower(), " ".join(words.lower().split()))
+    actions = _ACTION.findall(text)
+    if not actions:
+        return ParsedAction("", "")
+    verb, words = actions[-1]
+    return ParsedAction(verb.lower(), " ".join(words.lower().split()))
 
 
 class ShopSession:
     """One attempt to buy the wanted product.
 
     Args:
-        catalogue: the catalog.
+        catalog: the catalog.
         goal: the goal.
         wanted: text of the instruction.
         queries: queries offered to the actor; empty unless it chooses between options.
         rules: rules of the visit.
     """
 
-    def __init__(self, catalogue: Catalogue, goal: Goal, wanted: str, queries: Sequence[str], rules: Rules) -> None:
-        self.catalogue, self.goal, self.wanted, self.queries, self.rules = catalogue, goal, wanted, queries, rules
-        self.place, self.steps, self.wrong = Place(), 0, 0
+    def __init__(
+        self, catalog: ProductCatalog, goal: Goal, wanted: str, queries: Sequence[str], rules: ShopRules
+    ) -> None:
+        self.catalog, self.goal, self.wanted, self.queries, self.rules = catalog, goal, wanted, queries, rules
+        self.location, self.steps, self.invalid_actions = ShopLocation(), 0, 0
 
     async def reset(self) -> Observation:
         """Return the instruction and the search page."""
-        return self._shown("")
+        return self._build_observation("")
 
     async def step(self, actions: JointAction) -> Step:
         """Apply one action; a purchase or the last step ends the visit."""
-        action = actions.of(self.rules.actor) if self.rules.actor else actions.answer
-        verb, words = read(text_said(action))
+        action = actions.for_role(self.rules.actor) if self.rules.actor else actions.answer
+        verb, words = parse_action(graded_text(action))
         self.steps += 1
-        if verb == "click" and words == BUY and words in self._page().clickable:
-            earned = self._worth()
+        if verb == "click" and words == BUY and words in self._current_page().clickable:
+            reward = self._purchase_reward()
             return Step(
-                Observation(""), earned, terminated=True, success=earned == 1.0, info=self._told(earned)
+                Observation(""), reward, terminated=True, success=reward == 1.0, info=self._step_info(reward)
             )  # fmt: skip
-        note = self._moved(verb, words)
-        self.wrong += bool(note)
+        note = self._move(verb, words)
+        self.invalid_actions += bool(note)
         over = self.steps >= self.rules.max_steps
         return Step(
-            Observation("") if over else self._shown(note), 0.0, terminated=over, success=False,
-            info=self._told(self._worth()),
+            Observation("") if over else self._build_observation(note), 0.0, terminated=over, success=False,
+            info=self._step_info(self._purchase_reward()),
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
-    def _moved(self, verb: str, words: str) -> str:
+    def _move(self, verb: str, words: str) -> str:
         """Move to the location that an action leads to, and return "" or an error text."""
         if verb == "search":
             if not words:
                 return "Nothing to search for: write search[words]."
-            self.place = Place("results", tuple(self.catalogue.find(words, self.rules.most)))
+            self.location = ShopLocation("results", tuple(self.catalog.search(words, self.rules.max_results)))
             return ""
         if verb != "click":
             return NO_ACTION
-        if words not in self._page().clickable:
+        if words not in self._current_page().clickable:
             return f"There is no [{words[:40]}] here."
-        self.place = self._clicked(words)
+        self.location = self._click(words)
         return ""
 
-    def _clicked(self, words: str) -> Place:
-        place = self.place
+    def _click(self, words: str) -> ShopLocation:
+        location = self.location
         if words == BACK:
-            return Place()
-        if place.kind == "results":
+            return ShopLocation()
+        if location.kind == "results":
             if words in (NEXT, PREVIOUS):
-                return replace(place, page=place.page + (1 if words == NEXT else -1))
-            first = (place.page - 1) * self.rules.results
-            product = place.found[first + int(words) - 1] if self.rules.by_row else self.catalogue[int(words)]
-            return replace(place, kind="product", product=product, chosen={})
+                return replace(location, page=location.page + (1 if words == NEXT else -1))
+            first = (location.page - 1) * self.rules.results
+            product = location.results[first + int(words) - 1] if self.rules.by_row else self.catalog[int(words)]
+            return replace(location, kind="product", product=product, chosen={})
         if words == PREVIOUS:
-            return replace(place, kind="results" if place.kind == "product" else "product")
+            return replace(location, kind="results" if location.kind == "product" else "product")
         if words in (DESCRIPTION, FEATURES):
-            return replace(place, kind="part", part=words)
-        assert place.product, "options stand on the page of a product"
-        kind = next(kind for kind, values in place.product.options.items() if words in values)
-        return replace(place, chosen={**place.chosen, kind: words})
+            return replace(location, kind="part", part=words)
+        assert location.product, "options stand on the page of a product"
+        kind = next(kind for kind, values in location.product.options.items() if words in values)
+        return replace(location, chosen={**location.chosen, kind: words})
 
-    def _page(self) -> Page:
-        place, size = self.place, self.rules.results
-        if place.product and place.kind in ("product", "part"):
-            return product_page(place.product, place.chosen) if place.kind == "product" else part_page(
-                place.product, place.part
+    def _current_page(self) -> Page:
+        location, size = self.location, self.rules.results
+        if location.product and location.kind in ("product", "part"):
+            return product_page(location.product, location.chosen) if location.kind == "product" else part_page(
+                location.product, location.part
             )  # fmt: skip
-        if place.kind == "results":
-            first = (place.page - 1) * size
-            pages = -(-len(place.found) // size)
-            return results_page(place.found[first : first + size], place.page, pages, self.rules.by_row)
+        if location.kind == "results":
+            first = (location.page - 1) * size
+            pages = -(-len(location.results) // size)
+            return results_page(location.results[first : first + size], location.page, pages, self.rules.by_row)
         return search_page()
 
-    def _shown(self, note: str) -> Observation:
-        page = self._page()
-        told = self.wanted if self.rules.repeats or not self.steps else ""
-        everybody = not self.rules.readers
+    def _build_observation(self, note: str) -> Observation:
+        page = self._current_page()
+        instruction = self.wanted if self.rules.repeats or not self.steps else ""
+        all_see = not self.rules.readers
         options = {}
         if self.rules.choices:
-            searches = self.queries if self.place.kind == "search" else ()
-            may = (*(f"search[{query}]" for query in searches), *(f"click[{button}]" for button in page.clickable))
-            options = {self.rules.actor: may}
+            searches = self.queries if self.location.kind == "search" else ()
+            actions = (*(f"search[{query}]" for query in searches), *(f"click[{button}]" for button in page.clickable))
+            options = {self.rules.actor: actions}
         return Observation(
-            "\n".join(part for part in (told if everybody else "", note, page.text) if part),
-            views={} if everybody or not told else dict.fromkeys(self.rules.readers, told),
+            "\n".join(part for part in (instruction if all_see else "", note, page.text) if part),
+            views={} if all_see or not instruction else dict.fromkeys(self.rules.readers, instruction),
             options=options,
         )
 
-    def _worth(self) -> float:
+    def _purchase_reward(self) -> float:
         """Return the reward of buying now; 0 outside a product page."""
-        if self.place.kind != "product" or not self.place.product:
+        if self.location.kind != "product" or not self.location.product:
             return 0.0
-        return worth(self.goal, self.catalogue[self.goal.target], self.place.product, self.place.chosen)
+        return purchase_reward(self.goal, self.catalog[self.goal.target], self.location.product, self.location.chosen)
 
-    def _told(self, progress: float) -> dict[str, object]:
-        return {"progress": progress, "measures": {"invalid_actions": self.wrong / self.steps}}
+    def _step_info(self, progress: float) -> dict[str, object]:
+        return {"progress": progress, "measures": {"invalid_actions": self.invalid_actions / self.steps}}

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from marft_envs.grids.maps import Cell, find, listed, named
-from marft_envs.grids.moves import WAYS, step
+from marft_envs.grids.maps import Cell, find_cells, format_cell, format_cells
+from marft_envs.grids.moves import DIRECTIONS, adjacent_cell
 
-STEP, ILLEGAL, ON_GOAL, OFF_GOAL, WON = -0.01, -0.05, 1.0, -0.5, 10.0
-UNREAD, MOST_MOVES, FAILURE = -2.0, 200, -5.0
-DISCOUNT, SHAPING = 0.99, 0.1
+STEP_REWARD, ILLEGAL_REWARD, ON_GOAL_REWARD, OFF_GOAL_REWARD, SOLVED_REWARD = -0.01, -0.05, 1.0, -0.5, 10.0
+UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD = -2.0, 200, -5.0
+DISCOUNT, SHAPING_WEIGHT = 0.99, 0.1
 
 
 @dataclass(frozen=True)
@@ -28,33 +28,33 @@ class Room:
     @cached_property
     def floor(self) -> frozenset[Cell]:
         """Cells without walls."""
-        return find(self.rows, " .")
+        return find_cells(self.rows, " .")
 
     @cached_property
     def goals(self) -> frozenset[Cell]:
         """Goal cells."""
-        return find(self.rows, ".")
+        return find_cells(self.rows, ".")
 
     @cached_property
-    def live(self) -> frozenset[Cell]:
+    def live_cells(self) -> frozenset[Cell]:
         """Cells from which a single box could reach a goal, computed by pulling boxes away from the goals."""
-        live, waiting = set(self.goals), list(self.goals)
-        while waiting:
-            box = waiting.pop()
-            for way in WAYS:
-                pulled = step(box, way)
-                if pulled in self.floor and step(pulled, way) in self.floor and pulled not in live:
-                    live.add(pulled)
-                    waiting.append(pulled)
-        return frozenset(live)
+        live_found, queue = set(self.goals), list(self.goals)
+        while queue:
+            box = queue.pop()
+            for direction in DIRECTIONS:
+                pulled = adjacent_cell(box, direction)
+                if pulled in self.floor and adjacent_cell(pulled, direction) in self.floor and pulled not in live_found:
+                    live_found.add(pulled)
+                    queue.append(pulled)
+        return frozenset(live_found)
 
 
 @dataclass(frozen=True)
-class Yard:
+class SokobanState:
     """State: a room with its boxes and player.
 
-    >>> yard = Yard.of(("#####", "#@$.#", "#####"))
-    >>> yard.moved("right")[0].solved, yard.moved("up")[1]
+    >>> yard = SokobanState.from_map(("#####", "#@$.#", "#####"))
+    >>> yard.apply_move("right")[0].solved, yard.apply_move("up")[1]
     (True, 'up is blocked.')
     """
 
@@ -63,10 +63,10 @@ class Yard:
     boxes: frozenset[Cell]
 
     @classmethod
-    def of(cls, rows: Sequence[str]) -> Yard:
+    def from_map(cls, rows: Sequence[str]) -> SokobanState:
         """Parse a map: ``@`` is the player, ``$`` a box; ``+`` and ``*`` are the same on a goal."""
-        fixed = (row.translate(str.maketrans("@$+*", "  ..")) for row in rows)
-        return cls(Room(tuple(fixed)), next(iter(find(rows, "@+"))), find(rows, "$*"))
+        fixed_rows = (row.translate(str.maketrans("@$+*", "  ..")) for row in rows)
+        return cls(Room(tuple(fixed_rows)), next(iter(find_cells(rows, "@+"))), find_cells(rows, "$*"))
 
     @property
     def solved(self) -> bool:
@@ -79,24 +79,24 @@ class Yard:
         return len(self.boxes & self.room.goals) / len(self.boxes)
 
     @property
-    def legal(self) -> tuple[str, ...]:
+    def legal_moves(self) -> tuple[str, ...]:
         """Legal directions, pushes included."""
-        return tuple(way for way in WAYS if not self.moved(way)[1])
+        return tuple(direction for direction in DIRECTIONS if not self.apply_move(direction)[1])
 
-    def moved(self, way: str) -> tuple[Yard, str]:
+    def apply_move(self, direction: str) -> tuple[SokobanState, str]:
         """Return the state after a move, and "" or an error text; a wall or a blocked box stops the move."""
-        there = step(self.player, way)
-        if there not in self.room.floor:
-            return self, f"{way} is blocked."
-        if there not in self.boxes:
-            return replace(self, player=there), ""
-        behind = step(there, way)
-        if behind not in self.room.floor or behind in self.boxes:
-            return self, f"The box at {named(there)} does not go {way}."
-        return replace(self, player=there, boxes=self.boxes - {there} | {behind}), ""
+        target = adjacent_cell(self.player, direction)
+        if target not in self.room.floor:
+            return self, f"{direction} is blocked."
+        if target not in self.boxes:
+            return replace(self, player=target), ""
+        cell_behind = adjacent_cell(target, direction)
+        if cell_behind not in self.room.floor or cell_behind in self.boxes:
+            return self, f"The box at {format_cell(target)} does not go {direction}."
+        return replace(self, player=target, boxes=self.boxes - {target} | {cell_behind}), ""
 
     @property
-    def lost(self) -> str:
+    def dead_end_reason(self) -> str:
         """Reason why the room can no longer be solved, if visible; otherwise "".
 
         Three dead ends are detected:
@@ -105,39 +105,39 @@ class Yard:
         - a 2 × 2 square of boxes and walls, in which no box can be pushed;
         - a player without a legal move.
         """
-        dead = self.boxes - self.room.live
-        if dead:
-            return f"The box at {named(min(dead))} can never reach a goal."
-        for stuck in self._squares():
-            if not stuck <= self.room.goals:
-                return f"Boxes at {listed(stuck)} can never be pushed again."
-        return "" if self.legal or self.solved else "No way is open any more."
+        dead_boxes = self.boxes - self.room.live_cells
+        if dead_boxes:
+            return f"The box at {format_cell(min(dead_boxes))} can never reach a goal."
+        for stuck_boxes in self._blocked_squares():
+            if not stuck_boxes <= self.room.goals:
+                return f"Boxes at {format_cells(stuck_boxes)} can never be pushed again."
+        return "" if self.legal_moves or self.solved else "No way is open any more."
 
-    def _squares(self) -> Iterator[frozenset[Cell]]:
+    def _blocked_squares(self) -> Iterator[frozenset[Cell]]:
         """Yield the boxes in each 2 × 2 square that consists of walls and boxes only."""
         for r, c in sorted(self.boxes):
-            for top, left in ((r - 1, c - 1), (r - 1, c), (r, c - 1), (r, c)):
-                square = {(top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)}
+            for top, remaining in ((r - 1, c - 1), (r - 1, c), (r, c - 1), (r, c)):
+                square = {(top, remaining), (top, remaining + 1), (top + 1, remaining), (top + 1, remaining + 1)}
                 if all(cell in self.boxes or cell not in self.room.floor for cell in square):
                     yield self.boxes & square
 
 
-def drawn(yard: Yard) -> Iterator[str]:
+def render_rows(state: SokobanState) -> Iterator[str]:
     """Yield the rows of the current map."""
-    for r, row in enumerate(yard.room.rows):
-        yield "".join(_shown(yard, (r, c), fixed) for c, fixed in enumerate(row))
+    for r, row in enumerate(state.room.rows):
+        yield "".join(_render_cell(state, (r, c), fixed) for c, fixed in enumerate(row))
 
 
-def _shown(yard: Yard, cell: Cell, fixed: str) -> str:
+def _render_cell(state: SokobanState, cell: Cell, fixed: str) -> str:
     goal = fixed == "."
-    if cell == yard.player:
+    if cell == state.player:
         return "+" if goal else "@"
-    if cell in yard.boxes:
+    if cell in state.boxes:
         return "*" if goal else "$"
     return fixed
 
 
-def published(before: Yard, after: Yard, legal: bool) -> float:
+def published_reward(before: SokobanState, after: SokobanState, legal: bool) -> float:
     """Return the published reward for one move.
 
     It is the sum of four terms:
@@ -148,11 +148,13 @@ def published(before: Yard, after: Yard, legal: bool) -> float:
     - 10 for the last box.
     """
     change = len(after.boxes & after.room.goals) - len(before.boxes & before.room.goals)
-    reward = (STEP if legal else ILLEGAL) + SHAPING * (DISCOUNT * potential(after) - potential(before))
-    reward += ON_GOAL if change > 0 else OFF_GOAL if change < 0 else 0.0
-    return reward + (WON if after.solved else 0.0)
+    reward = (STEP_REWARD if legal else ILLEGAL_REWARD) + SHAPING_WEIGHT * (
+        DISCOUNT * potential(after) - potential(before)
+    )
+    reward += ON_GOAL_REWARD if change > 0 else OFF_GOAL_REWARD if change < 0 else 0.0
+    return reward + (SOLVED_REWARD if after.solved else 0.0)
 
 
-def potential(yard: Yard) -> int:
+def potential(state: SokobanState) -> int:
     """Return Φ: the negative sum of each box's Manhattan distance to its nearest goal."""
-    return -sum(min(abs(r - y) + abs(c - x) for y, x in yard.room.goals) for r, c in yard.boxes)
+    return -sum(min(abs(r - y) + abs(c - x) for y, x in state.room.goals) for r, c in state.boxes)

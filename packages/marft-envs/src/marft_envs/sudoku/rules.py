@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from marft_envs.grids.maps import Cell, named
+from marft_envs.grids.maps import Cell, format_cell
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box, by size
 Grid = tuple[tuple[int, ...], ...]  # 0 is a blank cell
@@ -26,11 +26,11 @@ def peers(size: int) -> dict[Cell, frozenset[Cell]]:
 
 
 @dataclass(frozen=True)
-class Board:
+class SudokuBoard:
     """A partly filled grid.
 
-    >>> board = Board(((1, 2, 3, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 4)))
-    >>> board.fits((0, 3)), board.placed((0, 3), 4)[1]
+    >>> board = SudokuBoard(((1, 2, 3, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 4)))
+    >>> board.candidates((0, 3)), board.place_value((0, 3), 4)[1]
     ((), '1,4 cannot be 4: 4,4 is.')
     """
 
@@ -42,69 +42,71 @@ class Board:
         return len(self.grid)
 
     @property
-    def blanks(self) -> list[Cell]:
+    def blank_cells(self) -> list[Cell]:
         """Blank cells, in reading order."""
         return [(r, c) for r, row in enumerate(self.grid) for c, value in enumerate(row) if not value]
 
-    def at(self, cell: Cell) -> int:
+    def value_at(self, cell: Cell) -> int:
         """Return a cell's value; 0 if blank."""
         return self.grid[cell[0]][cell[1]]
 
-    def seen(self, cell: Cell) -> tuple[int, ...]:
+    def peer_values(self, cell: Cell) -> tuple[int, ...]:
         """Return the values in a cell's row, column and box, in ascending order."""
-        return tuple(sorted({self.at(peer) for peer in peers(self.size)[cell]} - {0}))
+        return tuple(sorted({self.value_at(peer) for peer in peers(self.size)[cell]} - {0}))
 
-    def fits(self, cell: Cell) -> tuple[int, ...]:
+    def candidates(self, cell: Cell) -> tuple[int, ...]:
         """Return the possible values of a cell, in ascending order."""
-        seen = self.seen(cell)
-        return tuple(value for value in range(1, self.size + 1) if value not in seen)
+        used_values = self.peer_values(cell)
+        return tuple(value for value in range(1, self.size + 1) if value not in used_values)
 
-    def filled(self, cell: Cell, value: int) -> Board:
+    def with_value(self, cell: Cell, value: int) -> SudokuBoard:
         """Return the board with a value in a cell, without checks."""
         rows = [list(row) for row in self.grid]
         rows[cell[0]][cell[1]] = value
-        return Board(tuple(map(tuple, rows)))
+        return SudokuBoard(tuple(map(tuple, rows)))
 
-    def placed(self, cell: Cell, value: int) -> tuple[Board, str]:
+    def place_value(self, cell: Cell, value: int) -> tuple[SudokuBoard, str]:
         """Return the board after a fill, and an error text; an invalid fill leaves the board unchanged.
 
         Filled cells cannot be changed.
         """
         if cell not in peers(self.size):
-            return self, f"There is no cell {named(cell)}."
+            return self, f"There is no cell {format_cell(cell)}."
         if not 1 <= value <= self.size:
-            return self, f"{named(cell)} cannot be {value}: values are 1 to {self.size}."
-        if self.at(cell):
-            return self, f"{named(cell)} is {self.at(cell)} already."
-        rival = next((peer for peer in sorted(peers(self.size)[cell]) if self.at(peer) == value), None)
-        if rival is not None:
-            return self, f"{named(cell)} cannot be {value}: {named(rival)} is."
-        return self.filled(cell, value), ""
+            return self, f"{format_cell(cell)} cannot be {value}: values are 1 to {self.size}."
+        if self.value_at(cell):
+            return self, f"{format_cell(cell)} is {self.value_at(cell)} already."
+        conflict = next((peer for peer in sorted(peers(self.size)[cell]) if self.value_at(peer) == value), None)
+        if conflict is not None:
+            return self, f"{format_cell(cell)} cannot be {value}: {format_cell(conflict)} is."
+        return self.with_value(cell, value), ""
 
     @property
-    def stuck(self) -> str:
+    def dead_end_reason(self) -> str:
         """Reason why the board cannot be completed, if a blank cell has no possible value; otherwise ""."""
-        cell = next((cell for cell in self.blanks if not self.fits(cell)), None)
-        return f"Nothing fits {named(cell)} any more." if cell else ""
+        cell = next((cell for cell in self.blank_cells if not self.candidates(cell)), None)
+        return f"Nothing fits {format_cell(cell)} any more." if cell else ""
 
 
-def wrong_with(grid: Grid, givens: Board) -> str:
+def find_error(grid: Grid, givens: SudokuBoard) -> str:
     """Return the reason why a whole grid does not solve a puzzle; "" for a solution."""
-    board = Board(grid)
+    board = SudokuBoard(grid)
     for cell in sorted(peers(givens.size)):
-        value, given = board.at(cell), givens.at(cell)
+        value, given_value = board.value_at(cell), givens.value_at(cell)
         if not 1 <= value <= givens.size:
-            return f"{named(cell)} cannot be {value}: values are 1 to {givens.size}."
-        if given and value != given:
-            return f"{named(cell)} is given as {given}, not {value}."
+            return f"{format_cell(cell)} cannot be {value}: values are 1 to {givens.size}."
+        if given_value and value != given_value:
+            return f"{format_cell(cell)} is given as {given_value}, not {value}."
     for cell in sorted(peers(givens.size)):
-        rival = next((peer for peer in sorted(peers(givens.size)[cell]) if board.at(peer) == board.at(cell)), None)
-        if rival:
-            return f"{named(cell)} and {named(rival)} are both {board.at(cell)}."
+        conflict = next(
+            (peer for peer in sorted(peers(givens.size)[cell]) if board.value_at(peer) == board.value_at(cell)), None
+        )
+        if conflict:
+            return f"{format_cell(cell)} and {format_cell(conflict)} are both {board.value_at(cell)}."
     return ""
 
 
-def drawn(board: Board) -> Iterator[str]:
+def render_rows(board: SudokuBoard) -> Iterator[str]:
     """Yield the rows as text: ``1 . 3 4``."""
     return (" ".join(str(value or ".") for value in row) for row in board.grid)
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from marft.envs.scripts import Cue
-from marft_envs.grids.maps import Cell, cell_in, named
-from marft_envs.grids.slips import works
-from marft_envs.sudoku.rules import Board, to_grid
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.grids.maps import Cell, format_cell, parse_cell
+from marft_envs.grids.skill import plays_well
+from marft_envs.sudoku.rules import SudokuBoard, to_grid
 
-SEES = re.compile(r"(\d,\d) sees ([\d ]+|nothing)")
-BLANK = re.compile(r"^Blank: ([\d,; ]+)\.", re.MULTILINE)
-ROW = re.compile(r"^[\d.]( [\d.])+$", re.MULTILINE)
-MESSAGE = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
-CAN_BE = re.compile(r"(\d,\d) can be (\d)")
+PEER_PATTERN = re.compile(r"(\d,\d) sees ([\d ]+|nothing)")
+BLANK_PATTERN = re.compile(r"^Blank: ([\d,; ]+)\.", re.MULTILINE)
+ROW_PATTERN = re.compile(r"^[\d.]( [\d.])+$", re.MULTILINE)
+MESSAGE_PATTERN = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
+FILL_PATTERN = re.compile(r"(\d,\d) can be (\d)")
 
 Fill = tuple[Cell, int]
 
@@ -38,60 +38,60 @@ class SudokuScript:
     skill: float
     fills: Literal["one", "any"]
 
-    def __call__(self, cue: Cue) -> str:
+    def __call__(self, cue: PolicyInput) -> str:
         """Return the agent's next text."""
-        blanks = _blanks(cue.shown)
+        blanks = _parse_blanks(cue.last_message)
         if cue.role == "plan":
-            return self._planned(cue, blanks)
-        known = self._known(cue, blanks)
-        well = works(cue, self.skill, tempted=known[0][1] > len(cue.task.data["solution"]) // 2)
-        can_be = "; ".join(f"{named(cell)} can be {value}" for cell, value in known)
+            return self._follow_message(cue, blanks)
+        known_fills = self._known_fills(cue, blanks)
+        is_good = plays_well(cue, self.skill, has_mistake=known_fills[0][1] > len(cue.task.data["solution"]) // 2)
+        fill_text = "; ".join(f"{format_cell(cell)} can be {value}" for cell, value in known_fills)
         if cue.role == "tool":
-            return can_be if well else f"{named(cue.random.choice(blanks))} is blank."
-        if not well:
-            return _anything(cue, blanks)
-        return f"{can_be}, so the answer is {_written(known)}."
+            return fill_text if is_good else f"{format_cell(cue.random.choice(blanks))} is blank."
+        if not is_good:
+            return _random_fill(cue, blanks)
+        return f"{fill_text}, so the answer is {_format_fills(known_fills)}."
 
-    def _known(self, cue: Cue, blanks: Sequence[Cell]) -> list[Fill]:
+    def _known_fills(self, cue: PolicyInput, blanks: Sequence[Cell]) -> list[Fill]:
         """Return a shown cell with only one possible value, or else the first blank cell.
 
         With any fills, all blank cells are returned.
         """
-        solution = Board(to_grid(cue.task.data["solution"]))
+        solution = SudokuBoard(to_grid(cue.task.data["solution"]))
         if self.fills == "any":
-            return [(cell, solution.at(cell)) for cell in blanks]
-        for name, values in SEES.findall(cue.shown):
-            seen = () if values == "nothing" else tuple(map(int, values.split()))
-            left = [value for value in range(1, solution.size + 1) if value not in seen]
-            if len(left) == 1:
-                return [(cell_in(name), left[0])]
-        return [(blanks[0], solution.at(blanks[0]))]
+            return [(cell, solution.value_at(cell)) for cell in blanks]
+        for name, values in PEER_PATTERN.findall(cue.last_message):
+            peer_values = () if values == "nothing" else tuple(map(int, values.split()))
+            candidates = [value for value in range(1, solution.size + 1) if value not in peer_values]
+            if len(candidates) == 1:
+                return [(parse_cell(name), candidates[0])]
+        return [(blanks[0], solution.value_at(blanks[0]))]
 
-    def _planned(self, cue: Cue, blanks: Sequence[Cell]) -> str:
+    def _follow_message(self, cue: PolicyInput, blanks: Sequence[Cell]) -> str:
         """Follow the message; without one, use a visible grid."""
-        message = MESSAGE.search(cue.shown)
-        told = [(cell_in(cell), int(value)) for cell, value in CAN_BE.findall(message[1])] if message else []
-        if not message and ROW.search(cue.shown):
-            told = self._known(cue, blanks)
-        told = told if self.fills == "any" else told[:1]
-        tempted = bool(told) and told[0][0][0] >= len(cue.task.data["solution"]) // 2
-        return _written(told) if told and works(cue, self.skill, tempted) else _anything(cue, blanks)
+        message = MESSAGE_PATTERN.search(cue.last_message)
+        fills = [(parse_cell(cell), int(value)) for cell, value in FILL_PATTERN.findall(message[1])] if message else []
+        if not message and ROW_PATTERN.search(cue.last_message):
+            fills = self._known_fills(cue, blanks)
+        fills = fills if self.fills == "any" else fills[:1]
+        tempted = bool(fills) and fills[0][0][0] >= len(cue.task.data["solution"]) // 2
+        return _format_fills(fills) if fills and plays_well(cue, self.skill, tempted) else _random_fill(cue, blanks)
 
 
-def _blanks(shown: str) -> list[Cell]:
+def _parse_blanks(view_text: str) -> list[Cell]:
     """Parse the blank cells from the shown list or rows."""
-    listed = BLANK.search(shown)
-    if listed:
-        return [cell_in(name) for name in listed[1].split("; ")]
-    rows = [match[0].split() for match in ROW.finditer(shown)]
+    blank_list = BLANK_PATTERN.search(view_text)
+    if blank_list:
+        return [parse_cell(name) for name in blank_list[1].split("; ")]
+    rows = [match[0].split() for match in ROW_PATTERN.finditer(view_text)]
     return [(r, c) for r, row in enumerate(rows) for c, value in enumerate(row) if value == "."]
 
 
-def _anything(cue: Cue, blanks: Sequence[Cell]) -> str:
+def _random_fill(cue: PolicyInput, blanks: Sequence[Cell]) -> str:
     """Return a random value for a random blank cell."""
     value = cue.random.randint(1, len(cue.task.data["solution"]))
-    return _written([(cue.random.choice(blanks), value)])
+    return _format_fills([(cue.random.choice(blanks), value)])
 
 
-def _written(fills: Sequence[Fill]) -> str:
-    return "; ".join(f"{named(cell)} = {value}" for cell, value in fills)
+def _format_fills(fills: Sequence[Fill]) -> str:
+    return "; ".join(f"{format_cell(cell)} = {value}" for cell, value in fills)

@@ -6,88 +6,88 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.sudoku.answers import answer_in
-from marft_envs.sudoku.rules import Board, wrong_with
+from marft_envs.sudoku.answers import parse_answer
+from marft_envs.sudoku.rules import SudokuBoard, find_error
 
 
 @dataclass(frozen=True)
-class Puzzle:
+class SudokuPuzzle:
     """A puzzle and its rules.
 
     Args:
         givens: the board at the start.
         solution: the solved board.
         fills: form of an answer: "one" for one fill, "any" for fills or the whole grid.
-        steps: maximum steps in an episode.
-        cells: True to reward each correct cell; False to reward only the solution.
-        show: function of the board and the last step's feedback that returns the observation.
+        max_steps: maximum steps in an episode.
+        rewards_cells: True to reward each correct cell; False to reward only the solution.
+        observation_fn: function of the board and the last step's feedback that returns the observation.
     """
 
-    givens: Board
-    solution: Board
+    givens: SudokuBoard
+    solution: SudokuBoard
     fills: Literal["one", "any"]
-    steps: int
-    cells: bool
-    show: Callable[[Board, str], Observation]
+    max_steps: int
+    rewards_cells: bool
+    observation_fn: Callable[[SudokuBoard, str], Observation]
 
-    def right(self, board: Board) -> float:
+    def correct_share(self, board: SudokuBoard) -> float:
         """Return the fraction of blank cells with the correct value."""
-        blanks = self.givens.blanks
-        return sum(board.at(cell) == self.solution.at(cell) for cell in blanks) / len(blanks)
+        blanks = self.givens.blank_cells
+        return sum(board.value_at(cell) == self.solution.value_at(cell) for cell in blanks) / len(blanks)
 
 
 class SudokuSession:
     """One attempt at a puzzle."""
 
-    def __init__(self, puzzle: Puzzle) -> None:
+    def __init__(self, puzzle: SudokuPuzzle) -> None:
         self.puzzle, self.board = puzzle, puzzle.givens
-        self.steps = self.refused = 0
-        self.best = 0.0
+        self.steps = self.rejected = 0
+        self.best_share = 0.0
 
     async def reset(self) -> Observation:
         """Return the first observation."""
-        return self.puzzle.show(self.board, "")
+        return self.puzzle.observation_fn(self.board, "")
 
     async def step(self, actions: JointAction) -> Step:
         """Apply the answer's fills or grid."""
-        told, tried = self._take(text_said(actions.answer))
+        feedback, tried_board = self._apply_answer(graded_text(actions.answer))
         self.steps += 1
-        self.refused += bool(told)
+        self.rejected += bool(feedback)
         solved = self.board == self.puzzle.solution
-        right = max(self.puzzle.right(self.board), self.puzzle.right(tried))
-        gained, self.best = max(0.0, right - self.best), max(right, self.best)
-        told = " ".join(filter(None, (told, self.board.stuck)))
-        lost = bool(self.board.stuck) and self.puzzle.fills == "one"
-        over = solved or lost or self.steps == self.puzzle.steps
+        share = max(self.puzzle.correct_share(self.board), self.puzzle.correct_share(tried_board))
+        increase, self.best_share = max(0.0, share - self.best_share), max(share, self.best_share)
+        feedback = " ".join(filter(None, (feedback, self.board.dead_end_reason)))
+        is_dead_end = bool(self.board.dead_end_reason) and self.puzzle.fills == "one"
+        over = solved or is_dead_end or self.steps == self.puzzle.max_steps
         return Step(
-            Observation(told) if over else self.puzzle.show(self.board, told),
-            gained if self.puzzle.cells else float(solved), terminated=over, success=solved,
-            info={"progress": self.best, "measures": {"refused": float(self.refused)}},
+            Observation(feedback) if over else self.puzzle.observation_fn(self.board, feedback),
+            increase if self.puzzle.rewards_cells else float(solved), terminated=over, success=solved,
+            info={"progress": self.best_share, "measures": {"refused": float(self.rejected)}},
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
-    def _take(self, text: str) -> tuple[str, Board]:
+    def _apply_answer(self, text: str) -> tuple[str, SudokuBoard]:
         """Return the feedback on an answer, and the board that the answer describes.
 
         Fills are applied up to the first invalid one.
         """
         size, board = self.puzzle.givens.size, self.board
-        answer = answer_in(text, size)
+        answer = parse_answer(text, size)
         if isinstance(answer, list) and (self.puzzle.fills == "any" or len(answer) == 1):
             for cell, value in answer:
-                self.board, problem = self.board.placed(cell, value)
+                self.board, problem = self.board.place_value(cell, value)
                 if problem:
                     return problem, self.board
             return "", self.board
         if isinstance(answer, tuple) and self.puzzle.fills == "any":
-            problem = wrong_with(answer, self.puzzle.givens)
-            self.board = self.board if problem else Board(answer)
-            return problem, Board(answer)
-        wanted = (
+            problem = find_error(answer, self.puzzle.givens)
+            self.board = self.board if problem else SudokuBoard(answer)
+            return problem, SudokuBoard(answer)
+        expected_form = (
             "one fill such as 1,2 = 3" if self.puzzle.fills == "one" else "fills such as 1,2 = 3; or the whole grid"
         )
-        return f"Nothing filled: say {wanted}.", board
+        return f"Nothing filled: say {expected_form}.", board

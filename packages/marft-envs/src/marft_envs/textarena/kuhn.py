@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import cast
 
-from marft_envs.textarena.games import Board, Rules
+from marft_envs.textarena.games import GameRules, MatchBoard
 
 CARDS = "JQK"  # lowest first
-VALUE = -1.0 / 36.0  # value of the game for the first player, as a payoff: −1/18 chips
-CHIPS = 2.0  # maximum loss of a player, in chips
-HOLD = re.compile(r"You hold ([JQK])\.")
-SAID = re.compile(r"(You|They) (check|bet)\.")
+GAME_VALUE = -1.0 / 36.0  # value of the game for the first player, as a payoff: −1/18 chips
+MAX_CHIPS = 2.0  # maximum loss of a player, in chips
+CARD_PATTERN = re.compile(r"You hold ([JQK])\.")
+ACTION_PATTERN = re.compile(r"(You|They) (check|bet)\.")
 # probability of bet or call in one equilibrium (the first player bets every king), by card and history
 EQUILIBRIUM: Mapping[tuple[str, str], float] = {
     ("J", ""): 1 / 3, ("Q", ""): 0.0, ("K", ""): 1.0,
@@ -27,13 +27,13 @@ EQUILIBRIUM: Mapping[tuple[str, str], float] = {
     ("J", "b"): 0.0, ("Q", "b"): 1 / 3, ("K", "b"): 1.0,
     ("J", "cb"): 0.0, ("Q", "cb"): 2 / 3, ("K", "cb"): 1.0,
 }  # fmt: skip
-SOMETIMES = {("K", "")}  # states in which another equilibrium also plays the other move
+MIXED_STATES = {("K", "")}  # states in which another equilibrium also plays the other move
 
 
-class Kuhn(Rules):
+class Kuhn(GameRules):
     """Kuhn poker with one hand per match; the deal defines the start."""
 
-    def draw(self, random: Random) -> tuple[str, dict[str, object]]:
+    def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
         """Deal the cards.
 
         Only six deals exist, and chance is part of the game. Each task is therefore a separate draw, identified by
@@ -41,66 +41,66 @@ class Kuhn(Rules):
         """
         return f"kuhn {random.getrandbits(62)}", {"cards": "".join(random.sample(CARDS, 2))}
 
-    def begin(self, start: Mapping[str, object]) -> Hand:
+    def start_match(self, start: Mapping[str, object]) -> KuhnMatch:
         """Start a match."""
-        return Hand(cast("str", start["cards"]))
+        return KuhnMatch(cast("str", start["cards"]))
 
-    def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
+    def optimal_moves(self, text: str, options: Sequence[str]) -> tuple[str, ...]:
         """Return the moves with positive probability in some equilibrium."""
-        state = known(shown)
+        state = information_set(text)
         passive, active = options
-        if state in SOMETIMES:
+        if state in MIXED_STATES:
             return passive, active
-        chance = EQUILIBRIUM[state]
-        return (passive,) if chance == 0 else (active,) if chance == 1 else (passive, active)
+        probability = EQUILIBRIUM[state]
+        return (passive,) if probability == 0 else (active,) if probability == 1 else (passive, active)
 
-    def perfect(self, shown: str, options: Sequence[str], random: Random) -> str:
+    def perfect_move(self, text: str, options: Sequence[str], random: Random) -> str:
         """Sample a move from the equilibrium."""
-        return options[int(random.random() < EQUILIBRIUM[known(shown)])]
+        return options[int(random.random() < EQUILIBRIUM[information_set(text)])]
 
 
-class Hand(Board):
+class KuhnMatch(MatchBoard):
     """One match."""
 
     def __init__(self, cards: str) -> None:
         super().__init__(Kuhn.players, Kuhn.cooperative)
-        self.cards, self.done = cards, ""
+        self.cards, self.history = cards, ""
 
-    def told(self, player: int) -> str:
+    def state_text(self, player: int) -> str:
         """Return the player's own card and the history."""
-        said = "".join(
+        actions_text = "".join(
             f" {'You' if number % 2 == player else 'They'} {'check' if move == 'c' else 'bet'}."
-            for number, move in enumerate(self.done)
+            for number, move in enumerate(self.history)
         )
-        return f"You hold {self.cards[player]}.{said}"
+        return f"You hold {self.cards[player]}.{actions_text}"
 
     def options(self) -> tuple[str, ...]:
         """Return "check" and "bet", or after a bet "fold" and "call"."""
-        return ("fold", "call") if self.done.endswith("b") else ("check", "bet")
+        return ("fold", "call") if self.history.endswith("b") else ("check", "bet")
 
-    def make(self, move: str) -> None:
+    def apply_move(self, move: str) -> None:
         """Apply a move and end the match if it was the last."""
-        self.done += move[0]
-        self.mover = 1 - self.mover
-        chips = won(self.cards, self.done)
+        self.history += move[0]
+        self.current_player = 1 - self.current_player
+        chips = chips_won(self.cards, self.history)
         if chips is not None:
-            self.end((chips / CHIPS, -chips / CHIPS))
+            self.finish((chips / MAX_CHIPS, -chips / MAX_CHIPS))
 
 
-def known(shown: str) -> tuple[str, str]:
+def information_set(text: str) -> tuple[str, str]:
     """Return a player's information set: its card and the history, with c for check and b for bet."""
-    return HOLD.findall(shown)[0], "".join(move[0] for _, move in SAID.findall(shown))
+    return CARD_PATTERN.findall(text)[0], "".join(move[0] for _, move in ACTION_PATTERN.findall(text))
 
 
-def won(cards: str, done: str) -> float | None:
+def chips_won(cards: str, history: str) -> float | None:
     """Return the chips won by the first player; None before the last move.
 
-    >>> won("QJ", "cc"), won("QJ", "bc"), won("QK", "cbf"), won("QK", "cb")
+    >>> chips_won("QJ", "cc"), chips_won("QJ", "bc"), chips_won("QK", "cbf"), chips_won("QK", "cb")
     (1.0, 2.0, -1.0, None)
     """
-    if done in ("", "c", "b", "cb"):
+    if history in ("", "c", "b", "cb"):
         return None
-    if done.endswith("f"):
-        return 1.0 if len(done) == 2 else -1.0
-    stake = 1.0 if done == "cc" else 2.0
+    if history.endswith("f"):
+        return 1.0 if len(history) == 2 else -1.0
+    stake = 1.0 if history == "cc" else 2.0
     return stake if CARDS.index(cards[0]) > CARDS.index(cards[1]) else -stake

@@ -5,66 +5,79 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations, product
 
-from marft_envs.textarena.kuhn import CARDS, CHIPS, EQUILIBRIUM, known, won
+from marft_envs.textarena.kuhn import CARDS, EQUILIBRIUM, MAX_CHIPS, chips_won, information_set
 
 Strategy = Mapping[tuple[str, str], float]  # probability of bet or call, by card and history
 DEALS = ["".join(cards) for cards in permutations(CARDS, 2)]
-FIRST = [key for key in EQUILIBRIUM if len(key[1]) % 2 == 0]  # information sets of the first player
+FIRST_PLAYER_STATES = [key for key in EQUILIBRIUM if len(key[1]) % 2 == 0]  # information sets of the first player
 
 
-def value(first: Strategy, second: Strategy) -> float:
+def expected_payoff(first: Strategy, second: Strategy) -> float:
     """Return the first player's expected payoff, from −1 to 1.
 
-    >>> round(value(EQUILIBRIUM, EQUILIBRIUM) * 36, 9)
+    >>> round(expected_payoff(EQUILIBRIUM, EQUILIBRIUM) * 36, 9)
     -1.0
     """
-    return sum(_expected(cards, "", (first, second)) for cards in DEALS) / len(DEALS)
+    return sum(_expected_from(cards, "", (first, second)) for cards in DEALS) / len(DEALS)
 
 
-def exploitability(strategy: Strategy) -> float:
+def compute_exploitability(strategy: Strategy) -> float:
     """Return the exploitability of a strategy: NashConv / 2 in self-play, 0 for perfect play.
 
     It is the mean, over both players, of a best response's advantage over its fair share. Unknown parts of the
     strategy are filled with the worst case, so the result is an upper bound. The result is exact if the strategy
     never reaches its unknown parts.
 
-    >>> round(exploitability(EQUILIBRIUM), 9)
+    >>> round(compute_exploitability(EQUILIBRIUM), 9)
     0.0
     """
-    begins, follows = (list(_filled(strategy, first)) for first in (True, False))
-    as_second = max(value(answer, mine) for mine in follows for answer in _filled({}, first=True))
-    as_first = max(-value(mine, answer) for mine in begins for answer in _filled({}, first=False))
+    first_strategies, second_strategies = (list(_complete_strategies(strategy, first)) for first in (True, False))
+    as_second = max(
+        expected_payoff(response, own_strategy)
+        for own_strategy in second_strategies
+        for response in _complete_strategies({}, first=True)
+    )
+    as_first = max(
+        -expected_payoff(own_strategy, response)
+        for own_strategy in first_strategies
+        for response in _complete_strategies({}, first=False)
+    )
     return (as_second + as_first) / 2
 
 
-def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy:
+def estimate_strategy(decisions: Iterable[tuple[str, float]]) -> Strategy:
     """Estimate a strategy from observed decisions.
 
     Args:
         decisions: for each decision, the observation and the probability of bet or call.
     """
     seen: dict[tuple[str, str], list[float]] = {}
-    for shown, chance in decisions:
-        seen.setdefault(known(shown), []).append(chance)
-    return {key: sum(chances) / len(chances) for key, chances in seen.items()}
+    for text, probability in decisions:
+        seen.setdefault(information_set(text), []).append(probability)
+    return {key: sum(probabilities) / len(probabilities) for key, probabilities in seen.items()}
 
 
-def _expected(cards: str, done: str, players: tuple[Strategy, Strategy]) -> float:
-    chips = won(cards, done)
+def _expected_from(cards: str, history: str, players: tuple[Strategy, Strategy]) -> float:
+    chips = chips_won(cards, history)
     if chips is not None:
-        return chips / CHIPS
-    player = len(done) % 2
-    active = players[player][cards[player], done]
-    passes, acts = ("f", "c") if done.endswith("b") else ("c", "b")
-    return (1 - active) * _expected(cards, done + passes, players) + active * _expected(cards, done + acts, players)
+        return chips / MAX_CHIPS
+    player = len(history) % 2
+    active_probability = players[player][cards[player], history]
+    passive_action, active_action = ("f", "c") if history.endswith("b") else ("c", "b")
+    return (1 - active_probability) * _expected_from(
+        cards, history + passive_action, players
+    ) + active_probability * _expected_from(cards, history + active_action, players)
 
 
-def _filled(strategy: Strategy, first: bool) -> Iterator[Strategy]:
+def _complete_strategies(strategy: Strategy, first: bool) -> Iterator[Strategy]:
     """Yield every completion for one player's strategy, with deterministic choices in the unknown states.
 
     An empty strategy yields all deterministic strategies, which include a best response.
     """
-    keys = [key for key in EQUILIBRIUM if (key in FIRST) == first]
+    keys = [key for key in EQUILIBRIUM if (key in FIRST_PLAYER_STATES) == first]
     missing = [key for key in keys if key not in strategy]
-    for chances in product((0.0, 1.0), repeat=len(missing)):
-        yield {**{key: strategy[key] for key in keys if key in strategy}, **dict(zip(missing, chances, strict=True))}
+    for probabilities in product((0.0, 1.0), repeat=len(missing)):
+        yield {
+            **{key: strategy[key] for key in keys if key in strategy},
+            **dict(zip(missing, probabilities, strict=True)),
+        }

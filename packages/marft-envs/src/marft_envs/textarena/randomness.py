@@ -12,33 +12,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_now = threading.local()
+_thread_state = threading.local()
 
 
-class OfThisMatch:
+class MatchRandom:
     """Replacement for the module ``random`` inside the package.
 
     Its functions draw from the stream of the current thread's match. Without a match they use the global stream.
     """
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(_now, "random", random), name, None) or getattr(random, name)
+        return getattr(getattr(_thread_state, "random", random), name, None) or getattr(random, name)
 
 
 @contextmanager
-def drawing_from(stream: random.Random) -> Iterator[None]:
+def use_stream(stream: random.Random) -> Iterator[None]:
     """Context manager: the package draws from ``stream`` on this thread."""
-    before = getattr(_now, "random", random)
-    _now.random = stream
+    previous = getattr(_thread_state, "random", random)
+    _thread_state.random = stream
     try:
         yield
     finally:
-        _now.random = before
+        _thread_state.random = previous
 
 
-def take_over(package: str) -> None:
+def patch_random(package: str) -> None:
     """Make every loaded module in a package draw from its match's stream."""
-    inside = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
-    for module in inside:
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    for module in modules:
         if getattr(module, "random", None) is random:
-            vars(module)["random"] = OfThisMatch()
+            vars(module)["random"] = MatchRandom()

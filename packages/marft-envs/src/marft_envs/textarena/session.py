@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.textarena.games import Match, Rules, plain
+from marft_envs.textarena.games import GameRules, Match, normalize_move
 
 
 class Opponent(Protocol):
@@ -19,10 +19,10 @@ class Opponent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class SideAssignment:
     """Assignment of players to sides, and the rules for rewards.
 
-    >>> Seating((("planner", "mover"), ("rival",)), players=(1, 0)).side_of(0)
+    >>> SideAssignment((("planner", "mover"), ("rival",)), players=(1, 0)).roles_of_player(0)
     ('rival',)
     """
 
@@ -31,17 +31,20 @@ class Seating:
     shared: bool = False  # team reward: the first side's payoff, or in a cooperative game the common payoff
     cooperative: bool = False
 
-    def side_of(self, player: int) -> tuple[str, ...]:
+    def roles_of_player(self, player: int) -> tuple[str, ...]:
         """Return the roles of a player; () for a player without an agent."""
-        return next((side for side, of in zip(self.sides, self.players, strict=True) if of == player), ())
+        return next(
+            (side for side, assigned_player in zip(self.sides, self.players, strict=True) if assigned_player == player),
+            (),
+        )
 
 
-class GameSession:
+class TextArenaSession:
     """One match.
 
     Args:
         match: the match.
-        seating: assignment of players to sides.
+        assignment: assignment of players to sides.
         random: random generator for the opponent.
         rules: rules of a built-in game, which know the optimal moves; None for others.
         opponent: scripted player for players without a side.
@@ -49,108 +52,110 @@ class GameSession:
     """
 
     def __init__(
-        self, match: Match, seating: Seating, random: Random, rules: Rules | None = None,
+        self, match: Match, assignment: SideAssignment, random: Random, rules: GameRules | None = None,
         opponent: Opponent | None = None, max_turns: int = 0,
     ) -> None:  # fmt: skip
-        self.match, self.seating, self.rules, self.opponent = match, seating, rules, opponent
+        self.match, self.assignment, self.rules, self.opponent = match, assignment, rules, opponent
         self.max_turns, self._random = max_turns, random
         # moves and optimal moves of the learning sides; moves of all players
-        self._moves = self._sound = self._turns = 0
+        self._learner_moves = self._optimal_moves = self._total_moves = 0
 
     async def reset(self) -> Observation:
         """Play the scripted player's first moves and return the observation."""
-        self._others()
-        return self._shown()
+        self._play_opponents()
+        return self._build_observation()
 
     async def step(self, actions: JointAction) -> Step:
         """Play the move of the side in turn, then the moves of players without an agent."""
-        action = actions.of(self.seating.side_of(self.match.mover)[-1])
-        self._move(text_said(action), learning=self._learns(self.match.mover))
-        self._others()
-        drawn = not self.match.over and bool(self.max_turns) and self._turns >= self.max_turns
-        if not self.match.over and not drawn:
-            return Step(self._shown(), 0.0, info={"measures": self._measures()})
-        paid = (0.0,) * len(self.match.illegal) if drawn else self.match.paid()
-        team, own = self._earned(paid)
+        action = actions.for_role(self.assignment.roles_of_player(self.match.current_player)[-1])
+        self._play_move(graded_text(action), learning=self._is_learning(self.match.current_player))
+        self._play_opponents()
+        is_draw = not self.match.over and bool(self.max_turns) and self._total_moves >= self.max_turns
+        if not self.match.over and not is_draw:
+            return Step(self._build_observation(), 0.0, info={"measures": self._metrics()})
+        payoffs = (0.0,) * len(self.match.illegal_counts) if is_draw else self.match.payoffs()
+        team, agent_rewards = self._compute_rewards(payoffs)
         return Step(
-            self._ended(paid), team, terminated=True, agent_rewards=own, success=self._success(paid),
-            info={"measures": self._measures()},
+            self._final_observation(payoffs), team, terminated=True, agent_rewards=agent_rewards,
+            success=self._is_success(payoffs), info={"measures": self._metrics()},
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: no resources are held."""
 
-    def _learns(self, player: int) -> bool:
-        seating = self.seating
-        return bool(seating.side_of(player)) and (
-            seating.cooperative or not seating.shared or player == seating.players[0]
+    def _is_learning(self, player: int) -> bool:
+        assignment = self.assignment
+        return bool(assignment.roles_of_player(player)) and (
+            assignment.cooperative or not assignment.shared or player == assignment.players[0]
         )
 
-    def _move(self, text: str, learning: bool) -> None:
+    def _play_move(self, text: str, learning: bool) -> None:
         match, options = self.match, self.match.options()
         if learning:
-            self._moves += 1
-            sound = self.rules.sound(match.shown(match.mover), options) if self.rules else ()
-            before = sum(match.illegal)
-        match.play(text)
-        if learning and self.rules and sum(match.illegal) == before:
-            self._sound += bool({plain(text)} & set(map(plain, sound)))
-        self._turns += 1
+            self._learner_moves += 1
+            optimal = self.rules.optimal_moves(match.player_text(match.current_player), options) if self.rules else ()
+            earlier_illegal = sum(match.illegal_counts)
+        match.play_move(text)
+        if learning and self.rules and sum(match.illegal_counts) == earlier_illegal:
+            self._optimal_moves += bool({normalize_move(text)} & set(map(normalize_move, optimal)))
+        self._total_moves += 1
 
-    def _others(self) -> None:
+    def _play_opponents(self) -> None:
         """Play the moves of players without an agent."""
-        while not self.match.over and not self.seating.side_of(self.match.mover):
+        while not self.match.over and not self.assignment.roles_of_player(self.match.current_player):
             assert self.opponent is not None, "every player has a side, or an opponent"
-            self._move(self.opponent(self.match, self._random), learning=False)
+            self._play_move(self.opponent(self.match, self._random), learning=False)
 
-    def _shown(self) -> Observation:
-        side = self.seating.side_of(self.match.mover)
-        text, options = self.match.shown(self.match.mover), self.match.options()
+    def _build_observation(self) -> Observation:
+        side = self.assignment.roles_of_player(self.match.current_player)
+        text, options = self.match.player_text(self.match.current_player), self.match.options()
         return Observation(
             "", views=dict.fromkeys(side, text), turn=side, options={side[-1]: options} if options else {}
         )
 
-    def _ended(self, paid: Sequence[float]) -> Observation:
+    def _final_observation(self, payoffs: Sequence[float]) -> Observation:
         results = [
-            f"{' and '.join(side)}: {paid[player]:+g}"
-            for side, player in zip(self.seating.sides, self.seating.players, strict=True)
+            f"{' and '.join(side)}: {payoffs[player]:+g}"
+            for side, player in zip(self.assignment.sides, self.assignment.players, strict=True)
         ]
         return Observation(f"The match is over. {', '.join(results)}.")
 
-    def _earned(self, paid: Sequence[float]) -> tuple[float, Mapping[str, float]]:
+    def _compute_rewards(self, payoffs: Sequence[float]) -> tuple[float, Mapping[str, float]]:
         """Return the team's reward and the rewards of single agents.
 
         Raises:
             ValueError: players of a game declared as cooperative earned different payoffs.
         """
-        seating = self.seating
-        if seating.cooperative and max(paid) - min(paid) > 1e-9:
+        assignment = self.assignment
+        if assignment.cooperative and max(payoffs) - min(payoffs) > 1e-9:
             raise ValueError(
-                f"the players of a game that is played together (cooperative = true) earned {', '.join(map(str, paid))}"
-                "; they play against each other: set cooperative = false"
+                "the players of a game that is played together (cooperative = true) earned "
+                f"{', '.join(map(str, payoffs))}; they play against each other: set cooperative = false"
             )
-        if seating.shared or seating.cooperative:
-            return paid[seating.players[0]], {}
+        if assignment.shared or assignment.cooperative:
+            return payoffs[assignment.players[0]], {}
         return 0.0, {
-            role: paid[player]
-            for side, player in zip(seating.sides, seating.players, strict=True)
+            role: payoffs[player]
+            for side, player in zip(assignment.sides, assignment.players, strict=True)
             for role in side
         }  # fmt: skip
 
-    def _success(self, paid: Sequence[float]) -> bool | None:
+    def _is_success(self, payoffs: Sequence[float]) -> bool | None:
         """Return True if the learning side won, or in a cooperative game if the payoff is positive.
 
         None means that several sides learn, so success is undefined.
         """
-        shared = self.seating.shared or self.seating.cooperative
-        return paid[self.seating.players[0]] > 0 if shared else None
+        shared = self.assignment.shared or self.assignment.cooperative
+        return payoffs[self.assignment.players[0]] > 0 if shared else None
 
-    def _measures(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         """Return the metrics so far."""
-        found = {"turns": float(self._turns)}
-        if self._moves:
-            mine = [player for player in range(len(self.match.illegal)) if self._learns(player)]
-            found["illegal_moves"] = sum(self.match.illegal[player] for player in mine) / self._moves
+        metrics = {"turns": float(self._total_moves)}
+        if self._learner_moves:
+            learning_players = [player for player in range(len(self.match.illegal_counts)) if self._is_learning(player)]
+            metrics["illegal_moves"] = (
+                sum(self.match.illegal_counts[player] for player in learning_players) / self._learner_moves
+            )
             if self.rules:
-                found["sound_moves"] = self._sound / self._moves
-        return found
+                metrics["sound_moves"] = self._optimal_moves / self._learner_moves
+        return metrics

@@ -15,11 +15,11 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from marft.agents.environment import tool
-from marft_envs.tool_use.desk import Desk
+from marft_envs.tool_use.service import ServiceToolbox
 from marft_envs.tool_use.tables import Record
-from marft_envs.tool_use.toolbox import writes
+from marft_envs.tool_use.toolbox import write_tool
 
-NOW = "2024-05-15T15:00:00"
+CURRENT_TIME = "2024-05-15T15:00:00"
 YESTERDAY = "2024-05-14T15:00:00"
 NEW_IDS = ("HATHAT", "HATHAU", "HATHAV")  # ids of new reservations in an episode
 AIRPORTS = {
@@ -28,7 +28,7 @@ AIRPORTS = {
     "IAH": "Houston", "LAS": "Las Vegas", "MCO": "Orlando", "EWR": "Newark", "CLT": "Charlotte",
     "MSP": "Minneapolis", "DTW": "Detroit", "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
-INSURANCE, BAG = 30, 50  # dollars per passenger, and per bag that is not free
+INSURANCE_PRICE, BAG_PRICE = 30, 50  # dollars per passenger, and per bag that is not free
 FREE_BAGS = {  # number per passenger, by membership and cabin
     "regular": {"basic_economy": 0, "economy": 1, "business": 2},
     "silver": {"basic_economy": 1, "economy": 2, "business": 3},
@@ -54,18 +54,18 @@ class Payment(TypedDict):
     amount: float
 
 
-class Airline(Desk):
+class Airline(ServiceToolbox):
     """Tools for the airline world."""
 
     @tool
     def get_user_details(self, user_id: str) -> Mapping[str, Any]:
         """Read a user's profile: membership, payment methods, reservations."""
-        return self._found("users", user_id, "user")
+        return self._get_record("users", user_id, "user")
 
     @tool
     def get_reservation_details(self, reservation_id: str) -> Mapping[str, Any]:
         """Read a reservation: flights, cabin, passengers, bags, payments."""
-        return self._found("reservations", reservation_id, "reservation")
+        return self._get_record("reservations", reservation_id, "reservation")
 
     @tool
     def list_all_airports(self) -> Mapping[str, str]:
@@ -80,21 +80,21 @@ class Airline(Desk):
     @tool
     def search_onestop_flight(self, origin: str, destination: str, date: str) -> list[list[Record]]:
         """Find pairs of flights with one stop between two airports on a day."""
-        found = []
+        pairs = []
         for first in self._available(origin, "", date):
-            arrives = str(first["scheduled_arrival_time_est"])
-            day = _next_day(date) if "+1" in arrives else date
+            arrival = str(first["scheduled_arrival_time_est"])
+            day = _next_day(date) if "+1" in arrival else date
             for second in self._available(str(first["destination"]), destination, day):
-                if arrives.removesuffix("+1") <= second["scheduled_departure_time_est"]:
-                    found.append([{**first, "date": date}, {**second, "date": day}])
-        return found
+                if arrival.removesuffix("+1") <= second["scheduled_departure_time_est"]:
+                    pairs.append([{**first, "date": date}, {**second, "date": day}])
+        return pairs
 
     @tool
     def get_flight_status(self, flight_number: str, date: str) -> str:
         """Read the status of a flight on a day."""
-        return str(self._day({"flight_number": flight_number, "date": date})["status"])
+        return str(self._flight_day({"flight_number": flight_number, "date": date})["status"])
 
-    @writes
+    @write_tool
     def book_reservation(
         self, user_id: str, origin: str, destination: str, flight_type: str, cabin: str, flights: list[FlightOn],
         passengers: list[Passenger], payment_methods: list[Payment], total_baggages: int, nonfree_baggages: int,
@@ -102,117 +102,129 @@ class Airline(Desk):
     ) -> Mapping[str, Any]:  # fmt: skip
         """Book flights. flight_type is one_way or round_trip, cabin basic_economy, economy or business, insurance yes
         or no. The payments must add up to the price."""
-        user = self._found("users", user_id, "user")
-        people = len(passengers)
-        self._must(bool(flights and passengers), "a booking has flights and passengers")
-        booked = [self._seats(flight, cabin, people) for flight in flights]
-        price = sum(flight["price"] for flight in booked) * people
-        price += INSURANCE * people * (insurance == "yes") + BAG * nonfree_baggages
-        self._bags_are(user, cabin, people, total_baggages, nonfree_baggages)
-        self._pays(user, payment_methods, price)
-        reservation_id = next((one for one in NEW_IDS if self.tables.find("reservations", one) is None), "")
-        self._must(bool(reservation_id), "too many reservations")
+        user = self._get_record("users", user_id, "user")
+        passenger_count = len(passengers)
+        self._require(bool(flights and passengers), "a booking has flights and passengers")
+        booked_flights = [self._flight_entry(flight, cabin, passenger_count) for flight in flights]
+        price = sum(flight["price"] for flight in booked_flights) * passenger_count
+        price += INSURANCE_PRICE * passenger_count * (insurance == "yes") + BAG_PRICE * nonfree_baggages
+        self._check_bags(user, cabin, passenger_count, total_baggages, nonfree_baggages)
+        self._check_payments(user, payment_methods, price)
+        reservation_id = next((new_id for new_id in NEW_IDS if self.tables.find("reservations", new_id) is None), "")
+        self._require(bool(reservation_id), "too many reservations")
         reservation = {
             "reservation_id": reservation_id, "user_id": user_id, "origin": origin, "destination": destination,
-            "flight_type": flight_type, "cabin": cabin, "flights": booked, "passengers": _copies(passengers),
-            "payment_history": _copies(payment_methods), "created_at": NOW, "total_baggages": total_baggages,
-            "nonfree_baggages": nonfree_baggages, "insurance": insurance,
+            "flight_type": flight_type, "cabin": cabin, "flights": booked_flights, "passengers": _copy_rows(passengers),
+            "payment_history": _copy_rows(payment_methods), "created_at": CURRENT_TIME,
+            "total_baggages": total_baggages, "nonfree_baggages": nonfree_baggages, "insurance": insurance,
         }  # fmt: skip
         self.tables.put("reservations", reservation_id, reservation)
-        written = self._edit("users", user_id)
+        user_record = self._edit("users", user_id)
         for payment in payment_methods:
-            if payment["payment_id"] in written["payment_methods"]:  # a certificate is used up by its first payment
-                self._take(user_id, payment["payment_id"], payment["amount"], spent=True)
-        written["reservations"].append(reservation_id)
+            if payment["payment_id"] in user_record["payment_methods"]:  # a certificate is used up by its first payment
+                self._deduct(user_id, payment["payment_id"], payment["amount"], spent=True)
+        user_record["reservations"].append(reservation_id)
         return reservation
 
-    @writes
+    @write_tool
     def cancel_reservation(self, reservation_id: str) -> Mapping[str, Any]:
         """Cancel a whole reservation."""
-        reservation = self._found("reservations", reservation_id, "reservation")
-        self._rule(reservation.get("status") != "cancelled", "the reservation is cancelled already")
-        self._rule(self.may_be_cancelled(reservation), "this fare cannot be cancelled")
+        reservation = self._get_record("reservations", reservation_id, "reservation")
+        self._check_policy(reservation.get("status") != "cancelled", "the reservation is cancelled already")
+        self._check_policy(self.is_cancelable(reservation), "this fare cannot be cancelled")
         written = self._edit("reservations", reservation_id)
         written["payment_history"] += [
-            {"payment_id": paid["payment_id"], "amount": -paid["amount"]} for paid in reservation["payment_history"]
+            {"payment_id": payment["payment_id"], "amount": -payment["amount"]}
+            for payment in reservation["payment_history"]
         ]
         written["status"] = "cancelled"
         return written
 
-    @writes
+    @write_tool
     def update_reservation_flights(
         self, reservation_id: str, cabin: str, flights: list[FlightOn], payment_id: str
     ) -> Mapping[str, Any]:
         """Change the flights or the cabin of a reservation. List all its flights, also those that stay."""
-        reservation = self._found("reservations", reservation_id, "reservation")
-        people = len(reservation["passengers"])
-        kept = {(one["flight_number"], one["date"]): one for one in reservation["flights"]}
-        moved = [(flight["flight_number"], flight["date"]) for flight in flights] != list(kept)
-        self._rule(
-            not (moved and reservation["cabin"] == "basic_economy"), "flights of basic economy cannot be changed"
+        reservation = self._get_record("reservations", reservation_id, "reservation")
+        passenger_count = len(reservation["passengers"])
+        current = {
+            (flight_entry["flight_number"], flight_entry["date"]): flight_entry
+            for flight_entry in reservation["flights"]
+        }
+        is_moved = [(flight["flight_number"], flight["date"]) for flight in flights] != list(current)
+        self._check_policy(
+            not (is_moved and reservation["cabin"] == "basic_economy"), "flights of basic economy cannot be changed"
         )
-        stays = cabin == reservation["cabin"]
+        same_cabin = cabin == reservation["cabin"]
         changed = [
-            dict(kept[flight["flight_number"], flight["date"]])
-            if stays and (flight["flight_number"], flight["date"]) in kept
-            else self._seats(flight, cabin, people)
+            dict(current[flight["flight_number"], flight["date"]])
+            if same_cabin and (flight["flight_number"], flight["date"]) in current
+            else self._flight_entry(flight, cabin, passenger_count)
             for flight in flights
         ]
-        price = (sum(one["price"] for one in changed) - sum(one["price"] for one in reservation["flights"])) * people
-        self._may_pay(reservation["user_id"], payment_id, price)
+        price = (
+            sum(flight_entry["price"] for flight_entry in changed)
+            - sum(flight_entry["price"] for flight_entry in reservation["flights"])
+        ) * passenger_count
+        self._check_payment(reservation["user_id"], payment_id, price)
         written = self._edit("reservations", reservation_id)
         written |= {"flights": changed, "cabin": cabin}
         self._charge(written, payment_id, price)
         return written
 
-    @writes
+    @write_tool
     def update_reservation_baggages(
         self, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
     ) -> Mapping[str, Any]:
         """Change how many bags a reservation has, and how many of them are paid for."""
-        reservation = self._found("reservations", reservation_id, "reservation")
-        user = self._found("users", reservation["user_id"], "user")
-        self._rule(total_baggages >= reservation["total_baggages"], "bags can be added, not removed")
-        self._bags_are(user, reservation["cabin"], len(reservation["passengers"]), total_baggages, nonfree_baggages)
-        price = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-        self._may_pay(reservation["user_id"], payment_id, price)
+        reservation = self._get_record("reservations", reservation_id, "reservation")
+        user = self._get_record("users", reservation["user_id"], "user")
+        self._check_policy(total_baggages >= reservation["total_baggages"], "bags can be added, not removed")
+        self._check_bags(user, reservation["cabin"], len(reservation["passengers"]), total_baggages, nonfree_baggages)
+        price = BAG_PRICE * max(0, nonfree_baggages - reservation["nonfree_baggages"])
+        self._check_payment(reservation["user_id"], payment_id, price)
         written = self._edit("reservations", reservation_id)
         written |= {"total_baggages": total_baggages, "nonfree_baggages": nonfree_baggages}
         self._charge(written, payment_id, price)
         return written
 
-    @writes
+    @write_tool
     def update_reservation_passengers(self, reservation_id: str, passengers: list[Passenger]) -> Mapping[str, Any]:
         """Change who flies; as many as before."""
-        reservation = self._found("reservations", reservation_id, "reservation")
-        same = len(passengers) == len(reservation["passengers"])
-        self._state(same, "number of passengers does not match")
+        reservation = self._get_record("reservations", reservation_id, "reservation")
+        same_count = len(passengers) == len(reservation["passengers"])
+        self._require_state(same_count, "number of passengers does not match")
         written = self._edit("reservations", reservation_id)
-        written["passengers"] = _copies(passengers)
+        written["passengers"] = _copy_rows(passengers)
         return written
 
-    @writes
+    @write_tool
     def send_certificate(self, user_id: str, amount: int) -> str:
         """Give a user a certificate of an amount of dollars."""
-        self._found("users", user_id, "user")
+        self._get_record("users", user_id, "user")
         methods = self._edit("users", user_id)["payment_methods"]
         name = next(
-            (one for one in (f"certificate_{n}" for n in (3221322, 3221323, 3221324)) if one not in methods), ""
+            (
+                certificate_id
+                for certificate_id in (f"certificate_{n}" for n in (3221322, 3221323, 3221324))
+                if certificate_id not in methods
+            ),
+            "",
         )
-        self._must(bool(name), "too many certificates")
+        self._require(bool(name), "too many certificates")
         methods[name] = {"source": "certificate", "amount": amount, "id": name}
         return f"Certificate {name} added to user {user_id} with amount {amount}."
 
-    def may_be_cancelled(self, reservation: Mapping[str, Any]) -> bool:
+    def is_cancelable(self, reservation: Mapping[str, Any]) -> bool:
         """Return True if a reservation may be cancelled.
 
         One of four conditions must hold: it is insured, it is in business class, it was made within the last day, or
         the airline cancelled one of its flights.
         """
-        flown = [self.tables.find("flights", flight["flight_number"]) for flight in reservation["flights"]]
+        routes = [self.tables.find("flights", flight["flight_number"]) for flight in reservation["flights"]]
         days = [
             route["dates"].get(flight["date"], {}) if route else {}
-            for route, flight in zip(flown, reservation["flights"], strict=True)
+            for route, flight in zip(routes, reservation["flights"], strict=True)
         ]
         return (
             reservation["created_at"] >= YESTERDAY
@@ -221,23 +233,24 @@ class Airline(Desk):
             or reservation["insurance"] == "yes"
         )
 
-    def _day(self, flight: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _flight_day(self, flight: Mapping[str, Any]) -> Mapping[str, Any]:
         number, date = flight["flight_number"], flight["date"]
-        days: Mapping[str, Mapping[str, Any]] = self._found("flights", number, f"flight {number}")["dates"]
-        self._must(date in days, f"flight {number} not found on date {date}")
+        days: Mapping[str, Mapping[str, Any]] = self._get_record("flights", number, f"flight {number}")["dates"]
+        self._require(date in days, f"flight {number} not found on date {date}")
         return days[date]
 
-    def _seats(self, flight: FlightOn, cabin: str, people: int) -> Record:
+    def _flight_entry(self, flight: FlightOn, cabin: str, passenger_count: int) -> Record:
         """Return a flight in a reservation's format.
 
         Raises:
-            Error: the flight or cabin does not exist or is not available, or has fewer than ``people`` free seats.
+            Error: the flight or cabin does not exist or is not available, or has fewer than ``passenger_count`` free
+                seats.
         """
-        day, number = self._day(flight), flight["flight_number"]
-        self._must(day["status"] == "available", f"flight {number} not available on date {flight['date']}")
-        self._must(cabin in day["available_seats"], f"no cabin is called {cabin}")
-        self._must(day["available_seats"][cabin] >= people, f"not enough seats on flight {number}")
-        route = self._found("flights", number, f"flight {number}")
+        day, number = self._flight_day(flight), flight["flight_number"]
+        self._require(day["status"] == "available", f"flight {number} not available on date {flight['date']}")
+        self._require(cabin in day["available_seats"], f"no cabin is called {cabin}")
+        self._require(day["available_seats"][cabin] >= passenger_count, f"not enough seats on flight {number}")
+        route = self._get_record("flights", number, f"flight {number}")
         return {
             "flight_number": number, "date": flight["date"], "price": day["prices"][cabin],
             "origin": route["origin"], "destination": route["destination"],
@@ -253,38 +266,44 @@ class Airline(Desk):
             ):
                 yield {**{key: value for key, value in flight.items() if key != "dates"}, **day}
 
-    def _bags_are(self, user: Mapping[str, Any], cabin: str, people: int, total: int, paid: int) -> None:
-        free = FREE_BAGS.get(user["membership"], {}).get(cabin, 0) * people
-        self._rule(total >= paid >= 0, "bags that are paid for are some of all bags")
-        self._rule(paid == max(0, total - free), f"{free} bags are free, each other one is {BAG} dollars")
+    def _check_bags(
+        self, user: Mapping[str, Any], cabin: str, passenger_count: int, total: int, paid_bags: int
+    ) -> None:
+        free = FREE_BAGS.get(user["membership"], {}).get(cabin, 0) * passenger_count
+        self._check_policy(total >= paid_bags >= 0, "bags that are paid for are some of all bags")
+        self._check_policy(
+            paid_bags == max(0, total - free), f"{free} bags are free, each other one is {BAG_PRICE} dollars"
+        )
 
-    def _pays(self, user: Mapping[str, Any], payments: Sequence[Payment], price: float) -> None:
+    def _check_payments(self, user: Mapping[str, Any], payments: Sequence[Payment], price: float) -> None:
         by_method: dict[str, float] = {}
         for payment in payments:
-            self._must(payment["amount"] >= 0, "nothing is paid by an amount below 0")
+            self._require(payment["amount"] >= 0, "nothing is paid by an amount below 0")
             by_method[payment["payment_id"]] = by_method.get(payment["payment_id"], 0) + payment["amount"]
         for name, amount in by_method.items():
             method = user["payment_methods"].get(name)
-            self._must(method is not None, f"payment method {name} not found")
-            short = method["source"] in ("gift_card", "certificate") and method["amount"] < amount
-            self._state(not short, f"not enough balance in payment method {name}")
-        paid = sum(by_method.values())
-        self._must(paid == price, f"payment amount does not add up, total price is {price}, but paid {paid}")
+            self._require(method is not None, f"payment method {name} not found")
+            is_short = method["source"] in ("gift_card", "certificate") and method["amount"] < amount
+            self._require_state(not is_short, f"not enough balance in payment method {name}")
+        total_paid = sum(by_method.values())
+        self._require(
+            total_paid == price, f"payment amount does not add up, total price is {price}, but paid {total_paid}"
+        )
 
-    def _may_pay(self, user_id: str, payment_id: str, price: float) -> None:
-        methods = self._found("users", user_id, "user")["payment_methods"]
-        self._must(payment_id in methods, "payment method not found")
+    def _check_payment(self, user_id: str, payment_id: str, price: float) -> None:
+        methods = self._get_record("users", user_id, "user")["payment_methods"]
+        self._require(payment_id in methods, "payment method not found")
         method = methods[payment_id]
-        self._state(method["source"] != "certificate", "certificate cannot be used to update reservation")
-        short = method["source"] == "gift_card" and method["amount"] < price
-        self._state(not short, "gift card balance is not enough")
+        self._require_state(method["source"] != "certificate", "certificate cannot be used to update reservation")
+        is_short = method["source"] == "gift_card" and method["amount"] < price
+        self._require_state(not is_short, "gift card balance is not enough")
 
     def _charge(self, reservation: Record, payment_id: str, price: float) -> None:
-        self._take(reservation["user_id"], payment_id, price)
+        self._deduct(reservation["user_id"], payment_id, price)
         if price != 0:
             reservation["payment_history"].append({"payment_id": payment_id, "amount": price})
 
-    def _take(self, user_id: str, payment_id: str, amount: float, spent: bool = False) -> None:
+    def _deduct(self, user_id: str, payment_id: str, amount: float, spent: bool = False) -> None:
         """Deduct an amount from a gift card; delete a used certificate if ``spent`` is True."""
         methods = self._edit("users", user_id)["payment_methods"]
         if methods[payment_id]["source"] == "gift_card":
@@ -293,7 +312,7 @@ class Airline(Desk):
             del methods[payment_id]
 
 
-def _copies(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+def _copy_rows(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
     return [deepcopy(dict(row)) for row in rows]
 
 

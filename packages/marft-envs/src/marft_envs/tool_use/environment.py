@@ -15,59 +15,71 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.folders import from_recipe
-from marft.config.plugins import import_path
+from marft.config.paths import resolve_recipe_path
+from marft.config.plugins import import_object
 from marft.config.settings import Fraction, Names, Settings, did_you_mean
-from marft.envs.scripts import Script
-from marft.envs.splits import share_of
-from marft_envs.drawn import Drawing, Drawn
-from marft_envs.tool_use.by_turn import ByTurn, Turn, expected_turns
-from marft_envs.tool_use.checking import AtTheEnd, Checker, Expected, expected
-from marft_envs.tool_use.goals import Calls, Goal, draw_task
-from marft_envs.tool_use.loading import Format, Loaded, calls_of, check_records, load, tau2_splits, without
+from marft.envs.scripted_policy import ScriptedPolicy
+from marft.envs.splits import assign_split_by_share
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask
+from marft_envs.tool_use.checkers import Checker, ExpectedOutcome, FinalStateChecker, compute_expected
+from marft_envs.tool_use.class_toolbox import ClassToolbox, build_toolbox_class, create_toolbox, task_tool_names
+from marft_envs.tool_use.goals import Calls, Goal, generate_task_data
+from marft_envs.tool_use.loading import (
+    Benchmark,
+    Format,
+    check_records,
+    drop_overlapping,
+    load_benchmark,
+    read_tau2_splits,
+    reference_calls,
+)
 from marft_envs.tool_use.retail_tau2 import RetailTau2
-from marft_envs.tool_use.script import script
-from marft_envs.tool_use.session import USER, Conversation
-from marft_envs.tool_use.simulated import Simulated, made_of, of_classes, tools_of
-from marft_envs.tool_use.tables import Tables
-from marft_envs.tool_use.toolbox import Toolbox, offered
+from marft_envs.tool_use.script import make_script
+from marft_envs.tool_use.session import USER, ToolUseSession
+from marft_envs.tool_use.tables import EpisodeTables
+from marft_envs.tool_use.toolbox import Toolbox, tool_names
+from marft_envs.tool_use.turn_checker import ExpectedTurn, TurnChecker, compute_expected_turns
 from marft_envs.tool_use.users import (
+    DEFAULT_PATIENCE,
     OUT_OF_SCOPE,
-    PATIENCE,
     STOP,
     TRANSFER,
-    Messages,
+    FixedMessagesUser,
     User,
-    brief,
-    instruction,
-    scripted,
+    generated_user_prompt,
+    make_scripted_user,
+    user_prompt,
 )
 from marft_envs.tool_use.worlds import WORLDS
 
 
-def _file(path: str, info: ValidationInfo) -> str:
-    return from_recipe(path, info.context) if path else ""
+def _resolve_file(path: str, info: ValidationInfo) -> str:
+    return resolve_recipe_path(path, info.context) if path else ""
 
 
-def _class(path: str, info: ValidationInfo) -> str:
-    found = import_path(path, info.context)
-    if not isinstance(found, type):
+def _check_class(path: str, info: ValidationInfo) -> str:
+    cls = import_object(path, info.context)
+    if not isinstance(cls, type):
         raise ValueError(f"{path!r} is no class")
     try:
-        inspect.signature(found).bind()
+        inspect.signature(cls).bind()
     except (TypeError, ValueError) as error:
         raise ValueError(f"an object of {path!r} is made without arguments, but: {error}") from error
     return path
 
 
-FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
-ClassPath = Annotated[str, AfterValidator(_class)]
+FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_file)]
+ClassPath = Annotated[str, AfterValidator(_check_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
-READING = ("find_", "get_", "list_", "search_")  # name prefixes of the benchmarks' read-only tools
+READ_PREFIXES = ("find_", "get_", "list_", "search_")  # name prefixes of the benchmarks' read-only tools
 # markers with which a user ends a conversation, by format; STOP alone for other formats
-ENDINGS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}
-LAST: Mapping[str, tuple[str, ...]] = {"tau": ("transfer_to_human_agents",)}  # tools that end a conversation
-NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
+END_MARKERS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}
+ENDING_TOOLS: Mapping[str, tuple[str, ...]] = {"tau": ("transfer_to_human_agents",)}  # tools that end a conversation
+REQUIRED_FILES: Mapping[Format, tuple[str, ...]] = {
+    "tau": ("database",),
+    "tau2": ("database",),
+    "bfcl": ("answers", "classes"),
+}
 
 
 class Data(Settings):
@@ -87,19 +99,19 @@ class Data(Settings):
     classes: dict[str, ClassPath] = {}  # import path of each involved class, as my_package.module:Class; bfcl only
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Data:
-        missing = [key for key in NEEDS[self.format] if not getattr(self, key)]
+    def _check_complete(self) -> Data:
+        missing = [key for key in REQUIRED_FILES[self.format] if not getattr(self, key)]
         if missing:
             words = {"format": self.format, "missing": " and ".join(missing)}
             raise PydanticCustomError("data", "format {format!r} needs {missing} too", words)
         if self.splits and (self.format != "tau2" or self.test_tasks):
             raise PydanticCustomError("data", "splits are of format 'tau2' alone, without test_tasks; leave one out")
         if self.classes:
-            of_classes(self.classes)
+            build_toolbox_class(self.classes)
         return self
 
 
-class ToolUse(Drawn):
+class ToolUse(GeneratedEnvironment):
     """Service with tools over a database, a user with requests, and a checker.
 
     A step is one turn. The team acts with its tools, and its answer goes to the user. The user's reply is in the next
@@ -117,7 +129,7 @@ class ToolUse(Drawn):
     # scripted: rule-based user. agent: the user is an agent with role user, and must come last in the organization.
     user: Literal["scripted", "agent"] = "scripted"
     # Maximum number of repeated requests by a scripted user. After that the user gives up.
-    patience: Annotated[int, Field(ge=0, le=100)] = PATIENCE
+    patience: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PATIENCE
     turns: Annotated[int, Field(ge=1, le=200)] = 20  # maximum user turns; then the episode is truncated
     confirmation: bool = True  # True: tools refuse to write before the user agrees
     # whole: 1 for a solved task, else 0. parts: fraction of completed writes and outputs, 0 if anything else was
@@ -132,11 +144,11 @@ class ToolUse(Drawn):
         return self.turns
 
     @property
-    def offers(self) -> type[Any]:
+    def tool_class(self) -> type[Any]:
         """Return the class with the tool methods."""
         if self.data and self.data.format == "bfcl":
-            return of_classes(self.data.classes)
-        return self._toolbox
+            return build_toolbox_class(self.data.classes)
+        return self._toolbox_class
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield conflicts between the user, the roles and the data.
@@ -147,8 +159,8 @@ class ToolUse(Drawn):
             yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
         if self.user == "scripted" and USER in roles:
             yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
-        told = self.policy if not self.data or self.data.policy else ()
-        if told and roles and not set(told) & set(roles):
+        informed_roles = self.policy if not self.data or self.data.policy else ()
+        if informed_roles and roles and not set(informed_roles) & set(roles):
             yield "environment.policy: none of these is in the team; name who is shown the rules, or nobody: []"
         if self.data and self.data.format == "bfcl" and self.user == "agent":
             yield "environment.user: these tasks have all that a user says; take 'scripted'"
@@ -157,102 +169,112 @@ class ToolUse(Drawn):
         if self.data and self.user == "scripted" and self.data.format != "bfcl":
             yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
 
-    def draw(self, random: Random) -> Drawing:
+    def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a task."""
-        data = draw_task(random, WORLDS[self.world], self.goals, self.volunteers, self.together)
-        whose = [[goal["aim"], goal["says"], goal["writes"], goal["outputs"]] for goal in data["goals"]]
-        content = json.dumps([self.world, data["identity"]["says"], data["batches"], whose])
-        return Drawing(content, " ".join(goal["says"] for goal in data["goals"]), data)
+        data = generate_task_data(random, WORLDS[self.world], self.goals, self.volunteers, self.together)
+        goal_contents = [[goal["aim"], goal["says"], goal["writes"], goal["outputs"]] for goal in data["goals"]]
+        content = json.dumps([self.world, data["identity"]["says"], data["batches"], goal_contents])
+        return GeneratedTask(content, " ".join(goal["says"] for goal in data["goals"]), data)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks for a split, generated or from files."""
-        return self._loaded[split] if self.data else super().tasks(split)
+        return self._tasks_by_split[split] if self.data else super().tasks(split)
 
-    def start(self, task: Task, seed: int) -> Conversation:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> ToolUseSession:  # noqa: ARG002  nothing here is random
         """Create a session."""
         if self.data and self.data.format == "bfcl":
-            return self._of_classes(task)
+            return self._start_bfcl(task)
         world, data = WORLDS[self.world], task.data
-        drawn = "goals" in data
-        base = world.tables(data["database"]) if drawn else self._files.tables
+        is_generated = "goals" in data
+        database = world.generate_tables(data["database"]) if is_generated else self._benchmark.tables
 
-        def fresh() -> tuple[Any, Tables]:
-            tables = Tables(base)
-            return self._toolbox(tables, strict=drawn), tables
+        def create_toolbox() -> tuple[Any, EpisodeTables]:
+            tables = EpisodeTables(database)
+            return self._toolbox_class(tables, strict=is_generated), tables
 
-        goals = [Goal(**goal) for goal in data["goals"]] if drawn else []
-        calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if drawn else data["calls"]
-        outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
-        toolbox, tables = fresh()
-        wanted = self._known.get(task.id) or expected(fresh, calls, outputs)
+        goals = [Goal(**goal) for goal in data["goals"]] if is_generated else []
+        calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if is_generated else data["calls"]
+        outputs = [output for goal in goals for output in goal.outputs] if is_generated else data["outputs"]
+        toolbox, tables = create_toolbox()
+        expected_outcome = self._expected_cache.get(task.id) or compute_expected(create_toolbox, calls, outputs)
         if self.data:  # cached: benchmark states are large, and benchmark tasks are few
-            self._known[task.id] = wanted
-        return self._conversation(
-            toolbox, offered(type(toolbox)), AtTheEnd(wanted, tables), calls,
-            scripted(data, self.patience) if drawn else Messages(["Hello."]),
-            world.policy if drawn else self._files.policy,
-            (instruction(data) if drawn else brief(data["instruction"], self._endings)) if self.user == "agent" else "",
+            self._expected_cache[task.id] = expected_outcome
+        return self._make_session(
+            toolbox, tool_names(type(toolbox)), FinalStateChecker(expected_outcome, tables), calls,
+            make_scripted_user(data, self.patience) if is_generated else FixedMessagesUser(["Hello."]),
+            world.policy if is_generated else self._benchmark.policy,
+            (generated_user_prompt(data) if is_generated else user_prompt(data["instruction"], self._end_markers))
+            if self.user == "agent" else "",
         )  # fmt: skip
 
     @property
-    def _toolbox(self) -> type[Toolbox]:
+    def _toolbox_class(self) -> type[Toolbox]:
         if self.data and self.data.format == "tau2" and self.world == "retail":
             return RetailTau2
         return WORLDS[self.world].toolbox
 
     @property
-    def _endings(self) -> tuple[str, ...]:
-        return ENDINGS.get(self.data.format if self.data else "", (STOP,))
+    def _end_markers(self) -> tuple[str, ...]:
+        return END_MARKERS.get(self.data.format if self.data else "", (STOP,))
 
-    def script(self, skill: float = 1.0) -> Script | None:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy | None:
         """Return the scripted policy for planner, agent, solver and user; None for benchmark tasks."""
-        return None if self.data else script(skill)
+        return None if self.data else make_script(skill)
 
-    def _of_classes(self, task: Task) -> Conversation:
-        data, policy = task.data, self._files.policy
+    def _start_bfcl(self, task: Task) -> ToolUseSession:
+        data, policy = task.data, self._benchmark.policy
 
-        def fresh() -> Simulated:
-            return made_of(self.offers, data)
+        def make_toolbox() -> ClassToolbox:
+            return create_toolbox(self.tool_class, data)
 
-        made = fresh()
-        if task.id not in self._turns:
-            self._turns[task.id] = expected_turns(fresh, data["turns"])
-        tools = tools_of(made)
-        made.hold_back(data["held_back"])
-        first = tools_of(made)
-        if len(first) < len(offered(self.offers)):  # agents need the list if some tools are missing
+        toolbox = make_toolbox()
+        if task.id not in self._turns_cache:
+            self._turns_cache[task.id] = compute_expected_turns(make_toolbox, data["turns"])
+        tools = task_tool_names(toolbox)
+        toolbox.withhold(data["held_back"])
+        first = task_tool_names(toolbox)
+        if len(first) < len(tool_names(self.tool_class)):  # agents need the list if some tools are missing
             policy = f"{policy}\n\nYour tools here, and no others: {', '.join(first)}.".strip()
-        return self._conversation(
-            made, tools, ByTurn(self._turns[task.id], made), calls_of(data), Messages(data["messages"]), policy, ""
+        return self._make_session(
+            toolbox,
+            tools,
+            TurnChecker(self._turns_cache[task.id], toolbox),
+            reference_calls(data),
+            FixedMessagesUser(data["messages"]),
+            policy,
+            "",
         )
 
-    def _conversation(
-        self, toolbox: Any, tools: Sequence[str], checker: Checker, calls: Calls, user: User, policy: str, told: str,
-    ) -> Conversation:  # fmt: skip
-        return Conversation(
+    def _make_session(
+        self, toolbox: Any, tools: Sequence[str], checker: Checker, calls: Calls, user: User, policy: str,
+        user_prompt: str,
+    ) -> ToolUseSession:  # fmt: skip
+        return ToolUseSession(
             toolbox, tools, checker, user,
             rules=dict.fromkeys(self.policy, policy) if policy else {},
-            most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
-            asks=self.confirmation and not self.data, brief=told,
-            endings=self._endings, last=LAST.get(self.data.format, ()) if self.data else (),
+            max_turns=self.turns, reference=[call[0] for call in calls], all_or_nothing=self.reward == "whole",
+            needs_confirmation=self.confirmation and not self.data, user_prompt=user_prompt,
+            end_markers=self._end_markers, ending_tools=ENDING_TOOLS.get(self.data.format, ()) if self.data else (),
         )  # fmt: skip
 
     @cached_property
-    def _known(self) -> dict[str, Expected]:
+    def _expected_cache(self) -> dict[str, ExpectedOutcome]:
         return {}
 
     @cached_property
-    def _turns(self) -> dict[str, list[Turn | None]]:
+    def _turns_cache(self) -> dict[str, list[ExpectedTurn | None]]:
         return {}
 
     @cached_property
-    def _files(self) -> Loaded:
+    def _benchmark(self) -> Benchmark:
         assert self.data, "tasks are drawn"
-        found = load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
+        benchmark = load_benchmark(
+            self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy
+        )
         if self.data.format != "bfcl":
-            check_records(found.tables, TABLES.get(self.world, ()), self.world, self.data.database)
-        self._check_calls(found.tasks)
-        return found
+            check_records(benchmark.tables, TABLES.get(self.world, ()), self.world, self.data.database)
+        self._check_calls(benchmark.tasks)
+        return benchmark
 
     def _check_calls(self, tasks: Iterable[Task]) -> None:
         """Check that each reference call names an existing tool. The grader would ignore calls to unknown tools.
@@ -261,9 +283,9 @@ class ToolUse(Drawn):
             ValueError: a tool or class does not exist.
         """
         assert self.data, "tasks are drawn"
-        known, own = offered(self.offers), self.data.format == "bfcl"
-        whose = "the classes" if own else f"the world {self.world!r}"
-        how = "name the class that has it (environment.data.classes)" if own else "name the world that it is of"
+        known_tools, is_bfcl = tool_names(self.tool_class), self.data.format == "bfcl"
+        tool_source = "the classes" if is_bfcl else f"the world {self.world!r}"
+        remedy = "name the class that has it (environment.data.classes)" if is_bfcl else "name the world that it is of"
         for task in tasks:
             missing = [name for name in task.data.get("classes", []) if name not in self.data.classes]
             if missing:
@@ -272,37 +294,41 @@ class ToolUse(Drawn):
                     f"{did_you_mean(missing[0], self.data.classes)}; name where it is (environment.data.classes), or "
                     "leave the task out"
                 )
-            for name, _ in calls_of(task.data):
-                if name not in known and (own or not name.startswith(READING)):
+            for name, _ in reference_calls(task.data):
+                if name not in known_tools and (is_bfcl or not name.startswith(READ_PREFIXES)):
                     raise ValueError(
-                        f"environment.data: task {task.id!r} calls {name!r}, which is no tool of {whose}"
-                        f"{did_you_mean(name, known)}; {how}, or leave the task out"
+                        f"environment.data: task {task.id!r} calls {name!r}, which is no tool of {tool_source}"
+                        f"{did_you_mean(name, known_tools)}; {remedy}, or leave the task out"
                     )
 
     @cached_property
-    def _loaded(self) -> dict[Split, list[Task]]:
+    def _tasks_by_split(self) -> dict[Split, list[Task]]:
         assert self.data, "tasks are drawn"
-        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        official = tau2_splits(self.data.splits) if self.data.splits else {}
+        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        official = read_tau2_splits(self.data.splits) if self.data.splits else {}
         if official:
-            tasks = self._files.tasks
-            found["test"] = [task for task in tasks if official.get(task.id) == "test"]
-            others = without([task for task in tasks if official.get(task.id) == "train"], found["test"])
-            for task in others:
-                found[share_of(task.prompt, 0.1, 0.0)].append(task)
-            return {**found, "train": without(found["train"], found["validation"])}
-        for task in self._files.tasks:
-            found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
-        found["validation"] = without(found["validation"], found["test"])
-        found["train"] = without(found["train"], [*found["validation"], *found["test"]])
+            tasks = self._benchmark.tasks
+            tasks_by_split["test"] = [task for task in tasks if official.get(task.id) == "test"]
+            training = drop_overlapping(
+                [task for task in tasks if official.get(task.id) == "train"], tasks_by_split["test"]
+            )
+            for task in training:
+                tasks_by_split[assign_split_by_share(task.prompt, 0.1, 0.0)].append(task)
+            return {**tasks_by_split, "train": drop_overlapping(tasks_by_split["train"], tasks_by_split["validation"])}
+        for task in self._benchmark.tasks:
+            tasks_by_split[assign_split_by_share(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
+        tasks_by_split["validation"] = drop_overlapping(tasks_by_split["validation"], tasks_by_split["test"])
+        tasks_by_split["train"] = drop_overlapping(
+            tasks_by_split["train"], [*tasks_by_split["validation"], *tasks_by_split["test"]]
+        )
         if self.data.test_tasks:
-            test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
+            test = load_benchmark(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
             self._check_calls(test.tasks)
-            found = {split: without(tasks, test.tasks) for split, tasks in found.items()}
-            found["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
-            if not found["train"]:
+            tasks_by_split = {split: drop_overlapping(tasks, test.tasks) for split, tasks in tasks_by_split.items()}
+            tasks_by_split["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
+            if not tasks_by_split["train"]:
                 raise ValueError(
                     f"environment.data.test_tasks: what is asked in {self.data.tasks} is asked in "
                     f"{self.data.test_tasks} too, and nothing is left to train on; give other tasks, or leave it out"
                 )
-        return found
+        return tasks_by_split

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
-from marft_envs.tool_use.slots import names_all
-from marft_envs.tool_use.tables import Base, Tables
-from marft_envs.tool_use.toolbox import run
+from marft_envs.tool_use.slots import contains_all
+from marft_envs.tool_use.tables import Database, EpisodeTables
+from marft_envs.tool_use.toolbox import apply_calls
 
 Calls = list[list[Any]]  # each a tool's name and its arguments
-ATTEMPTS = 200  # maximum draws until a generated database supports the goals
+MAX_ATTEMPTS = 200  # maximum draws until a generated database supports the goals
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,20 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Draft:
+class GoalSampler:
     """Random state for drawing goals: a database, its current user, and records already in use."""
 
     random: Random
-    base: Base
+    database: Database
     user: Mapping[str, Any]
-    volunteers: float  # probability that the user states a fact without being asked
-    taken: set[str] = field(default_factory=set)
+    explicit_rate: float  # probability that the user states a fact without being asked
+    used: set[str] = field(default_factory=set)
 
-    def told(self) -> bool:
+    def draw_explicit(self) -> bool:
         """Draw: True if the user states a fact without being asked."""
-        return self.random.random() < self.volunteers
+        return self.random.random() < self.explicit_rate
 
-    def one(self, table: str, *statuses: str) -> Mapping[str, Any] | None:
+    def draw_record(self, table: str, *statuses: str) -> Mapping[str, Any] | None:
         """Draw an unused record from a user's table and mark it as used; None if no record fits.
 
         Args:
@@ -76,58 +76,62 @@ class Draft:
             statuses: accepted statuses; empty accepts every status.
         """
         ids = [
-            one
-            for one in self.user[table]
-            if one not in self.taken and (not statuses or self.base[table][one]["status"] in statuses)
+            record_id
+            for record_id in self.user[table]
+            if record_id not in self.used and (not statuses or self.database[table][record_id]["status"] in statuses)
         ]
         if not ids:
             return None
         chosen = self.random.choice(ids)
-        self.taken.add(chosen)
-        record: Mapping[str, Any] = self.base[table][chosen]
+        self.used.add(chosen)
+        record: Mapping[str, Any] = self.database[table][chosen]
         return record
 
 
-Maker = Callable[[Draft], Goal | None]
+GoalMaker = Callable[[GoalSampler], Goal | None]
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ServiceWorld:
     """Service world: tools, databases, goals and rules.
 
     Args:
         toolbox: class with the tool methods.
-        tables: generator of a database from a seed.
-        makers: generators of goals; each returns None if the database does not support the goal.
-        identity: builder of the user's identity; its flag is True if the user states it in the first message.
+        generate_tables: generator of a database from a seed.
+        goal_makers: generators of goals; each returns None if the database does not support the goal.
+        build_identity: builder of the user's identity; its flag is True if the user states it in the first message.
         policy: rules shown to agents.
     """
 
     toolbox: type
-    tables: Callable[[int], Base]
-    makers: Sequence[Maker]
-    identity: Callable[[Mapping[str, Any], bool], Identity]
+    generate_tables: Callable[[int], Database]
+    goal_makers: Sequence[GoalMaker]
+    build_identity: Callable[[Mapping[str, Any], bool], Identity]
     policy: str
 
 
-def draw_task(random: Random, world: World, goals: int, volunteers: float, together: float) -> dict[str, Any]:
+def generate_task_data(
+    random: Random, world: ServiceWorld, goals: int, explicit_rate: float, together: float
+) -> dict[str, Any]:
     """Generate the data for a task with ``goals`` goals.
 
     Args:
         random: source of randomness.
         world: world of the task.
         goals: number of goals.
-        volunteers: probability that the user states a fact without being asked.
+        explicit_rate: probability that the user states a fact without being asked.
         together: probability that a goal is stated together with the previous goal.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         seed = random.getrandbits(32)
-        base = world.tables(seed)
-        user = base["users"][random.choice(sorted(base["users"]))]
-        draft = Draft(random, base, user, volunteers)
-        identity = world.identity(user, draft.told())
-        drawn = [goal for _ in range(20 * goals) if (goal := random.choice(world.makers)(draft)) is not None][:goals]
-        if len(drawn) == goals and _serves(world, base, drawn):
+        database = world.generate_tables(seed)
+        user = database["users"][random.choice(sorted(database["users"]))]
+        sampler = GoalSampler(random, database, user, explicit_rate)
+        identity = world.build_identity(user, sampler.draw_explicit())
+        drawn_goals = [
+            goal for _ in range(20 * goals) if (goal := random.choice(world.goal_makers)(sampler)) is not None
+        ][:goals]
+        if len(drawn_goals) == goals and _is_feasible(world, database, drawn_goals):
             break
     else:
         raise AssertionError(f"no database has {goals} goals for one user")
@@ -140,37 +144,37 @@ def draw_task(random: Random, world: World, goals: int, volunteers: float, toget
     return {
         "database": seed,
         "identity": asdict(identity),
-        "goals": [asdict(goal) for goal in drawn],
+        "goals": [asdict(goal) for goal in drawn_goals],
         "batches": batches,
-        "fewest_steps": fewest_steps(identity, drawn, batches),
+        "fewest_steps": count_min_steps(identity, drawn_goals, batches),
     }
 
 
-def fewest_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]]) -> int:
+def count_min_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]]) -> int:
     """Return the minimum number of steps for a task.
 
     Each batch of goals needs up to three steps: ask for missing facts, offer, and write. A question or a forbidden
     request needs no write step.
     """
-    steps, heard = 0, identity.says
+    steps, stated_text = 0, identity.says
     for number, batch in enumerate(batches):
-        here = [goals[index] for index in batch]
-        heard += "".join(f" {goal.says}" for goal in here)
-        asked = [identity.facts[slot] for slot in identity.needs] if number == 0 else []
-        asked += [goal.facts[slot] for goal in here for slot in goal.withheld]
-        unknown = [fact for fact in asked if not names_all(heard, [fact])]
-        heard += "".join(f" {fact}" for fact in unknown)
-        steps += bool(unknown) + 1 + any(goal.writes for goal in here)
+        batch_goals = [goals[index] for index in batch]
+        stated_text += "".join(f" {goal.says}" for goal in batch_goals)
+        needed_facts = [identity.facts[slot] for slot in identity.needs] if number == 0 else []
+        needed_facts += [goal.facts[slot] for goal in batch_goals for slot in goal.withheld]
+        unknown = [fact for fact in needed_facts if not contains_all(stated_text, [fact])]
+        stated_text += "".join(f" {fact}" for fact in unknown)
+        steps += bool(unknown) + 1 + any(goal.writes for goal in batch_goals)
     return steps
 
 
-def _serves(world: World, base: Base, goals: Sequence[Goal]) -> bool:
+def _is_feasible(world: ServiceWorld, database: Database, goals: Sequence[Goal]) -> bool:
     """Return True if each goal's writes change the database without breaking a rule, in sequence."""
-    tables = Tables(base)
+    tables = EpisodeTables(database)
     toolbox = world.toolbox(tables)
     for goal in goals:
         before = tables.digest()
-        run(toolbox, goal.writes)
-        if bool(goal.writes) != (tables.digest() != before) or toolbox.broken:
+        apply_calls(toolbox, goal.writes)
+        if bool(goal.writes) != (tables.digest() != before) or toolbox.violations:
             return False
     return True

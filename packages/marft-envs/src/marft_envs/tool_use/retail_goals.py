@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marft_envs.tool_use.goals import Draft, Goal, Identity, World
+from marft_envs.tool_use.goals import Goal, GoalSampler, Identity, ServiceWorld
 from marft_envs.tool_use.retail import REASONS, Retail
-from marft_envs.tool_use.retail_data import address, retail_tables
+from marft_envs.tool_use.retail_data import draw_address, generate_retail_tables
 from marft_envs.tool_use.tables import Record
 
 POLICY = """You serve the customers of a shop, with its tools.
@@ -17,31 +17,36 @@ POLICY = """You serve the customers of a shop, with its tools.
 - Delivered orders can be returned, with the refund to how it was paid or to a gift card, or exchanged for other variants of the same products. Collect all items first: an order is returned or exchanged once.
 - Nothing else can be done to orders, and nothing at all to those that are processed or cancelled: say so.
 - Answer questions from what the tools say, and make nothing up."""  # noqa: E501
-VERBS = {"pending": "cancelled", "delivered": "returned"}
+STATUS_VERBS = {"pending": "cancelled", "delivered": "returned"}
 
 
-def identity(user: Mapping[str, Any], told: bool) -> Identity:
+def build_identity(user: Mapping[str, Any], is_explicit: bool) -> Identity:
     """Return an identity by e-mail, or by name and zip code."""
     name, email = user["name"], user["email"]
     return Identity(
         {"email": email, "name": f"{name['first_name']} {name['last_name']}", "zip": user["address"]["zip"]},
         ["email"],
         [["find_user_id_by_email", {"email": email}]],
-        f"My e-mail is {email}." if told else "",
+        f"My e-mail is {email}." if is_explicit else "",
     )
 
 
-def cancel(draft: Draft) -> Goal | None:
+def cancel_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: cancel an order. The order may not be pending."""
-    order = draft.one("orders")
+    order = sampler.draw_record("orders")
     if order is None:
         return None
-    order_id, reason, told = order["order_id"], draft.random.choice(REASONS), [draft.told(), draft.told()]
-    pending, total = order["status"] == "pending", _money(order["payment_history"][0]["amount"])
+    order_id, reason, is_explicit = (
+        order["order_id"],
+        sampler.random.choice(REASONS),
+        [sampler.draw_explicit(), sampler.draw_explicit()],
+    )
+    pending, total = order["status"] == "pending", _format_amount(order["payment_history"][0]["amount"])
     return Goal(
         f"cancel order {order_id} ({reason})",
-        f"I want to cancel {_named(order_id, told[0])}.{f' It is {reason}.' if told[1] else ''}",
-        {"order": order_id, "reason": reason}, _withheld(order=told[0], reason=told[1]), [order_id], _reads(order_id),
+        f"I want to cancel {_order_phrase(order_id, is_explicit[0])}.{f' It is {reason}.' if is_explicit[1] else ''}",
+        {"order": order_id, "reason": reason}, _withheld_slots(order=is_explicit[0], reason=is_explicit[1]), [order_id],
+        _lookup_calls(order_id),
         [["cancel_pending_order", {"order_id": order_id, "reason": reason}]] if pending else [],
         [total if pending else order["status"]],
         f"Shall I cancel order {order_id} ({reason}) and refund {total}?" if pending else "",
@@ -50,120 +55,136 @@ def cancel(draft: Draft) -> Goal | None:
     )  # fmt: skip
 
 
-def give_back(draft: Draft) -> Goal | None:
+def return_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: return some items from an order. The order may not be delivered."""
-    order = draft.one("orders")
+    order = sampler.draw_record("orders")
     if order is None:
         return None
-    order_id, told = order["order_id"], [draft.told(), draft.told()]
-    items = draft.random.sample(order["items"], draft.random.randint(1, len(order["items"])))
-    names = _listed([item["name"] for item in items])
-    card = next(one for one in draft.user["payment_methods"] if "gift_card" in one)
-    delivered = order["status"] == "delivered"
+    order_id, is_explicit = order["order_id"], [sampler.draw_explicit(), sampler.draw_explicit()]
+    items = sampler.random.sample(order["items"], sampler.random.randint(1, len(order["items"])))
+    names = _join_words([item["name"] for item in items])
+    card = next(method for method in sampler.user["payment_methods"] if "gift_card" in method)
+    is_delivered = order["status"] == "delivered"
     return Goal(
         f"return the {names} of order {order_id} to {card}",
-        f"I would like to return the {names} of {_named(order_id, told[0])}.{_paid(card) if told[1] else ''}",
-        {"order": order_id, "payment": card, "item": names}, _withheld(order=told[0], payment=told[1]),
-        [order_id, *(item["name"] for item in items)], _reads(order_id),
+        f"I would like to return the {names} of "
+        f"{_order_phrase(order_id, is_explicit[0])}.{_payment_sentence(card) if is_explicit[1] else ''}",
+        {"order": order_id, "payment": card, "item": names},
+        _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
+        [order_id, *(item["name"] for item in items)], _lookup_calls(order_id),
         [["return_delivered_order_items", {
             "order_id": order_id, "item_ids": [item["item_id"] for item in items], "payment_method_id": card,
-        }]] if delivered else [],
-        [] if delivered else [order["status"]],
-        f"Shall I take back the {names} of order {order_id}, with the refund to {card}?" if delivered else "",
-        f"The return of the {names} of order {order_id} is requested." if delivered else
+        }]] if is_delivered else [],
+        [] if is_delivered else [order["status"]],
+        f"Shall I take back the {names} of order {order_id}, with the refund to {card}?" if is_delivered else "",
+        f"The return of the {names} of order {order_id} is requested." if is_delivered else
         f"Sorry, the {names} of order {order_id} cannot be returned: it is {order['status']}.",
     )  # fmt: skip
 
 
-def swap(draft: Draft) -> Goal | None:
+def exchange_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: exchange items from a delivered order, or modify items in a pending order."""
-    order = draft.one("orders", "pending", "delivered")
+    order = sampler.draw_record("orders", "pending", "delivered")
     if order is None:
         return None
-    found = [(item, variant) for item in order["items"] if (variant := _other(draft, item))]
-    if not found:
+    options_found = [(item, variant) for item in order["items"] if (variant := _draw_variant(sampler, item))]
+    if not options_found:
         return None
-    chosen = draft.random.sample(found, draft.random.randint(1, len(found)))
-    order_id, told = order["order_id"], [draft.told(), draft.told()]
-    more = round(sum(variant["price"] - item["price"] for item, variant in chosen), 2)
-    card, names = next(iter(draft.user["payment_methods"])), _listed([item["name"] for item, _ in chosen])
-    wishes = _listed([f"{item['name']} in {_options(variant)}" for item, variant in chosen])
+    chosen = sampler.random.sample(options_found, sampler.random.randint(1, len(options_found)))
+    order_id, is_explicit = order["order_id"], [sampler.draw_explicit(), sampler.draw_explicit()]
+    price_change = round(sum(variant["price"] - item["price"] for item, variant in chosen), 2)
+    card, names = next(iter(sampler.user["payment_methods"])), _join_words([item["name"] for item, _ in chosen])
+    wanted_variants = _join_words([f"{item['name']} in {_format_options(variant)}" for item, variant in chosen])
     tool = "exchange_delivered_order_items" if order["status"] == "delivered" else "modify_pending_order_items"
     return Goal(
-        f"change order {order_id} to {wishes} with {card}",
-        f"In {_named(order_id, told[0])} I want another variant: {wishes}.{_paid(card) if told[1] else ''}",
-        {"order": order_id, "payment": card, "item": names, "new": wishes},
-        _withheld(order=told[0], payment=told[1]), [order_id, *(item["name"] for item, _ in chosen)],
-        [*_reads(order_id), *(["get_product_details", {"product_id": item["product_id"]}] for item, _ in chosen)],
+        f"change order {order_id} to {wanted_variants} with {card}",
+        f"In {_order_phrase(order_id, is_explicit[0])} I want another variant: "
+        f"{wanted_variants}.{_payment_sentence(card) if is_explicit[1] else ''}",
+        {"order": order_id, "payment": card, "item": names, "new": wanted_variants},
+        _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
+        [order_id, *(item["name"] for item, _ in chosen)],
+        [
+            *_lookup_calls(order_id),
+            *(["get_product_details", {"product_id": item["product_id"]}] for item, _ in chosen),
+        ],
         [[tool, {
             "order_id": order_id, "item_ids": [item["item_id"] for item, _ in chosen],
             "new_item_ids": [variant["item_id"] for _, variant in chosen], "payment_method_id": card,
         }]],
-        [_money(abs(more))],
-        f"Shall I change order {order_id} to {wishes}, a difference of {_money(abs(more))} with {card}?",
+        [_format_amount(abs(price_change))],
+        f"Shall I change order {order_id} to {wanted_variants}, a difference of {_format_amount(abs(price_change))} "
+        f"with {card}?",
         f"The {names} of order {order_id} will be changed.",
     )  # fmt: skip
 
 
-def pay_otherwise(draft: Draft) -> Goal | None:
+def change_payment_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: change a pending order's payment method."""
-    order = draft.one("orders", "pending")
+    order = sampler.draw_record("orders", "pending")
     if order is None:
         return None
-    order_id, told = order["order_id"], [draft.told(), draft.told()]
-    paid = order["payment_history"][0]
-    other = next(one for one in draft.user["payment_methods"] if one != paid["payment_method_id"])
+    order_id, is_explicit = order["order_id"], [sampler.draw_explicit(), sampler.draw_explicit()]
+    payment = order["payment_history"][0]
+    new_method = next(method for method in sampler.user["payment_methods"] if method != payment["payment_method_id"])
     return Goal(
-        f"pay order {order_id} with {other}",
-        f"I want to pay {_named(order_id, told[0])} {f'with {other}' if told[1] else 'in another way'}.",
-        {"order": order_id, "payment": other}, _withheld(order=told[0], payment=told[1]), [order_id, other],
-        _reads(order_id),
-        [["modify_pending_order_payment", {"order_id": order_id, "payment_method_id": other}]],
-        [], f"Shall I have order {order_id} paid with {other}?", f"Order {order_id} is now paid with {other}.",
+        f"pay order {order_id} with {new_method}",
+        f"I want to pay {_order_phrase(order_id, is_explicit[0])} "
+        f"{f'with {new_method}' if is_explicit[1] else 'in another way'}.",
+        {"order": order_id, "payment": new_method}, _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
+        [order_id, new_method], _lookup_calls(order_id),
+        [["modify_pending_order_payment", {"order_id": order_id, "payment_method_id": new_method}]],
+        [], f"Shall I have order {order_id} paid with {new_method}?",
+        f"Order {order_id} is now paid with {new_method}.",
     )  # fmt: skip
 
 
-def send_elsewhere(draft: Draft) -> Goal | None:
+def change_address_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: change the address in a pending order or in the user's profile."""
-    new, told = address(draft.random), draft.told()
-    order = draft.one("orders", "pending") if draft.random.random() < 0.5 else None
-    key = order["order_id"] if order else draft.user["user_id"]
-    if key in draft.taken and not order:
+    new, is_explicit = draw_address(sampler.random), sampler.draw_explicit()
+    order = sampler.draw_record("orders", "pending") if sampler.random.random() < 0.5 else None
+    key = order["order_id"] if order else sampler.user["user_id"]
+    if key in sampler.used and not order:
         return None
-    draft.taken.add(key)
-    what = f"order {key}" if order else "my profile"
+    sampler.used.add(key)
+    subject = f"order {key}" if order else "my profile"
     call = ["modify_pending_order_address", {"order_id": key, **new}] if order else [
         "modify_user_address", {"user_id": key, **new}
     ]  # fmt: skip
     return Goal(
-        f"address of {key}: {_line(new)}",
-        f"Please change the address of {what}{f' to {_line(new)}' if told else ''}.", {"address": _line(new)},
-        _withheld(address=told), [new["address1"], *([key] if order else [])],
-        _reads(key) if order else [["get_user_details", {"user_id": key}]], [call], [],
-        f"Shall I change the address of {what.replace('my', 'your')} to {_line(new)}?",
-        f"The address of {what.replace('my', 'your')} is now {_line(new)}.",
+        f"address of {key}: {_format_address(new)}",
+        f"Please change the address of {subject}{f' to {_format_address(new)}' if is_explicit else ''}.",
+        {"address": _format_address(new)},
+        _withheld_slots(address=is_explicit), [new["address1"], *([key] if order else [])],
+        _lookup_calls(key) if order else [["get_user_details", {"user_id": key}]], [call], [],
+        f"Shall I change the address of {subject.replace('my', 'your')} to {_format_address(new)}?",
+        f"The address of {subject.replace('my', 'your')} is now {_format_address(new)}.",
     )  # fmt: skip
 
 
-def ask_price(draft: Draft) -> Goal | None:
+def price_question(sampler: GoalSampler) -> Goal | None:
     """Draw a question: the price paid for an order."""
-    order = draft.one("orders")
+    order = sampler.draw_record("orders")
     if order is None:
         return None
-    order_id, told, total = order["order_id"], draft.told(), _money(order["payment_history"][0]["amount"])
+    order_id, is_explicit, total = (
+        order["order_id"],
+        sampler.draw_explicit(),
+        _format_amount(order["payment_history"][0]["amount"]),
+    )
     return Goal(
         f"price of order {order_id}",
-        f"What did I pay for {_named(order_id, told)}?", {"order": order_id}, _withheld(order=told), [order_id],
-        _reads(order_id), [], [total], "", f"For order {order_id} you paid {total}.",
+        f"What did I pay for {_order_phrase(order_id, is_explicit)}?", {"order": order_id},
+        _withheld_slots(order=is_explicit), [order_id],
+        _lookup_calls(order_id), [], [total], "", f"For order {order_id} you paid {total}.",
     )  # fmt: skip
 
 
-def ask_variants(draft: Draft) -> Goal | None:
+def variants_question(sampler: GoalSampler) -> Goal | None:
     """Draw a question: the number of available variants."""
-    row = draft.random.choice(sorted(draft.base["products"].values(), key=lambda row: str(row["name"])))
-    if row["product_id"] in draft.taken:
+    row = sampler.random.choice(sorted(sampler.database["products"].values(), key=lambda row: str(row["name"])))
+    if row["product_id"] in sampler.used:
         return None
-    draft.taken.add(row["product_id"])
+    sampler.used.add(row["product_id"])
     count = str(sum(variant["available"] for variant in row["variants"].values()))
     return Goal(
         f"variants of {row['name']}",
@@ -173,46 +194,50 @@ def ask_variants(draft: Draft) -> Goal | None:
     )  # fmt: skip
 
 
-def _other(draft: Draft, item: Mapping[str, Any]) -> Record | None:
+def _draw_variant(sampler: GoalSampler, item: Mapping[str, Any]) -> Record | None:
     """Draw another available variant from the same product; None if no variant fits."""
-    variants = draft.base["products"][item["product_id"]]["variants"].values()
-    others = [one for one in variants if one["available"] and one["item_id"] != item["item_id"]]
-    return draft.random.choice(others) if others else None
+    variants = sampler.database["products"][item["product_id"]]["variants"].values()
+    candidates = [variant for variant in variants if variant["available"] and variant["item_id"] != item["item_id"]]
+    return sampler.random.choice(candidates) if candidates else None
 
 
-def _reads(order_id: str) -> list[list[Any]]:
+def _lookup_calls(order_id: str) -> list[list[Any]]:
     return [["get_order_details", {"order_id": order_id}]]
 
 
-def _withheld(**told: bool) -> list[str]:
-    return [slot for slot, known in told.items() if not known]
+def _withheld_slots(**is_explicit: bool) -> list[str]:
+    return [slot for slot, is_known in is_explicit.items() if not is_known]
 
 
-def _named(order_id: str, told: bool) -> str:
-    return f"order {order_id}" if told else "an order of mine"
+def _order_phrase(order_id: str, is_explicit: bool) -> str:
+    return f"order {order_id}" if is_explicit else "an order of mine"
 
 
-def _paid(method: str) -> str:
+def _payment_sentence(method: str) -> str:
     return f" Use {method} for the money."
 
 
-def _money(amount: float) -> str:
+def _format_amount(amount: float) -> str:
     return f"{amount:.2f}"
 
 
-def _options(variant: Mapping[str, Any]) -> str:
+def _format_options(variant: Mapping[str, Any]) -> str:
     return ", ".join(str(value) for value in variant["options"].values())
 
 
-def _line(place: Mapping[str, str]) -> str:
-    return ", ".join(place[key] for key in ("address1", "address2", "city", "state", "country", "zip"))
+def _format_address(address_fields: Mapping[str, str]) -> str:
+    return ", ".join(address_fields[key] for key in ("address1", "address2", "city", "state", "country", "zip"))
 
 
-def _listed(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-RETAIL = World(
-    Retail, retail_tables, (cancel, give_back, swap, pay_otherwise, send_elsewhere, ask_price, ask_variants), identity,
-    POLICY,
+RETAIL = ServiceWorld(
+    Retail, generate_retail_tables,
+    (
+        cancel_goal, return_goal, exchange_goal, change_payment_goal, change_address_goal, price_question,
+        variants_question,
+    ),
+    build_identity, POLICY,
 )  # fmt: skip

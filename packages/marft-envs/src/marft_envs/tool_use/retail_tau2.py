@@ -18,13 +18,13 @@ class RetailTau2(Retail):
     @tool
     def get_item_details(self, item_id: str) -> Mapping[str, Any]:
         """Read a variant of a product, by item id (not product id): options, availability, price."""
-        found = next(
+        variant = next(
             (row["variants"][item_id] for row in self.tables.rows("products") if item_id in row["variants"]), None
         )
-        self._must(found is not None, "item not found")
-        return found or {}
+        self._require(variant is not None, "item not found")
+        return variant or {}
 
-    def _order_to_modify(self, order_id: str) -> Mapping[str, Any]:
-        order = self._found("orders", order_id, "order")
-        self._state("pending" in order["status"], "non-pending order cannot be modified")
+    def _modifiable_order(self, order_id: str) -> Mapping[str, Any]:
+        order = self._get_record("orders", order_id, "order")
+        self._require_state("pending" in order["status"], "non-pending order cannot be modified")
         return order

@@ -19,11 +19,11 @@ from random import Random
 from typing import Any
 
 from marft.common.types import ToolCall
-from marft.envs.scripts import Cue, Line, Script
+from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply
 from marft_envs.tool_use.goals import Calls, Goal, Identity
 from marft_envs.tool_use.session import USER
-from marft_envs.tool_use.slots import names_all
-from marft_envs.tool_use.users import PATIENCE, scripted
+from marft_envs.tool_use.slots import contains_all
+from marft_envs.tool_use.users import DEFAULT_PATIENCE, make_scripted_user
 
 QUESTIONS = {
     "email": "What is your e-mail?", "user": "What is your user id?", "order": "Which order?",
@@ -31,11 +31,11 @@ QUESTIONS = {
     "payment": "Which payment method?", "address": "What is the address?", "insurance": "What about the insurance?",
     "passenger": "Who is the passenger?",
 }  # fmt: skip
-HELLO = "How can I help?"
-MORE = "Anything else?"
-NOTHING = "I cannot find that."
-WHAT = re.compile(r"^User: (.*)$", re.MULTILINE)
-OTHERS = re.compile(r"^Agent: (.*)$", re.MULTILINE)
+GREETING = "How can I help?"
+FURTHER_QUESTION = "Anything else?"
+NOT_FOUND = "I cannot find that."
+USER_LINE = re.compile(r"^User: (.*)$", re.MULTILINE)
+AGENT_LINE = re.compile(r"^Agent: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +43,57 @@ class Move:
     """Next move in a step: ask for slots, check and offer goals, execute goals, or close."""
 
     kind: str  # "Ask", "Check", "Do" or "Close"
-    about: tuple[str, ...] = ()  # slots or aims
+    targets: tuple[str, ...] = ()  # slots or aims
 
     def __str__(self) -> str:
-        return f"{self.kind}: {'; '.join(self.about)}." if self.about else f"{self.kind}."
+        return f"{self.kind}: {'; '.join(self.targets)}." if self.targets else f"{self.kind}."
 
 
-class Talk:
+class ConversationView:
     """Conversation from an agent's point of view."""
 
-    def __init__(self, cue: Cue) -> None:
+    def __init__(self, cue: PolicyInput) -> None:
         self.goals = [Goal(**goal) for goal in cue.task.data["goals"]]
         self.identity = Identity(**cue.task.data["identity"])
         self.batches: Sequence[Sequence[int]] = cue.task.data["batches"]
-        shown = [str(message["content"]) for message in cue.chat if message["role"] == "user"]
-        self.user = [line for text in shown for line in WHAT.findall(text)]
-        own = [str(message["content"]) for message in cue.chat if message["role"] == "assistant"]
-        self.said = "\n".join([*own, *(line for text in shown for line in OTHERS.findall(text))])
-        self.looked = any(message["role"] == "tool" for message in cue.chat)
-        self.plan = shown[-1].rpartition("Message from planner:\n")[2].partition("\n\n")[0] if shown else ""
-        self.planned = bool(shown) and "Message from planner:\n" in shown[-1]
+        user_messages = [str(message["content"]) for message in cue.messages if message["role"] == "user"]
+        self.user_lines = [line for text in user_messages for line in USER_LINE.findall(text)]
+        own_messages = [str(message["content"]) for message in cue.messages if message["role"] == "assistant"]
+        self.agent_text = "\n".join(
+            [*own_messages, *(line for text in user_messages for line in AGENT_LINE.findall(text))]
+        )
+        self.has_tool_results = any(message["role"] == "tool" for message in cue.messages)
+        self.plan = (
+            user_messages[-1].rpartition("Message from planner:\n")[2].partition("\n\n")[0] if user_messages else ""
+        )
+        self.has_plan = bool(user_messages) and "Message from planner:\n" in user_messages[-1]
 
     @property
-    def open(self) -> list[Goal]:
+    def open_goals(self) -> list[Goal]:
         """Return the goals stated so far and not yet settled."""
-        batches = self.batches[: 1 + sum(line.startswith("Also:") for line in self.user)]
-        return [self.goals[index] for batch in batches for index in batch if self.goals[index].report not in self.said]
+        batches = self.batches[: 1 + sum(line.startswith("Also:") for line in self.user_lines)]
+        return [
+            self.goals[index] for batch in batches for index in batch if self.goals[index].report not in self.agent_text
+        ]
 
-    def missing(self) -> tuple[str, ...]:
+    def missing_slots(self) -> tuple[str, ...]:
         """Return the needed slots that the user has not stated."""
-        heard = "\n".join(self.user)
-        wanted = [(slot, self.identity.facts[slot]) for slot in self.identity.needs]
-        wanted += [(slot, goal.facts[slot]) for goal in self.open for slot in goal.withheld]
-        return tuple(dict.fromkeys(slot for slot, fact in wanted if not names_all(heard, [fact])))
+        user_text = "\n".join(self.user_lines)
+        needed_facts = [(slot, self.identity.facts[slot]) for slot in self.identity.needs]
+        needed_facts += [(slot, goal.facts[slot]) for goal in self.open_goals for slot in goal.withheld]
+        return tuple(dict.fromkeys(slot for slot, fact in needed_facts if not contains_all(user_text, [fact])))
 
-    def best(self) -> Move:
+    def best_move(self) -> Move:
         """Return the best move."""
-        missing, left = self.missing(), self.open
+        missing, open_goals = self.missing_slots(), self.open_goals
         if missing:
             return Move("Ask", missing)
-        offered = [goal.aim for goal in left if goal.offer and goal.offer in self.said]
-        if offered and self.user[-1].startswith("Yes"):
-            return Move("Do", tuple(offered))
-        return Move("Check", tuple(goal.aim for goal in left)) if left else Move("Close")
+        offered_aims = [goal.aim for goal in open_goals if goal.offer and goal.offer in self.agent_text]
+        if offered_aims and self.user_lines[-1].startswith("Yes"):
+            return Move("Do", tuple(offered_aims))
+        return Move("Check", tuple(goal.aim for goal in open_goals)) if open_goals else Move("Close")
 
-    def planner_says(self) -> Move | None:
+    def parse_plan(self) -> Move | None:
         """Parse the planner's move; None if its text is not a move."""
         for kind in ("Ask", "Check", "Do"):
             if self.plan.startswith(f"{kind}: "):
@@ -95,114 +101,121 @@ class Talk:
         return Move("Close") if self.plan == "Close." else None
 
 
-def script(skill: float) -> Script:
+def make_script(skill: float) -> ScriptedPolicy:
     """Return a scripted policy that plays each turn well with probability ``skill``."""
 
-    def says(cue: Cue) -> str | Line:
+    def play_turn(cue: PolicyInput) -> str | ScriptedReply:
         if cue.role == USER:
-            return _user(cue)
-        talk = Talk(cue)
-        works = cue.random.random() < skill
+            return _user_reply(cue)
+        conversation = ConversationView(cue)
+        is_good = cue.random.random() < skill
         if cue.role == "planner":
-            return str(talk.best()) if works else _slipped_plan(cue.random, talk)
-        if cue.chat[-1]["role"] == "tool":
-            return _reported(talk, cue)
-        move = talk.planner_says() if talk.planned else talk.best()
+            return str(conversation.best_move()) if is_good else _draw_wrong_plan(cue.random, conversation)
+        if cue.messages[-1]["role"] == "tool":
+            return _report_results(conversation, cue)
+        move = conversation.parse_plan() if conversation.has_plan else conversation.best_move()
         if move is None:
-            return HELLO
-        return _acted(talk, move) if works else _slipped(cue.random, talk, move)
+            return GREETING
+        return _perform_move(conversation, move) if is_good else _draw_mistake(cue.random, conversation, move)
 
-    return says
+    return play_turn
 
 
-def _user(cue: Cue) -> str:
+def _user_reply(cue: PolicyInput) -> str:
     """Return the scripted user's reply to the conversation so far."""
-    user = scripted(cue.task.data, PATIENCE)
-    shown = [str(message["content"]) for message in cue.chat if message["role"] == "user"]
-    said = [text.rpartition("Message from ")[2].partition("\n")[2] for text in shown if "Message from " in text]
-    answers = [user.answer(one) for one in said]
-    return answers[-1] if answers else user.opening()
+    simulated_user = make_scripted_user(cue.task.data, DEFAULT_PATIENCE)
+    user_messages = [str(message["content"]) for message in cue.messages if message["role"] == "user"]
+    agent_messages = [
+        text.rpartition("Message from ")[2].partition("\n")[2] for text in user_messages if "Message from " in text
+    ]
+    answers = [simulated_user.reply(agent_message) for agent_message in agent_messages]
+    return answers[-1] if answers else simulated_user.first_message()
 
 
-def _slipped_plan(random: Random, talk: Talk) -> str:
+def _draw_wrong_plan(random: Random, conversation: ConversationView) -> str:
     """Draw a planner's mistake."""
-    best = talk.best()
-    slips = [f"The user says: {talk.user[-1]}", "Close."]
+    best = conversation.best_move()
+    mistakes = [f"The user says: {conversation.user_lines[-1]}", "Close."]
     if best.kind == "Check":
-        slips.append(str(Move("Do", best.about)))
-    if len(best.about) > 1:
-        slips.append(str(Move(best.kind, best.about[:1])))
-    return random.choice(slips)
+        mistakes.append(str(Move("Do", best.targets)))
+    if len(best.targets) > 1:
+        mistakes.append(str(Move(best.kind, best.targets[:1])))
+    return random.choice(mistakes)
 
 
-def _acted(talk: Talk, move: Move) -> str | Line:
+def _perform_move(conversation: ConversationView, move: Move) -> str | ScriptedReply:
     """Return an agent's output for a move: tool calls, or a message."""
     if move.kind == "Ask":
-        return " ".join(QUESTIONS.get(slot, f"What is the {slot}?") for slot in move.about)
-    goals = _goals(talk, move)
+        return " ".join(QUESTIONS.get(slot, f"What is the {slot}?") for slot in move.targets)
+    goals = _move_goals(conversation, move)
     calls: Calls = []
     if move.kind == "Check":
-        calls = [*([] if talk.looked else talk.identity.reads), *(call for goal in goals for call in goal.reads)]
+        calls = [
+            *([] if conversation.has_tool_results else conversation.identity.reads),
+            *(call for goal in goals for call in goal.reads),
+        ]
     elif move.kind == "Do":
         calls = [call for goal in goals for call in goal.writes]
     if calls:
-        return Line("", tuple(_call(name, arguments) for name, arguments in calls))
-    return _told(goals, move) if goals else MORE
+        return ScriptedReply("", tuple(_make_call(name, arguments) for name, arguments in calls))
+    return _format_report(goals, move) if goals else FURTHER_QUESTION
 
 
-def _reported(talk: Talk, cue: Cue) -> str:
+def _report_results(conversation: ConversationView, cue: PolicyInput) -> str:
     """Return the agent's message after its tool results."""
-    errors = [str(message["content"]) for message in _latest(cue.chat) if "Error" in str(message["content"])]
-    move = (talk.planner_says() if talk.planned else None) or talk.best()
-    goals = _goals(talk, move)
+    errors = [
+        str(message["content"]) for message in _latest_results(cue.messages) if "Error" in str(message["content"])
+    ]
+    move = (conversation.parse_plan() if conversation.has_plan else None) or conversation.best_move()
+    goals = _move_goals(conversation, move)
     if any("agreed" in error for error in errors) or (move.kind == "Do" and not goals):
         return " ".join(f"Shall I go on: {goal.aim}?" for goal in goals)
-    return NOTHING if errors else _told(goals, move)
+    return NOT_FOUND if errors else _format_report(goals, move)
 
 
-def _told(goals: Sequence[Goal], move: Move) -> str:
+def _format_report(goals: Sequence[Goal], move: Move) -> str:
     if move.kind == "Do":
         return " ".join(goal.report for goal in goals)
-    settled = [goal.report for goal in goals if not goal.offer]
-    return " ".join([*settled, *(goal.offer for goal in goals if goal.offer)])
+    reports = [goal.report for goal in goals if not goal.offer]
+    return " ".join([*reports, *(goal.offer for goal in goals if goal.offer)])
 
 
-def _slipped(random: Random, talk: Talk, move: Move) -> str | Line:
+def _draw_mistake(random: Random, conversation: ConversationView, move: Move) -> str | ScriptedReply:
     """Draw an agent's mistake."""
-    goals = _goals(talk, move)
-    slips: list[str | Line] = [HELLO, MORE]
-    done = _acted(talk, move)
-    if isinstance(done, Line):
-        slips.append(Line("", tuple(_wrong(random, call) for call in done.calls)))
-        slips.append(" ".join(goal.report for goal in goals))
+    goals = _move_goals(conversation, move)
+    mistakes: list[str | ScriptedReply] = [GREETING, FURTHER_QUESTION]
+    right_output = _perform_move(conversation, move)
+    if isinstance(right_output, ScriptedReply):
+        mistakes.append(ScriptedReply("", tuple(_corrupt_call(random, call) for call in right_output.calls)))
+        mistakes.append(" ".join(goal.report for goal in goals))
         if move.kind == "Check" and any(goal.writes for goal in goals):
-            slips.append(_acted(talk, Move("Do", move.about)))
-    return random.choice(slips)
+            mistakes.append(_perform_move(conversation, Move("Do", move.targets)))
+    return random.choice(mistakes)
 
 
-def _wrong(random: Random, call: ToolCall) -> ToolCall:
+def _corrupt_call(random: Random, call: ToolCall) -> ToolCall:
     """Change a digit in an id of the call."""
     places = [match.start() for match in re.finditer(r"\d", call.arguments)]
     if not places:
         return call
     at = random.choice(places)
-    other = random.choice([digit for digit in "123456789" if digit != call.arguments[at]])
-    return ToolCall(call.name, f"{call.arguments[:at]}{other}{call.arguments[at + 1 :]}")
+    new_digit = random.choice([digit_option for digit_option in "123456789" if digit_option != call.arguments[at]])
+    return ToolCall(call.name, f"{call.arguments[:at]}{new_digit}{call.arguments[at + 1 :]}")
 
 
-def _goals(talk: Talk, move: Move) -> list[Goal]:
-    return [goal for goal in talk.open if goal.aim in move.about]
+def _move_goals(conversation: ConversationView, move: Move) -> list[Goal]:
+    return [goal for goal in conversation.open_goals if goal.aim in move.targets]
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+def _make_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name, json.dumps(arguments))
 
 
-def _latest(chat: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _latest_results(chat: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return the latest tool results."""
-    found = []
+    results = []
     for message in reversed(chat):
         if message["role"] != "tool":
             break
-        found.append(message)
-    return found
+        results.append(message)
+    return results

@@ -6,18 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft.common.texts import LONGEST, cut, one_line
+from marft.common.texts import MAX_ERROR_LENGTH, single_line, truncate
 from marft.common.types import Action, JointAction, Observation, Step
-from marft_envs.tool_use.checking import Checker, Verdict
-from marft_envs.tool_use.toolbox import Call, Ledger, writing
+from marft_envs.tool_use.checkers import Checker, TaskProgress
+from marft_envs.tool_use.toolbox import RecordedCall, ToolCallRecorder, write_tool_names
 from marft_envs.tool_use.users import STOP, User
 
 USER = "user"  # role of the agent that plays the user
-AGREES = {"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"}
-REFUSES = {"no", "not", "don't", "never", "wait"}
+CONFIRM_WORDS = {"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"}
+REFUSE_WORDS = {"no", "not", "don't", "never", "wait"}
 
 
-class Conversation:
+class ToolUseSession:
     """Single attempt at a task.
 
     Args:
@@ -26,121 +26,127 @@ class Conversation:
         checker: checker of the conversation.
         user: simulated user.
         rules: extra text in the first observation, by role.
-        most: maximum user turns; then the episode is truncated.
+        max_turns: maximum user turns; then the episode is truncated.
         reference: names of the tools in the reference calls.
-        whole: True for a reward of 1 or 0 per task, False for a fraction by parts.
-        asks: True to refuse writes until the user agrees.
-        brief: prompt of the agent that plays the user; "" for a simulated user.
-        endings: markers with which the user ends the conversation.
-        last: names of tools that end the conversation at once. The team's message in that turn is not delivered.
+        all_or_nothing: True for a reward of 1 or 0 per task, False for a fraction by parts.
+        needs_confirmation: True to refuse writes until the user agrees.
+        user_prompt: prompt of the agent that plays the user; "" for a simulated user.
+        end_markers: markers with which the user ends the conversation.
+        ending_tools: names of tools that end the conversation at once. The team's message in that turn is not
+            delivered.
     """
 
     def __init__(
-        self, toolbox: Any, tools: Sequence[str], checker: Checker, user: User, *, rules: Mapping[str, str], most: int,
-        reference: Sequence[str], whole: bool, asks: bool, brief: str = "",
-        endings: Sequence[str] = (STOP,), last: Sequence[str] = (),
+        self, toolbox: Any, tools: Sequence[str], checker: Checker, user: User, *, rules: Mapping[str, str],
+        max_turns: int, reference: Sequence[str], all_or_nothing: bool, needs_confirmation: bool, user_prompt: str = "",
+        end_markers: Sequence[str] = (STOP,), ending_tools: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.tools, self.checker, self.user = tuple(tools), checker, user
-        self.rules, self.most, self.whole, self.brief = rules, most, whole, brief
-        self.world, self.endings = toolbox, endings
-        self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks, last)
-        self.agreed = user.agreed and not brief
-        self.turns, self.last = 0, 0.0
-        self.reference, self.writes = tuple(reference), writing(type(toolbox))
-        self._heard = 0  # calls already reported
+        self.rules, self.max_turns, self.all_or_nothing, self.user_prompt = (
+            rules,
+            max_turns,
+            all_or_nothing,
+            user_prompt,
+        )
+        self.tool_object, self.end_markers = toolbox, end_markers
+        self.toolbox = ToolCallRecorder(toolbox, lambda: self.confirmed or not needs_confirmation, ending_tools)
+        self.confirmed = user.confirmed and not user_prompt
+        self.turns, self.last_progress = 0, 0.0
+        self.reference, self.write_tools = tuple(reference), write_tool_names(type(toolbox))
+        self._reported_calls = 0  # calls already reported
 
     async def reset(self) -> Observation:
         """Return the user's first message, with the rules or the user's prompt for their roles."""
-        views = {**self.rules, **({USER: self.brief} if self.brief else {})}
-        return Observation(f"User: {one_line(self.user.opening())}", views)
+        views = {**self.rules, **({USER: self.user_prompt} if self.user_prompt else {})}
+        return Observation(f"User: {single_line(self.user.first_message())}", views)
 
     async def step(self, actions: JointAction) -> Step:
         """Deliver the team's message to the user, after its tool calls."""
-        right = self._right_tools()
-        said = "" if self.toolbox.ended else _said(actions)
+        right_tools = self._right_tools()
+        message = "" if self.toolbox.ended else _answer_text(actions)
         self.turns += 1
-        answer = STOP if self.toolbox.ended else self._answered(actions, said)
-        over, cut = any(ending in answer for ending in self.endings), self.turns >= self.most
-        verdict = self.checker.after(said)
-        solved = over and self.user.served and verdict.right
-        observation = Observation(f"User: {shown(answer)}", self._reports(actions, said))
+        answer = STOP if self.toolbox.ended else self._user_answer(actions, message)
+        is_over, at_limit = any(ending in answer for ending in self.end_markers), self.turns >= self.max_turns
+        verdict = self.checker.check_turn(message)
+        solved = is_over and self.user.is_satisfied and verdict.solved
+        observation = Observation(f"User: {shorten_message(answer)}", self._agent_reports(actions, message))
         return Step(
-            observation, self._reward(verdict, over or cut, solved), terminated=over, truncated=cut and not over,
-            success=solved if over or cut else None,
+            observation, self._reward(verdict, is_over or at_limit, solved), terminated=is_over,
+            truncated=at_limit and not is_over, success=solved if is_over or at_limit else None,
             info={
-                "progress": verdict.done, "right_tools": right, "allowed_tools": self._allowed(actions),
-                "measures": self._measures(),
+                "progress": verdict.completed, "right_tools": right_tools,
+                "allowed_tools": self._allowed_tools(actions), "measures": self._metrics(),
             },
         )  # fmt: skip
 
     async def close(self) -> None:
         """No-op: the session holds no resources."""
 
-    def _answered(self, actions: JointAction, said: str) -> str:
-        if not self.brief:
-            answer = self.user.answer(said)
-            self.agreed = self.user.agreed
+    def _user_answer(self, actions: JointAction, message: str) -> str:
+        if not self.user_prompt:
+            answer = self.user.reply(message)
+            self.confirmed = self.user.confirmed
             return answer
-        spoken = last_of(actions, USER)
-        answer = spoken.text.strip() if spoken else ""
-        self.agreed = agrees(answer)
+        user_action = last_action(actions, USER)
+        answer = user_action.text.strip() if user_action else ""
+        self.confirmed = is_confirmation(answer)
         return answer
 
-    def _reward(self, verdict: Verdict, at_end: bool, solved: bool) -> float:
+    def _reward(self, verdict: TaskProgress, at_end: bool, solved: bool) -> float:
         """Return the reward for a step.
 
-        With ``whole``, the reward is 1 at the end of a solved task. Else it is the step's increase in the completed
-        fraction. If a wrong change was made and the task ends unsolved, the last step takes the total back.
+        With ``all_or_nothing``, the reward is 1 at the end of a solved task. Else it is the step's increase in the
+        completed fraction. If a wrong change was made and the task ends unsolved, the last step takes the total back.
         """
-        if self.whole:
+        if self.all_or_nothing:
             return float(solved)
-        gained, self.last = verdict.done - self.last, verdict.done
-        return gained - verdict.done if at_end and not solved and verdict.spoilt else gained
+        increase, self.last_progress = verdict.completed - self.last_progress, verdict.completed
+        return increase - verdict.completed if at_end and not solved and verdict.has_wrong_change else increase
 
     def _right_tools(self) -> list[str]:
         """Return the tools in the reference: readers, and writers after the user's agreement."""
-        return sorted({name for name in self.reference if name not in self.writes or self.agreed})
+        return sorted({name for name in self.reference if name not in self.write_tools or self.confirmed})
 
-    def _allowed(self, actions: JointAction) -> dict[str, list[str]]:
+    def _allowed_tools(self, actions: JointAction) -> dict[str, list[str]]:
         """Return the allowed tools by agent: every tool for the agent that answers the user, none for the rest."""
-        answering = actions.answer.agent if actions.answer else ""
-        return {action.agent: list(self.tools) if action.agent == answering else [] for action in actions.actions}
+        answering_agent = actions.answer.agent if actions.answer else ""
+        return {action.agent: list(self.tools) if action.agent == answering_agent else [] for action in actions.actions}
 
-    def _measures(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         return {
             "user_turns": float(self.turns),
             "tool_calls": float(len(self.toolbox.calls)),
-            "policy_violations": float(len(self.world.broken) + self.toolbox.unasked),
+            "policy_violations": float(len(self.tool_object.violations) + self.toolbox.unconfirmed_writes),
         }
 
-    def _reports(self, actions: JointAction, said: str) -> dict[str, str]:
+    def _agent_reports(self, actions: JointAction, message: str) -> dict[str, str]:
         """Return a report with calls and message, for agents that did not answer the user."""
-        calls, self._heard = self.toolbox.calls[self._heard :], len(self.toolbox.calls)
-        answering = actions.answer.agent if actions.answer else ""
-        report = "\n".join([*map(_spoken, calls), f"Agent: {shown(said)}"])
-        return {one.agent: report for one in actions.actions if one.agent not in (answering, USER)}
+        calls, self._reported_calls = self.toolbox.calls[self._reported_calls :], len(self.toolbox.calls)
+        answering_agent = actions.answer.agent if actions.answer else ""
+        report = "\n".join([*map(_format_call, calls), f"Agent: {shorten_message(message)}"])
+        return {action.agent: report for action in actions.actions if action.agent not in (answering_agent, USER)}
 
 
-def shown(text: str) -> str:
+def shorten_message(text: str) -> str:
     """Return a message on a single line, shortened to a maximum length."""
-    return cut(one_line(text), LONGEST)
+    return truncate(single_line(text), MAX_ERROR_LENGTH)
 
 
-def last_of(actions: JointAction, role: str) -> Action | None:
+def last_action(actions: JointAction, role: str) -> Action | None:
     """Return an agent's last action in a step; None if absent."""
     return next((action for action in reversed(actions.actions) if action.agent == role), None)
 
 
-def agrees(text: str) -> bool:
+def is_confirmation(text: str) -> bool:
     """Return True if a user's message expresses agreement."""
     words = set(re.findall(r"[\w']+", text.lower()))
-    return bool(AGREES & words) and not REFUSES & words
+    return bool(CONFIRM_WORDS & words) and not REFUSE_WORDS & words
 
 
-def _said(actions: JointAction) -> str:
+def _answer_text(actions: JointAction) -> str:
     return actions.answer.message.strip() if actions.answer and actions.answer.agent != USER else ""
 
 
-def _spoken(call: Call) -> str:
+def _format_call(call: RecordedCall) -> str:
     values = ", ".join(map(str, call.arguments.values()))
-    return shown(f"{call.name}({values}){f': {call.error}' if call.error else ''}")
+    return shorten_message(f"{call.name}({values}){f': {call.error}' if call.error else ''}")

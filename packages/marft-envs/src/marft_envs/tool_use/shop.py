@@ -7,42 +7,42 @@ from typing import Any
 
 from marft.agents.environment import tool
 from marft_envs.tool_use.retail import REASONS, Retail
-from marft_envs.tool_use.tables import Tables
-from marft_envs.tool_use.toolbox import Toolbox, writes
+from marft_envs.tool_use.tables import EpisodeTables
+from marft_envs.tool_use.toolbox import Toolbox, write_tool
 
 
-class Shop(Toolbox):
+class ShopToolbox(Toolbox):
     """Tools that show orders, cancel them and take items back, with the rules from the retail world."""
 
-    def __init__(self, tables: Tables, strict: bool = True) -> None:
+    def __init__(self, tables: EpisodeTables, strict: bool = True) -> None:
         super().__init__(tables, strict)
         self._retail = Retail(tables, strict)
-        self.broken = self._retail.broken
+        self.violations = self._retail.violations
 
     @tool
     def look(self, id: str) -> str:
         """An order."""
-        order = self._found("orders", id, "order")
-        return f"{order['status']}, {described(order)}"
+        order = self._get_record("orders", id, "order")
+        return f"{order['status']}, {describe_order(order)}"
 
-    @writes
+    @write_tool
     def cancel(self, id: str) -> str:
         """Cancel an order."""
         self._retail.cancel_pending_order(id, REASONS[0])
-        return f"ok, {self._found('orders', id, 'order')['payment_history'][0]['amount']} back"
+        return f"ok, {self._get_record('orders', id, 'order')['payment_history'][0]['amount']} back"
 
-    @writes
+    @write_tool
     def refund(self, id: str, item: str) -> str:
         """Take an item back."""
-        order = self._found("orders", id, "order")
-        found = [one for one in order["items"] if one["name"] == item]
-        self._must(bool(found), f"{item} not found")
-        paid_by = order["payment_history"][0]["payment_method_id"]
-        self._retail.return_delivered_order_items(id, [found[0]["item_id"]], paid_by)
-        return f"ok, {found[0]['price']} back"
+        order = self._get_record("orders", id, "order")
+        items = [order_item for order_item in order["items"] if order_item["name"] == item]
+        self._require(bool(items), f"{item} not found")
+        payment_method = order["payment_history"][0]["payment_method_id"]
+        self._retail.return_delivered_order_items(id, [items[0]["item_id"]], payment_method)
+        return f"ok, {items[0]['price']} back"
 
 
-def described(order: Mapping[str, Any]) -> str:
+def describe_order(order: Mapping[str, Any]) -> str:
     """Return an order's items and total price: ``mug 24, cap 15, total 39``."""
     items = [f"{item['name']} {item['price']}" for item in order["items"]]
     return ", ".join([*items, f"total {order['payment_history'][0]['amount']}"])

@@ -5,50 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marft_envs.tool_use.goals import Draft, Goal, Identity, World
-from marft_envs.tool_use.retail_data import short_tables
-from marft_envs.tool_use.shop import Shop
+from marft_envs.tool_use.goals import Goal, GoalSampler, Identity, ServiceWorld
+from marft_envs.tool_use.retail_data import generate_short_tables
+from marft_envs.tool_use.shop import ShopToolbox
 
 POLICY = "Pending orders can be cancelled, items of delivered ones taken back. Look first, then ask for a yes."
 
 
-def cancel(draft: Draft) -> Goal | None:
+def cancel_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: cancel an order. The order may be delivered already."""
-    order = draft.one("orders")
+    order = sampler.draw_record("orders")
     if order is None:
         return None
-    name, told, total = order["order_id"], draft.told(), str(order["payment_history"][0]["amount"])
+    name, is_explicit, total = order["order_id"], sampler.draw_explicit(), str(order["payment_history"][0]["amount"])
     pending = order["status"] == "pending"
     return Goal(
-        f"cancel {name}", f"Cancel {name}." if told else "Cancel an order.", {"order": name},
-        [] if told else ["order"], [name],
+        f"cancel {name}", f"Cancel {name}." if is_explicit else "Cancel an order.", {"order": name},
+        [] if is_explicit else ["order"], [name],
         [["look", {"id": name}]], [["cancel", {"id": name}]] if pending else [], [total if pending else "delivered"],
         f"Cancel {name} for {total} back?" if pending else "",
         f"Done, {total} for {name}." if pending else f"Sorry, {name} is delivered.",
     )  # fmt: skip
 
 
-def give_back(draft: Draft) -> Goal | None:
+def return_goal(sampler: GoalSampler) -> Goal | None:
     """Draw a goal: return an item. Its order may still be pending."""
-    order = draft.one("orders")
+    order = sampler.draw_record("orders")
     if order is None:
         return None
-    item = draft.random.choice(order["items"])
-    name, what, price, told = order["order_id"], item["name"], str(item["price"]), draft.told()
-    delivered = order["status"] == "delivered"
+    item = sampler.random.choice(order["items"])
+    name, item_name, price, is_explicit = order["order_id"], item["name"], str(item["price"]), sampler.draw_explicit()
+    is_delivered = order["status"] == "delivered"
     return Goal(
-        f"return {what} of {name}", f"Return the {what} of {name}." if told else f"Return the {what}.",
-        {"order": name, "item": what},
-        [] if told else ["order"], [name, what], [["look", {"id": name}]],
-        [["refund", {"id": name, "item": what}]] if delivered else [], [price if delivered else "pending"],
-        f"Return the {what} of {name} for {price} back?" if delivered else "",
-        f"Done, {price} for the {what} of {name}." if delivered else f"Sorry, the {what} of {name} is pending.",
+        f"return {item_name} of {name}",
+        f"Return the {item_name} of {name}." if is_explicit else f"Return the {item_name}.",
+        {"order": name, "item": item_name},
+        [] if is_explicit else ["order"], [name, item_name], [["look", {"id": name}]],
+        [["refund", {"id": name, "item": item_name}]] if is_delivered else [], [price if is_delivered else "pending"],
+        f"Return the {item_name} of {name} for {price} back?" if is_delivered else "",
+        f"Done, {price} for the {item_name} of {name}." if is_delivered
+        else f"Sorry, the {item_name} of {name} is pending.",
     )  # fmt: skip
 
 
-def identity(user: Mapping[str, Any], told: bool) -> Identity:  # noqa: ARG001
+def build_identity(user: Mapping[str, Any], is_explicit: bool) -> Identity:  # noqa: ARG001
     """Return an empty identity: this service does not ask for the user's identity."""
     return Identity()
 
 
-SHOP = World(Shop, short_tables, (cancel, give_back), identity, POLICY)
+SHOP = ServiceWorld(ShopToolbox, generate_short_tables, (cancel_goal, return_goal), build_identity, POLICY)

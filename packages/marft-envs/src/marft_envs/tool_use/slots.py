@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-SAID = {  # user's statement of a fact, by slot
+FACT_SENTENCES = {  # user's statement of a fact, by slot
     "email": "My e-mail is {}.",
     "name": "My name is {}.",
     "zip": "My zip code is {}.",
@@ -23,7 +23,7 @@ SAID = {  # user's statement of a fact, by slot
     "date": "The day is {}.",
     "cabin": "The cabin is {}.",
 }
-WORDS = {
+SLOT_WORDS = {
     "email": r"e-?mail",
     "name": r"(?:full |first |last )?names?(?! of)",
     "zip": r"zip(?: ?code)?|postal code",
@@ -41,56 +41,62 @@ WORDS = {
     "date": r"(?:dates?|days?)",
     "cabin": r"cabin",
 }
-ASKS = r"(?:which|what(?: is| are)?|whose|how many|your|the|provide|tell me|share|give me|and|for)"
-PATTERNS = {slot: re.compile(rf"\b{ASKS} (?:\w+ ){{0,2}}(?:{words})\b") for slot, words in WORDS.items()}
-IMPERATIVE = re.compile(
+QUESTION_WORDS = r"(?:which|what(?: is| are)?|whose|how many|your|the|provide|tell me|share|give me|and|for)"
+SLOT_PATTERNS = {
+    slot: re.compile(rf"\b{QUESTION_WORDS} (?:\w+ ){{0,2}}(?:{words})\b") for slot, words in SLOT_WORDS.items()
+}
+REQUEST_PHRASE = re.compile(
     r"\b(?:please|provide|tell me|share|give me|need to know|could i have|may i have|let me know)\b"
 )
-REFUSAL = re.compile(r"\b(?:sorry|cannot|can not|can't|unable|not possible|not allowed|unfortunately)\b")
-DONE = re.compile(
+REFUSAL_PHRASE = re.compile(r"\b(?:sorry|cannot|can not|can't|unable|not possible|not allowed|unfortunately)\b")
+COMPLETION_PHRASE = re.compile(
     r"\b(?:done|cancell?ed|returned|changed|booked|added|requested|updated|processed|exchanged|modified|refunded)\b"
 )
-MORE = re.compile(r"\b(?:anything|something) else|what else|further help|help you with\b")
+OFFER_PHRASE = re.compile(r"\b(?:anything|something) else|what else|further help|help you with\b")
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split text roughly into sentences.
 
-    >>> sentences("Sorry, W1 is delivered. Cancel W2?")
+    >>> split_sentences("Sorry, W1 is delivered. Cancel W2?")
     ['Sorry, W1 is delivered.', 'Cancel W2?']
     """
-    return [one for one in re.split(r"(?<=[.?!])\s+|\n+", text.strip()) if one]
+    return [sentence for sentence in re.split(r"(?<=[.?!])\s+|\n+", text.strip()) if sentence]
 
 
-def asked_for(said: str) -> list[str]:
+def requested_slots(message: str) -> list[str]:
     """Return the slots requested in a message.
 
-    >>> asked_for("Which order, and what is your e-mail?")
+    >>> requested_slots("Which order, and what is your e-mail?")
     ['email', 'order']
     """
-    asking = [one for one in sentences(said.lower()) if one.endswith("?") or IMPERATIVE.search(one)]
-    return [slot for slot, pattern in PATTERNS.items() if any(pattern.search(one) for one in asking)]
+    questions = [
+        sentence
+        for sentence in split_sentences(message.lower())
+        if sentence.endswith("?") or REQUEST_PHRASE.search(sentence)
+    ]
+    return [slot for slot, pattern in SLOT_PATTERNS.items() if any(pattern.search(sentence) for sentence in questions)]
 
 
 def is_refusal(sentence: str) -> bool:
     """Return True if a sentence is a refusal."""
-    return bool(REFUSAL.search(sentence))
+    return bool(REFUSAL_PHRASE.search(sentence))
 
 
-def is_done(text: str) -> bool:
+def reports_completion(text: str) -> bool:
     """Return True if a text reports a completed action."""
-    return bool(DONE.search(text))
+    return bool(COMPLETION_PHRASE.search(text))
 
 
-def more_is_offered(text: str) -> bool:
+def offers_more_help(text: str) -> bool:
     """Return True if a text asks for further requests."""
-    return bool(MORE.search(text))
+    return bool(OFFER_PHRASE.search(text))
 
 
-def names_all(text: str, keys: Sequence[str]) -> bool:
+def contains_all(text: str, keys: Sequence[str]) -> bool:
     """Return True if a text contains every key as whole words; case is ignored.
 
-    >>> names_all("cancel w12?", ["W12"]), names_all("cancel w123?", ["W12"])
+    >>> contains_all("cancel w12?", ["W12"]), contains_all("cancel w123?", ["W12"])
     (True, False)
     """
     return all(re.search(rf"(?<!\w){re.escape(key.lower())}(?!\w)", text.lower()) for key in keys)

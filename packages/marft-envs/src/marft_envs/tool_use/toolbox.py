@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from marft.agents.environment import OFFERED, tool
-from marft_envs.tool_use.tables import Record, Tables
+from marft.agents.environment import TOOL_ATTRIBUTE, tool
+from marft_envs.tool_use.tables import EpisodeTables, Record
 
-WRITES = "__marft_writes__"
+WRITE_MARK = "__marft_writes__"
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
@@ -23,61 +23,61 @@ class Error(ValueError):
 Error.__module__ = "builtins"  # the agent then sees "Error: …" without a module path
 
 
-def writes(method: Method) -> Method:
+def write_tool(method: Method) -> Method:
     """Mark a method as a tool that writes."""
-    setattr(method, WRITES, True)
+    setattr(method, WRITE_MARK, True)
     return tool(method)
 
 
 class Toolbox:
-    """Base class for worlds; agents may call methods marked with ``@tool`` or ``@writes``.
+    """Base class for worlds; agents may call methods marked with ``@tool`` or ``@write_tool``.
 
     Args:
         tables: tables of the episode.
         strict: True to let tools enforce the policy rules. False to record violations and continue.
     """
 
-    def __init__(self, tables: Tables, strict: bool = True) -> None:
+    def __init__(self, tables: EpisodeTables, strict: bool = True) -> None:
         self.tables, self.strict = tables, strict
-        self.broken: list[str] = []  # violated rules
+        self.violations: list[str] = []  # violated rules
 
-    def _must(self, holds: bool, words: str) -> None:
+    def _require(self, condition: bool, message: str) -> None:
         """Raise an error if a call makes no sense."""
-        if not holds:
-            raise Error(words)
+        if not condition:
+            raise Error(message)
 
-    def _rule(self, holds: bool, words: str) -> None:
+    def _check_policy(self, condition: bool, message: str) -> None:
         """Record a violated policy rule; raise an error if strict."""
-        if holds:
+        if condition:
             return
-        self.broken.append(words)
+        self.violations.append(message)
         if self.strict:
-            raise Error(words)
+            raise Error(message)
 
-    def _state(self, holds: bool, words: str) -> None:
+    def _require_state(self, condition: bool, message: str) -> None:
         """Record a violated policy rule and raise an error, strict or not."""
-        if not holds:
-            self.broken.append(words)
-            raise Error(words)
+        if not condition:
+            self.violations.append(message)
+            raise Error(message)
 
-    def _found(self, table: str, key: str, what: str) -> Mapping[str, Any]:
+    def _get_record(self, table: str, key: str, subject: str) -> Mapping[str, Any]:
         record = self.tables.find(table, key)
         if record is None:
-            raise Error(f"{what} not found")
+            raise Error(f"{subject} not found")
         return record
 
     def _edit(self, table: str, key: str) -> Record:
         return self.tables.edit(table, key)
 
 
-class States(Protocol):
+class StateChanges(Protocol):
     """World state for a checker: changes since the start, as canonical text by path."""
 
     def changes(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """Record of a tool call."""
 
     name: str
@@ -85,64 +85,64 @@ class Call:
     error: str = ""
 
 
-def writing(toolbox: type) -> frozenset[str]:
+def write_tool_names(toolbox: type) -> frozenset[str]:
     """Return the names of tools that write."""
-    return frozenset(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), WRITES))
+    return frozenset(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), WRITE_MARK))
 
 
-def offered(toolbox: type) -> tuple[str, ...]:
+def tool_names(toolbox: type) -> tuple[str, ...]:
     """Return the names of every tool."""
-    return tuple(sorted(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), OFFERED)))
+    return tuple(sorted(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), TOOL_ATTRIBUTE)))
 
 
-class Ledger:
+class ToolCallRecorder:
     """Toolbox for a single episode; records every call, and allows writes only after the user's agreement.
 
     The attributes of this object are the toolbox's tools.
 
     Args:
         toolbox: object whose methods are the tools.
-        agreed: function that returns True if the user has agreed.
-        last: names of tools that end the conversation; later calls raise an error.
+        is_confirmed: function that returns True if the user has agreed.
+        ending_tools: names of tools that end the conversation; later calls raise an error.
     """
 
-    def __init__(self, toolbox: Any, agreed: Callable[[], bool], last: Sequence[str] = ()) -> None:
-        self._toolbox, self._agreed, self._last = toolbox, agreed, last
-        self._writing = writing(type(toolbox))
-        self.calls: list[Call] = []
-        self.unasked = 0  # write calls without the user's agreement
+    def __init__(self, toolbox: Any, is_confirmed: Callable[[], bool], ending_tools: Sequence[str] = ()) -> None:
+        self._toolbox, self._is_confirmed, self._ending_tools = toolbox, is_confirmed, ending_tools
+        self._write_tools = write_tool_names(type(toolbox))
+        self.calls: list[RecordedCall] = []
+        self.unconfirmed_writes = 0  # write calls without the user's agreement
         self.ended = False  # True after a tool ended the conversation
 
     def __getattr__(self, name: str) -> Callable[..., object]:
-        return partial(self._call, name, getattr(self._toolbox, name))
+        return partial(self._record_call, name, getattr(self._toolbox, name))
 
-    def _call(self, name: str, method: Callable[..., object], /, **arguments: Any) -> object:
+    def _record_call(self, name: str, method: Callable[..., object], /, **arguments: Any) -> object:
         try:
             if self.ended:
                 raise Error("the conversation is over")
-            self.ended = name in self._last
-            if name in self._writing and not self._agreed():
-                self.unasked += 1
+            self.ended = name in self._ending_tools
+            if name in self._write_tools and not self._is_confirmed():
+                self.unconfirmed_writes += 1
                 raise Error("the user has not agreed; say what you will do and ask first")
             result = method(**arguments)
         except Error as error:
-            self.calls.append(Call(name, deepcopy(arguments), str(error)))
+            self.calls.append(RecordedCall(name, deepcopy(arguments), str(error)))
             raise
-        self.calls.append(Call(name, deepcopy(arguments)))
+        self.calls.append(RecordedCall(name, deepcopy(arguments)))
         return result
 
 
-def run(toolbox: object, calls: Sequence[Sequence[Any]]) -> None:
+def apply_calls(toolbox: object, calls: Sequence[Sequence[Any]]) -> None:
     """Apply reference calls ``[name, arguments]`` to a toolbox; calls of read-only tools are skipped.
 
     A refused call leaves no effect, as in an agent's episode. Arguments named ``*0``, ``*1``, … are positional.
     """
-    known = writing(type(toolbox))
+    write_tools = write_tool_names(type(toolbox))
     for name, arguments in calls:
-        if name in known:
-            given = json.loads(json.dumps(arguments))
-            placed = [given.pop(key) for key in list(given) if key.startswith("*")]
+        if name in write_tools:
+            keywords = json.loads(json.dumps(arguments))
+            positional = [keywords.pop(key) for key in list(keywords) if key.startswith("*")]
             try:
-                getattr(toolbox, name)(*placed, **given)
+                getattr(toolbox, name)(*positional, **keywords)
             except (Error, TypeError):
                 continue

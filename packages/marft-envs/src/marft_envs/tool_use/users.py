@@ -6,37 +6,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from marft_envs.tool_use.goals import Goal, Identity
-from marft_envs.tool_use.slots import SAID, asked_for, is_done, is_refusal, more_is_offered, names_all, sentences
+from marft_envs.tool_use.slots import (
+    FACT_SENTENCES,
+    contains_all,
+    is_refusal,
+    offers_more_help,
+    reports_completion,
+    requested_slots,
+    split_sentences,
+)
 
 STOP = "###STOP###"  # marker at the end of the user's last message
 # further markers with which a user of τ²-bench ends a conversation
 TRANSFER, OUT_OF_SCOPE = "###TRANSFER###", "###OUT-OF-SCOPE###"
-PATIENCE = 2
+DEFAULT_PATIENCE = 2
 
 
 class User(Protocol):
     """Interface for simulated users."""
 
-    def opening(self) -> str:
+    def first_message(self) -> str:
         """Return the first message."""
         ...
 
-    def answer(self, said: str) -> str:
+    def reply(self, message: str) -> str:
         """Return the reply to the team's message; the last reply ends with ``STOP``."""
         ...
 
     @property
-    def agreed(self) -> bool:
+    def confirmed(self) -> bool:
         """Return True if the last message agrees to the team's offer."""
         ...
 
     @property
-    def served(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Return True if the user has not given up."""
         ...
 
 
-class Scripted:
+class ScriptedUser:
     """User that follows fixed rules.
 
     The user states its goals and answers questions. It agrees only to offers that match a goal. It repeats unfinished
@@ -53,125 +61,131 @@ class Scripted:
         self, identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]], patience: int
     ) -> None:
         self.identity, self.goals, self.batches = identity, goals, batches
-        self.left = patience
-        self.batch = 0
-        self.confirmed = set[int]()
-        self.over = set[int]()
-        self._said = ""
-        self._agreed = False
+        self.remaining_patience = patience
+        self.batch_index = 0
+        self.confirmed_goals = set[int]()
+        self.finished_goals = set[int]()
+        self._own_text = ""
+        self._confirmed = False
 
     @property
-    def agreed(self) -> bool:
+    def confirmed(self) -> bool:
         """Return True if the last reply was an agreement."""
-        return self._agreed
+        return self._confirmed
 
     @property
-    def served(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Return True if the user has not run out of patience."""
-        return self.left >= 0
+        return self.remaining_patience >= 0
 
-    def opening(self) -> str:
+    def first_message(self) -> str:
         """Return the first message: identity, if stated, and first goals."""
-        self._said = " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
-        return self._said
+        self._own_text = " ".join(filter(None, [self.identity.says, self._goal_statements(self.batches[0])]))
+        return self._own_text
 
-    def answer(self, said: str) -> str:
+    def reply(self, message: str) -> str:
         """Return the reply to a message."""
-        answer = self._answer(said)
-        self._said += f"\n{answer}"
+        answer = self._make_reply(message)
+        self._own_text += f"\n{answer}"
         return answer
 
-    def _answer(self, said: str) -> str:
-        self._agreed = False
-        here = [index for index in self.batches[self.batch] if index not in self.over]
-        text = said.lower()
-        self._settled(here, text)
-        asked = [slot for slot in asked_for(said) if self._facts(slot, here)]
-        new = [slot for slot in asked if not names_all(self._said, self._facts(slot, here))]
-        if new:
-            return self._tell(new, here)
-        offered = [] if more_is_offered(text) else self._offered(here, text)
-        if offered and "?" in said:
-            self.confirmed |= set(offered)
-            self._agreed = True
+    def _make_reply(self, message: str) -> str:
+        self._confirmed = False
+        open_goals = [index for index in self.batches[self.batch_index] if index not in self.finished_goals]
+        text = message.lower()
+        self._mark_finished(open_goals, text)
+        slots = [slot for slot in requested_slots(message) if self._slot_facts(slot, open_goals)]
+        new_slots = [slot for slot in slots if not contains_all(self._own_text, self._slot_facts(slot, open_goals))]
+        if new_slots:
+            return self._state_facts(new_slots, open_goals)
+        offered_goals = [] if offers_more_help(text) else self._offered_goals(open_goals, text)
+        if offered_goals and "?" in message:
+            self.confirmed_goals |= set(offered_goals)
+            self._confirmed = True
             return "Yes."
-        if asked:
-            return self._tell(asked, here)
-        if "?" not in said or more_is_offered(text):
-            self._reported(here, text)
-        return self._next(said)
+        if slots:
+            return self._state_facts(slots, open_goals)
+        if "?" not in message or offers_more_help(text):
+            self._mark_reported(open_goals, text)
+        return self._next_message(message)
 
-    def _settled(self, here: Sequence[int], text: str) -> None:
+    def _mark_finished(self, open_goals: Sequence[int], text: str) -> None:
         """Mark refused goals and answered questions as finished."""
-        for sentence in sentences(text):
-            named = {index for index in here if names_all(sentence, self.goals[index].keys)}
+        for sentence in split_sentences(text):
+            named_goals = {index for index in open_goals if contains_all(sentence, self.goals[index].keys)}
             if is_refusal(sentence):
-                self.over |= named
+                self.finished_goals |= named_goals
             elif not sentence.endswith("?"):
-                self.over |= {index for index in named if not self.goals[index].offer}
+                self.finished_goals |= {index for index in named_goals if not self.goals[index].offer}
 
-    def _offered(self, here: Sequence[int], text: str) -> list[int]:
-        left = [index for index in here if index not in self.over and self.goals[index].offer]
-        return [index for index in left if names_all(text, self.goals[index].keys)]
+    def _offered_goals(self, open_goals: Sequence[int], text: str) -> list[int]:
+        offerable = [index for index in open_goals if index not in self.finished_goals and self.goals[index].offer]
+        return [index for index in offerable if contains_all(text, self.goals[index].keys)]
 
-    def _reported(self, here: Sequence[int], text: str) -> None:
+    def _mark_reported(self, open_goals: Sequence[int], text: str) -> None:
         """Mark goals as finished if the user agreed to them or the message reports them as done."""
-        for index in here:
-            if index in self.confirmed or (is_done(text) and names_all(text, self.goals[index].keys)):
-                self.over.add(index)
+        for index in open_goals:
+            if index in self.confirmed_goals or (
+                reports_completion(text) and contains_all(text, self.goals[index].keys)
+            ):
+                self.finished_goals.add(index)
 
-    def _next(self, said: str) -> str:
-        here = [index for index in self.batches[self.batch] if index not in self.over]
-        if here:
-            self.left -= 1
-            return f"I still want this: {self._wishes(here)}" if self.left >= 0 else f"Never mind. {STOP}"
-        if self.batch + 1 == len(self.batches):
-            return f"{'No, thanks.' if '?' in said else 'Thanks.'} {STOP}"
-        self.batch += 1
-        return f"Also: {self._wishes(self.batches[self.batch])}"
+    def _next_message(self, message: str) -> str:
+        open_goals = [index for index in self.batches[self.batch_index] if index not in self.finished_goals]
+        if open_goals:
+            self.remaining_patience -= 1
+            return (
+                f"I still want this: {self._goal_statements(open_goals)}"
+                if self.remaining_patience >= 0
+                else f"Never mind. {STOP}"
+            )
+        if self.batch_index + 1 == len(self.batches):
+            return f"{'No, thanks.' if '?' in message else 'Thanks.'} {STOP}"
+        self.batch_index += 1
+        return f"Also: {self._goal_statements(self.batches[self.batch_index])}"
 
-    def _wishes(self, indexes: Sequence[int]) -> str:
+    def _goal_statements(self, indexes: Sequence[int]) -> str:
         return " ".join(self.goals[index].says for index in indexes)
 
-    def _facts(self, slot: str, here: Sequence[int]) -> list[str]:
+    def _slot_facts(self, slot: str, open_goals: Sequence[int]) -> list[str]:
         """Return the known facts for a slot; several if several goals have the slot."""
-        known = [self.identity.facts.get(slot, ""), *(self.goals[index].facts.get(slot, "") for index in here)]
-        return list(dict.fromkeys(filter(None, known)))
+        facts = [self.identity.facts.get(slot, ""), *(self.goals[index].facts.get(slot, "") for index in open_goals)]
+        return list(dict.fromkeys(filter(None, facts)))
 
-    def _tell(self, slots: Sequence[str], here: Sequence[int]) -> str:
-        return " ".join(SAID[slot].format(" and ".join(self._facts(slot, here))) for slot in slots)
+    def _state_facts(self, slots: Sequence[str], open_goals: Sequence[int]) -> str:
+        return " ".join(FACT_SENTENCES[slot].format(" and ".join(self._slot_facts(slot, open_goals))) for slot in slots)
 
 
-class Messages:
+class FixedMessagesUser:
     """User that sends a fixed list of messages, independent of the replies."""
 
-    agreed = True  # never waits for agreement
-    served = True  # never gives up
+    confirmed = True  # never waits for agreement
+    is_satisfied = True  # never gives up
 
     def __init__(self, messages: Sequence[str]) -> None:
-        self._left = list(messages)
+        self._remaining = list(messages)
 
-    def opening(self) -> str:
+    def first_message(self) -> str:
         """Return the first message."""
-        return self._left.pop(0)
+        return self._remaining.pop(0)
 
-    def answer(self, said: str) -> str:  # noqa: ARG002
+    def reply(self, message: str) -> str:  # noqa: ARG002
         """Return the next message; ``STOP`` after the last."""
-        return self._left.pop(0) if self._left else STOP
+        return self._remaining.pop(0) if self._remaining else STOP
 
 
-def scripted(data: Mapping[str, Any], patience: int) -> Scripted:
+def make_scripted_user(data: Mapping[str, Any], patience: int) -> ScriptedUser:
     """Create the scripted user for a generated task."""
     goals = [Goal(**goal) for goal in data["goals"]]
-    return Scripted(Identity(**data["identity"]), goals, data["batches"], patience)
+    return ScriptedUser(Identity(**data["identity"]), goals, data["batches"], patience)
 
 
-def brief(words: str, endings: Sequence[str]) -> str:
+def user_prompt(words: str, end_markers: Sequence[str]) -> str:
     """Return the prompt for an agent that plays the user in a published task.
 
     Args:
         words: instruction of the task.
-        endings: markers that may end the conversation, including ``STOP``.
+        end_markers: markers that may end the conversation, including ``STOP``.
     """
     lines = [
         words,
@@ -181,23 +195,23 @@ def brief(words: str, endings: Sequence[str]) -> str:
         "is not said above you do not know. Stay in character.",
         f"Once all that you want is done, write {STOP} and nothing else.",
     ]
-    if TRANSFER in endings:
+    if TRANSFER in end_markers:
         lines.append(f"Once you are handed over to somebody else, write {TRANSFER}.")
-    if OUT_OF_SCOPE in endings:
+    if OUT_OF_SCOPE in end_markers:
         lines.append(f"Where what is said above does not tell you how to go on, write {OUT_OF_SCOPE}.")
     return "\n".join(lines)
 
 
-def instruction(data: Mapping[str, Any]) -> str:
+def generated_user_prompt(data: Mapping[str, Any]) -> str:
     """Return the prompt for an agent that plays the user in a generated task."""
     goals, identity = [Goal(**goal) for goal in data["goals"]], Identity(**data["identity"])
     lines = ["You are a customer, and talk to a service."]
-    lines += [SAID[slot].format(fact) for slot, fact in identity.facts.items()]
+    lines += [FACT_SENTENCES[slot].format(fact) for slot, fact in identity.facts.items()]
     for number, batch in enumerate(data["batches"]):
-        begins = "You want this:" if number == 0 else "Once that is done, you also want this:"
-        wishes = [goals[index] for index in batch]
-        lines.append(f"{begins} {' '.join(goal.says for goal in wishes)}")
-        lines += [SAID[slot].format(goal.facts[slot]) for goal in wishes for slot in goal.withheld]
+        introduction = "You want this:" if number == 0 else "Once that is done, you also want this:"
+        batch_goals = [goals[index] for index in batch]
+        lines.append(f"{introduction} {' '.join(goal.says for goal in batch_goals)}")
+        lines += [FACT_SENTENCES[slot].format(goal.facts[slot]) for goal in batch_goals for slot in goal.withheld]
     lines.append(
         "Say one thing at a time and only what you know. Agree with a clear yes to what you want, and to nothing else. "
         f"Once all is done, or cannot be, end your message with {STOP}"

@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Literal
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.settings import Bounded, CountOrNone, Names, did_you_mean
-from marft.envs.splits import bare, dealt
-from marft_envs.apart.part import ApartPart, at_home
-from marft_envs.apart.process import Apart, EnvironmentApartError
-from marft_envs.toolsandbox.related import related
-from marft_envs.toolsandbox.session import USER, Talk
+from marft.config.settings import Bounded, Names, NonNegativeCount, did_you_mean
+from marft.envs.splits import normalize_question, split_small_set
+from marft_envs.env_process.process import EnvProcess, EnvProcessError
+from marft_envs.env_process.settings import SubprocessEnvironmentPart, expand_home
+from marft_envs.toolsandbox.grouping import group_related
+from marft_envs.toolsandbox.session import USER, ToolSandboxSession
 
-MESSAGES = 30  # maximum messages in a conversation of the package; each step of the team adds at least one
-ALONE = "multiple_user_turn"  # category of scenarios that need several user messages
+MAX_MESSAGES = 30  # maximum messages in a conversation of the package; each step of the team adds at least one
+MULTI_TURN_CATEGORY = "multiple_user_turn"  # category of scenarios that need several user messages
 
 
-class ToolSandbox(ApartPart):
+class ToolSandbox(SubprocessEnvironmentPart):
     """ToolSandbox scenarios: tools on the state of a phone, a user, and milestones.
 
     Some tools depend on others. The milestones measure how much of the request was fulfilled. A step is the team's
@@ -27,7 +27,7 @@ class ToolSandbox(ApartPart):
     """
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    installs: ClassVar[str] = (
+    install_command: ClassVar[str] = (
         "git clone https://github.com/apple/ToolSandbox && python -m venv ~/toolsandbox && "
         '~/toolsandbox/bin/pip install ./ToolSandbox  and then python = "~/toolsandbox/bin/python"'
     )
@@ -40,18 +40,18 @@ class ToolSandbox(ApartPart):
     categories: Names = ()
     leave_out: Names = ()  # excluded categories
     web: bool = False  # include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY
-    limit: CountOrNone = 0  # maximum scenarios per split; 0: no limit
+    limit: NonNegativeCount = 0  # maximum scenarios per split; 0: no limit
     solved_from: Bounded = 0.9  # minimum similarity for success
 
     @property
-    def says_whose_turn(self) -> bool:  # type: ignore[override]
+    def controls_turns(self) -> bool:  # type: ignore[override]
         """True if an agent plays the user; the user acts when addressed, and the other agents act otherwise."""
         return self.user == "agent"
 
     @property
     def episode_limit(self) -> int:
         """Maximum steps in an episode: the maximum messages in a conversation."""
-        return MESSAGES
+        return MAX_MESSAGES
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each missing or superfluous role.
@@ -72,11 +72,11 @@ class ToolSandbox(ApartPart):
             yield "environment.serves: name who serves the user"
 
     @cached_property
-    def _apart(self) -> Apart:
+    def _process(self) -> EnvProcess:
         # timeout of one tool call, in seconds: a fraction of the request timeout, because all episodes wait for the
         # call
-        given = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}
-        return Apart("toolsandbox", at_home(self.python), given, self.timeout_seconds)
+        settings = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}
+        return EnvProcess("toolsandbox", expand_home(self.python), settings, self.timeout_seconds)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
@@ -85,29 +85,31 @@ class ToolSandbox(ApartPart):
         Variations of a scenario stay in one split.
         """
         rows = self._rows
-        groups = related([_kin(row) for row in rows])
-        splits = dealt(groups)  # dealt before filtering, so filters do not move scenarios to other splits
-        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        groups = group_related([_relation_keys(row) for row in rows])
+        splits = split_small_set(groups)  # dealt before filtering, so filters do not move scenarios to other splits
+        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         for row, group in zip(rows, groups, strict=True):
             if self._is_wanted(row):
                 data = {"categories": row["categories"], "group": group}
-                found[splits[group]].append(Task(row["name"], _asked(row), data))
-        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+                tasks_by_split[splits[group]].append(Task(row["name"], _first_messages(row), data))
+        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
 
     @property
     def _rows(self) -> list[Mapping[str, Any]]:
-        rows = self._apart.current().ask({"do": "rows"}, self.timeout_seconds).get("rows")
+        rows = self._process.get_running().request({"do": "rows"}, self.timeout_seconds).get("rows")
         if not isinstance(rows, list) or not rows:
-            raise EnvironmentApartError(f"toolsandbox gave {rows!r:.100}, which are no scenarios")
-        known = {category for row in rows for category in row["categories"]}
+            raise EnvProcessError(f"toolsandbox gave {rows!r:.100}, which are no scenarios")
+        known_categories = {category for row in rows for category in row["categories"]}
         for category in (*self.categories, *self.leave_out):
-            if category not in known:
-                raise ValueError(f"environment: no scenario is in category {category!r}{did_you_mean(category, known)}")
+            if category not in known_categories:
+                raise ValueError(
+                    f"environment: no scenario is in category {category!r}{did_you_mean(category, known_categories)}"
+                )
         return rows
 
     def _is_wanted(self, row: Mapping[str, Any]) -> bool:
         categories = set(row["categories"])
-        if (row["web"] and not self.web) or (self.user == "leaves" and ALONE in categories):
+        if (row["web"] and not self.web) or (self.user == "leaves" and MULTI_TURN_CATEGORY in categories):
             return False
         return categories >= set(self.categories) and not categories & set(self.leave_out)
 
@@ -119,19 +121,23 @@ class ToolSandbox(ApartPart):
         """
         try:
             return self._splits[split]
-        except EnvironmentApartError as error:
+        except EnvProcessError as error:
             raise ValueError(f"environment: ToolSandbox on {self.python}: {error}") from error
 
-    def start(self, task: Task, seed: int) -> Talk:
+    def start(self, task: Task, seed: int) -> ToolSandboxSession:
         """Start a conversation; ``seed`` decides the ids of added records."""
         serves = self.serves if self.user == "agent" else ()
-        return Talk(self._apart, task.id, seed, serves, self.solved_from, self.timeout_seconds)
+        return ToolSandboxSession(self._process, task.id, seed, serves, self.solved_from, self.timeout_seconds)
 
 
-def _asked(row: Mapping[str, Any]) -> str:
+def _first_messages(row: Mapping[str, Any]) -> str:
     return "\n".join(message["content"] for message in row["messages"])
 
 
-def _kin(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _relation_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that relate scenarios: their base, their first messages, and the user's goal."""
-    return f"of {row['base']}", f"asks {bare(_asked(row))}", f"wants {bare(row['wants'])}"
+    return (
+        f"of {row['base']}",
+        f"asks {normalize_question(_first_messages(row))}",
+        f"wants {normalize_question(row['wants'])}",
+    )

@@ -9,21 +9,21 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from marft.cli.commands import bar, quieten
 from marft.cli.console import wide_console
-from marft.common.texts import cut, one_line
+from marft.cli.handlers import progress_bar, silence_transformers
+from marft.common.texts import single_line, truncate
 from marft.config import load_recipe
 from marft.config.settings import did_you_mean
-from marft.runs.folder import RunFolder
-from marft_lab.flows.growing import Growth, grown
+from marft.runs.run_folder import RunFolder
+from marft_lab.flows.growth import GrowthOptions, grow_network
 from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
 
-SHOWN = 60  # maximum characters of an example in the table
+MAX_EXAMPLE_CHARS = 60  # maximum characters of an example in the table
 console = wide_console()
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuningOptions:
     """Options of ``marft flow tune``.
 
     Args:
@@ -53,7 +53,7 @@ def check_free(to: Path, overwrite: bool) -> None:
         raise ValueError(f"{to} is there already; name another file (--to), or let it go: --overwrite")
 
 
-def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> None:
+def grow(runs: Sequence[Path], to: Path, growth: GrowthOptions, on: Path | None) -> None:
     """Grow a network from recorded episodes and write the network to a file.
 
     Args:
@@ -65,107 +65,109 @@ def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> Non
     Raises:
         ValueError: the runs have no recorded episodes, or ``growth.apart`` names an unknown role.
     """
-    from marft.runs.episodes import read_episodes
+    from marft.runs.episode_files import read_episodes
 
     files = [file for run in runs for file in RunFolder.open(run).recorded_steps()]
     if not files:
         raise ValueError("the runs have recorded no episodes; train with training.record_episodes_every")
     before = read_network(on) if on else None
     roles = {node.role for node in before.nodes} if before else set[str]()
-    for run in runs if growth.apart else ():
+    for run in runs if growth.excluded_roles else ():
         roles |= {agent.role for agent in RunFolder.open(run).settings().agents}
-    for role in sorted(growth.apart - roles):
+    for role in sorted(growth.excluded_roles - roles):
         raise ValueError(f"--apart: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
-    network = grown((episode for file in files for episode in read_episodes(file)), growth, before)
+    network = grow_network((episode for file in files for episode in read_episodes(file)), growth, before)
     write_network(to, network)
-    _say(network, to)
+    _print_summary(network, to)
 
 
-def show(path: Path, picture: Path | None) -> None:
-    """Print a network; plot the network too if ``picture`` is given."""
+def show(path: Path, plot_path: Path | None) -> None:
+    """Print a network; plot the network too if ``plot_path`` is given."""
     network = read_network(path)
-    console.print(_nodes(network))
+    console.print(_build_node_table(network))
     for change in network.lineage:
-        console.print(_said(change), soft_wrap=True)
-    if picture:
-        from marft_lab.flows.drawing import picture as drawn
+        console.print(_format_change(change), soft_wrap=True)
+    if plot_path:
+        from marft_lab.flows.plots import plot_network as drawn
 
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        drawn(network).savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None)
-        console.print(f"see {picture}", soft_wrap=True)
+        plot_path.parent.mkdir(parents=True, exist_ok=True)
+        drawn(network).savefig(plot_path, metadata={"Date": None} if plot_path.suffix == ".svg" else None)
+        console.print(f"see {plot_path}", soft_wrap=True)
 
 
-def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> None:
+def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOptions) -> None:
     """Tune the network of a recipe, and write the network after each part.
 
     Args:
         recipe: recipe with ``team.organization = 'flow'``.
         overrides: command-line overrides of recipe keys.
         to: output file.
-        asked: options of the command.
+        options: options of the command.
 
     Raises:
         ValueError: the team does not sample network paths in this process, or the critic is not a policy of the recipe.
     """
     run = load_recipe(recipe, overrides)
-    quieten()
-    from marft.envs.tasks import tasks_of
-    from marft.rollout.rollouts import LocalRollouts
-    from marft_lab.flows.board import Board
+    silence_transformers()
+    from marft.envs.tasks import read_tasks
+    from marft.rollout.local_runner import LocalRolloutRunner
     from marft_lab.flows.critics import PolicyCritic
-    from marft_lab.flows.improving import Improving, reworded
-    from marft_lab.flows.learning import Learning, edges_learned
+    from marft_lab.flows.evaluator import FlowEvaluator
     from marft_lab.flows.organization import Flow
-    from marft_lab.flows.skipping import skipped
+    from marft_lab.flows.path_learning import PathLearningOptions, learn_paths
+    from marft_lab.flows.rewording import RewordingOptions, reword_nodes
+    from marft_lab.flows.skipping import skip_nodes
 
     flow = run.team
     if not isinstance(flow, Flow) or flow.router:
         raise ValueError("marft flow tune: give a recipe whose team.organization is 'flow', without a router")
     if run.rollout.processes:
         raise ValueError("marft flow tune plays in its own process; set rollout.processes to 0")
-    if asked.critic and asked.critic not in run.policies:
-        raise ValueError(f"--critic {asked.critic!r} is none of the policies {', '.join(run.policies)}")
-    train, held_out = tasks_of(run.environment, "train"), tasks_of(run.environment, "validation")
+    if options.critic and options.critic not in run.policies:
+        raise ValueError(f"--critic {options.critic!r} is none of the policies {', '.join(run.policies)}")
+    train, held_out = read_tasks(run.environment, "train"), read_tasks(run.environment, "validation")
     network = flow.flow
-    with LocalRollouts(run) as rollouts:
+    with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
 
         def play(organization: Flow, attempts: Sequence[object]) -> list[object]:
             return rollouts.play(attempts, replace(rollouts.team, organization=organization))  # type: ignore[arg-type, return-value]
 
-        def tell(change: Change, network: FlowNetwork) -> None:
-            console.print(_said(change), soft_wrap=True)
+        def save_change(change: Change, network: FlowNetwork) -> None:
+            console.print(_format_change(change), soft_wrap=True)
             write_network(to, network)
 
-        board = Board(flow, play, train, held_out[: run.evaluation.validation_tasks], run.seed)  # type: ignore[arg-type]
-        with bar("learning paths") as advance:
-            advance(asked.steps)
-            learning = Learning(asked.steps, asked.batch)
-            network = edges_learned(board, network, learning, lambda *_: advance())
+        board = FlowEvaluator(flow, play, train, held_out[: run.evaluation.validation_tasks], run.seed)  # type: ignore[arg-type]
+        with progress_bar("learning paths") as advance:
+            advance(options.steps)
+            learning = PathLearningOptions(options.steps, options.batch)
+            network = learn_paths(board, network, learning, lambda *_: advance())
         write_network(to, network)
-        if asked.critic:
-            critic = PolicyCritic(rollouts, asked.critic, note=lambda text: console.print(f"  {text}", soft_wrap=True))
-            network = reworded(board, network, critic, Improving(asked.rounds), tell)
-            if critic.silent:
-                proposals = f"{critic.silent} of {critic.asked} replies of the critic"
-                console.print(f"  {proposals} held no <instructions>: give it a model that can", soft_wrap=True)
+        if options.critic:
+            critic = PolicyCritic(
+                rollouts, options.critic, note=lambda text: console.print(f"  {text}", soft_wrap=True)
+            )
+            network = reword_nodes(board, network, critic, RewordingOptions(options.rounds), save_change)
+            if critic.empty_replies:
+                summary = f"{critic.empty_replies} of {critic.request_count} replies of the critic"
+                console.print(f"  {summary} held no <instructions>: give it a model that can", soft_wrap=True)
             write_network(to, network)
-        if asked.tolerance >= 0:
-            network = skipped(board, network, asked.tolerance, tell)
+        if options.tolerance >= 0:
+            network = skip_nodes(board, network, options.tolerance, save_change)
             write_network(to, network)
-    _say(network, to)
+    _print_summary(network, to)
 
 
-def _said(change: Change) -> Text:
-    what = "reworded" if change.kind == "instructions" else "skipped"
-    where = f" for {change.context}" if change.context else ""
-    verdict = what if change.kept else f"not {what}"
-    sure = f"at least {change.low:+.1%}" if change.kind == "skip" else f"{change.low:+.1%} to {change.high:+.1%}"
-    gained = f"{change.gain:+.1%} held-out success ({sure}, {change.tasks} tasks)"
-    return Text(one_line(f"  {change.node}: {verdict}{where}: {gained}"))
+def _format_change(change: Change) -> Text:
+    action = "reworded" if change.kind == "instructions" else "skipped"
+    scope = f" for {change.context}" if change.context else ""
+    verdict = action if change.kept else f"not {action}"
+    interval = f"at least {change.low:+.1%}" if change.kind == "skip" else f"{change.low:+.1%} to {change.high:+.1%}"
+    gained = f"{change.gain:+.1%} held-out success ({interval}, {change.tasks} tasks)"
+    return Text(single_line(f"  {change.node}: {verdict}{scope}: {gained}"))
 
 
-def _say(network: FlowNetwork, to: Path) -> None:
+def _print_summary(network: FlowNetwork, to: Path) -> None:
     kinds = f"{len(network.contexts)} kind{'s' * (len(network.contexts) != 1)}"
     console.print(
         f"{len(network.nodes)} nodes, {len(network.edges)} edges, {kinds} of tasks. See {to}, "
@@ -174,11 +176,11 @@ def _say(network: FlowNetwork, to: Path) -> None:
     )
 
 
-def _nodes(network: FlowNetwork) -> Table:
+def _build_node_table(network: FlowNetwork) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("node", "role", "actions", "for example"):
         table.add_column(heading, justify="right" if heading == "actions" else "left")
     for node in network.nodes:
-        example = Text(cut(one_line(node.example), SHOWN), style="dim")
-        table.add_row(Text(one_line(node.name)), Text(one_line(node.role)), str(node.count), example)
+        example = Text(truncate(single_line(node.example), MAX_EXAMPLE_CHARS), style="dim")
+        table.add_row(Text(single_line(node.name)), Text(single_line(node.role)), str(node.count), example)
     return table

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from marft.cli.commands import bar, quieten
-from marft.cli.console import in_bold
-from marft.cli.errors import beside
-from marft.cli.output import How, output
-from marft.common.texts import one_line
-from marft.runs.folder import RunFolder
+from marft.cli.console import bold
+from marft.cli.errors import set_run_folder
+from marft.cli.handlers import progress_bar, silence_transformers
+from marft.cli.output import OutputMode, open_output
+from marft.common.texts import single_line
+from marft.runs.run_folder import RunFolder
 
 
-def league(path: Path, overrides: Sequence[str], matches: int, versions: int, how: How = "") -> None:
+def run_league(path: Path, overrides: Sequence[str], matches: int, versions: int, output_mode: OutputMode = "") -> None:
     """Play all pairs of versions, print the result and write the report.
 
     Args:
@@ -21,30 +21,32 @@ def league(path: Path, overrides: Sequence[str], matches: int, versions: int, ho
         overrides: command-line overrides of recipe keys.
         matches: matches per pair.
         versions: maximum number of versions.
-        how: output format.
+        output_mode: output format.
 
     Raises:
         ValueError: the run does not exist, or has no opponents.
     """
     folder = RunFolder.open(path)
-    beside(folder.path)
-    run = folder.settings_in_place(overrides)
-    quieten()
-    from marft_lab.league.evaluation.matches import league_of
-    from marft_lab.league.evaluation.written import headline, tables, write_league
-    from marft_lab.team_worth.words import for_terminal
+    set_run_folder(folder.path)
+    run = folder.relocated_settings(overrides)
+    silence_transformers()
+    from marft_lab.league.evaluation.matches import play_league
+    from marft_lab.league.evaluation.report import build_tables, format_headline, write_report
+    from marft_lab.team_evaluation.tables import render_terminal
 
-    with output(how) as out:
-        with bar("playing", shown=not how) as advance:
-            found = league_of(run, folder, matches, versions, advance)
-        page = write_league(folder.path / "league", found)
-        for rows in tables(found):
-            out.say(for_terminal(rows), "")
-        for text in found.notes:
+    with open_output(output_mode) as out:
+        with progress_bar("playing", enabled=not output_mode) as advance:
+            result = play_league(run, folder, matches, versions, advance)
+        page = write_report(folder.path / "league", result)
+        for rows in build_tables(result):
+            out.print(render_terminal(rows), "")
+        for text in result.notes:
             out.note(text)
-        out.say(in_bold(one_line(headline(found))), f"see {page}")
-        out.tell("done", run=folder.path, headline=headline(found), report=page, **_told(found.as_json()))
+        out.print(bold(single_line(format_headline(result))), f"see {page}")
+        out.emit(
+            "done", run=folder.path, headline=format_headline(result), report=page, **_summary_fields(result.as_json())
+        )
 
 
-def _told(table: dict[str, object]) -> dict[str, object]:
+def _summary_fields(table: dict[str, object]) -> dict[str, object]:
     return {key: table[key] for key in ("versions", "ratings", "scores", "exploitability")}

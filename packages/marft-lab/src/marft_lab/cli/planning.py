@@ -11,24 +11,25 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.cli.errors import beside
-from marft.cli.output import How, Output, output
+from marft.cli.errors import set_run_folder
+from marft.cli.output import Output, OutputMode, open_output
 from marft.config import RunSettings, load_recipe
-from marft.models.cards import card_named
-from marft.runs.folder import RunFolder
-from marft_lab.planning.changes import MACHINE, Change, changes
+from marft.models.device_specs import find_device_spec
+from marft.runs.run_folder import RunFolder
+from marft_lab.planning.changes import GPUS_PER_MACHINE, PlanChange, suggest_changes
 from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.measured import recorded
-from marft_lab.planning.memory import Process
-from marft_lab.planning.plan import Ask, Plan, Split, plan
-from marft_lab.planning.work import Known
+from marft_lab.planning.memory import ProcessMemory
+from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
+from marft_lab.planning.recorded_lengths import read_recorded_lengths
+from marft_lab.planning.workload import KnownLengths
 
-MOST_PARTS = 12  # maximum components shown per process
+MAX_SHOWN_PARTS = 12  # maximum components shown per process
 
 
 def run_plan(
-    path: Path, overrides: Sequence[str], gpus: int, gpu: str, given: Known, environment_seconds: float | None,
-    lag: int | None, efficiencies: Sequence[str], model_config: Path | None, how: How,
+    path: Path, overrides: Sequence[str], gpus: int, gpu: str, given_lengths: KnownLengths,
+    environment_seconds: float | None,
+    lag: int | None, efficiencies: Sequence[str], model_config: Path | None, output_mode: OutputMode,
 ) -> None:  # fmt: skip
     """Print the plan of a recipe or a run.
 
@@ -37,76 +38,82 @@ def run_plan(
         overrides: command-line overrides of recipe keys.
         gpus: number of GPUs.
         gpu: GPU type.
-        given: lengths set on the command line; they override recorded lengths.
+        given_lengths: lengths set on the command line; they override recorded lengths.
         environment_seconds: seconds per environment step; None for the recorded value of a run, else 0.
         lag: maximum age of training data, in policy versions; None for the recipe's value.
         efficiencies: overrides of the hardware efficiencies, as ``name=value``.
         model_config: ``config.json`` of a model with unknown size.
-        how: output format.
+        output_mode: output format.
 
     Raises:
         ValueError: an option is not a finite number, or names an unknown GPU or efficiency.
     """
-    _check_finite(given, environment_seconds)
-    run, known, measured_seconds = _asked_about(path, overrides, given)
+    _check_finite(given_lengths, environment_seconds)
+    run, lengths, measured_seconds = _load_recipe_or_run(path, overrides, given_lengths)
     seconds = environment_seconds if environment_seconds is not None else measured_seconds
-    reached = Efficiencies().with_changes(efficiencies)
-    ask = Ask(gpus, card_named(gpu), known, seconds, lag, reached, model_config)
-    made = plan(run, ask)
-    found = changes(made)
-    with output(how) as out:
-        out.tell("plan", **as_json(made, found))
-        _say(out, made, found)
+    reached = Efficiencies().with_overrides(efficiencies)
+    request = PlanRequest(gpus, find_device_spec(gpu), lengths, seconds, lag, reached, model_config)
+    capacity_plan = make_plan(run, request)
+    suggestions = suggest_changes(capacity_plan)
+    with open_output(output_mode) as out:
+        out.emit("plan", **as_json(capacity_plan, suggestions))
+        _print_plan(out, capacity_plan, suggestions)
 
 
-def _asked_about(path: Path, overrides: Sequence[str], given: Known) -> tuple[RunSettings, Known, float]:
+def _load_recipe_or_run(
+    path: Path, overrides: Sequence[str], given_lengths: KnownLengths
+) -> tuple[RunSettings, KnownLengths, float]:
     """Return the settings, the known lengths, and the seconds per environment step.
 
     For a run, recorded lengths fill in the values that are not given.
     """
     if not path.is_dir():
-        return load_recipe(path, overrides), given, 0.0
+        return load_recipe(path, overrides), given_lengths, 0.0
     folder = RunFolder.open(path)
-    beside(folder.path)
-    run, found = folder.settings_in_place(overrides), recorded(folder)
-    if found is None:
-        return run, given, 0.0
-    return run, found.known.but(given), found.environment_seconds
+    set_run_folder(folder.path)
+    run, recording = folder.relocated_settings(overrides), read_recorded_lengths(folder)
+    if recording is None:
+        return run, given_lengths, 0.0
+    return run, recording.lengths.with_overrides(given_lengths), recording.environment_seconds
 
 
-def _check_finite(given: Known, environment_seconds: float | None) -> None:
+def _check_finite(given_lengths: KnownLengths, environment_seconds: float | None) -> None:
     """Check numeric options for NaN and infinity.
 
     Raises:
         ValueError: an option is NaN or infinite.
     """
     for option, value in (
-        ("--prompt-tokens", given.prompt), ("--action-tokens", given.action), ("--longest-action", given.longest),
-        ("--environment-steps", given.environment_steps), ("--environment-seconds", environment_seconds),
+        ("--prompt-tokens", given_lengths.prompt), ("--action-tokens", given_lengths.action),
+        ("--longest-action", given_lengths.longest),
+        ("--environment-steps", given_lengths.environment_steps), ("--environment-seconds", environment_seconds),
     ):  # fmt: skip
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{option}: {value} is no number; write {option} 512")
 
 
-def as_json(made: Plan, found: Sequence[Change]) -> dict[str, Any]:
+def as_json(capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> dict[str, Any]:
     """Return a plan as JSON data, with sizes in bytes and times in seconds."""
-    best = made.best
+    best = capacity_plan.best
     return {
-        "gpu": made.ask.card.name,
-        "gpus": made.ask.gpus,
-        "fits": made.fits,
-        "episodes": made.work.episodes,
+        "gpu": capacity_plan.request.card.name,
+        "gpus": capacity_plan.request.gpus,
+        "fits": capacity_plan.fits,
+        "episodes": capacity_plan.workload.episodes,
         "policies": [
             {
                 "name": policy.name, "train": policy.train, "actions": policy.actions,
                 "prompt_tokens": policy.lengths.prompt, "action_tokens": policy.lengths.action,
                 "longest_action": policy.lengths.longest, "lengths_from": policy.lengths.source,
             }
-            for policy in made.work.policies
+            for policy in capacity_plan.workload.policies
         ],
         "best": _split_json(best),
-        "splits": [_split_json(split) for split in made.splits],
-        "changes": [{"keys": dict(one.keys), "gpus": one.gpus, "seconds": one.plan.best.seconds} for one in found],
+        "splits": [_split_json(split) for split in capacity_plan.splits],
+        "changes": [
+            {"keys": dict(change.keys), "gpus": change.gpus, "seconds": change.plan.best.seconds}
+            for change in suggestions
+        ],
     }  # fmt: skip
 
 
@@ -122,10 +129,10 @@ def _split_json(split: Split) -> dict[str, Any]:
         "processes": [
             {
                 "name": process.name, "count": process.count, "fits": process.fits, "bytes": process.on_card,
-                "room": process.room if math.isfinite(process.room) else None,
+                "room": process.limit if math.isfinite(process.limit) else None,
                 "host_bytes": process.on_host,
                 "parts": [
-                    {"name": part.name, "bytes": part.bytes, "when": part.when, "on_host": part.on_host}
+                    {"name": part.name, "bytes": part.bytes, "when": part.phase, "on_host": part.on_host}
                     for part in process.parts
                 ],
             }
@@ -134,65 +141,69 @@ def _split_json(split: Split) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _say(out: Output, made: Plan, found: Sequence[Change]) -> None:
-    best, ask = made.best, made.ask
-    out.say(f"{made.run.name} on {ask.gpus} × {ask.card.name} ({ask.card.source})")
-    for policy in made.work.policies:
+def _print_plan(out: Output, capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> None:
+    best, request = capacity_plan.best, capacity_plan.request
+    out.print(f"{capacity_plan.run.name} on {request.gpus} × {request.card.name} ({request.card.source})")
+    for policy in capacity_plan.workload.policies:
         lengths = policy.lengths
-        out.say(
+        out.print(
             f"{policy.name}: {policy.actions:,.0f} actions a step of {lengths.prompt:,.0f} + {lengths.action:,.0f} "
             f"tokens ({lengths.source}), the longest {lengths.longest:,.0f}"
         )
     for process in best.processes:
-        out.say("", _memory(process))
-    out.say("", f"Of the host's memory, all processes together: {best.on_host / 1e9:,.1f} GB.")
-    out.say("", _seconds(best))
-    if len(made.splits) > 1:
-        out.say("", _splits(made))
-    out.say("", "It fits." if made.fits else Text("It does not fit.", style="red"))
-    if made.fits and best.keys:
-        out.say(f"To run it so:  {_keys(best.keys)}")
-    if best.learning > MACHINE:
-        out.say(f"Ranks are on one machine, which needs {best.learning} GPUs for them, or on a cluster's ([cluster]).")
-    for one in found:
-        out.say(f"  {_words(one)}: then it fits, {one.plan.best.seconds:,.1f} s a step")
-    if not made.fits and not found:
-        out.say("  No change that is known here makes it fit: take a smaller model, or cards with more memory.")
+        out.print("", _build_memory_table(process))
+    out.print("", f"Of the host's memory, all processes together: {best.on_host / 1e9:,.1f} GB.")
+    out.print("", _build_time_table(best))
+    if len(capacity_plan.splits) > 1:
+        out.print("", _build_split_table(capacity_plan))
+    out.print("", "It fits." if capacity_plan.fits else Text("It does not fit.", style="red"))
+    if capacity_plan.fits and best.keys:
+        out.print(f"To run it so:  {_format_keys(best.keys)}")
+    if best.learning > GPUS_PER_MACHINE:
+        out.print(
+            f"Ranks are on one machine, which needs {best.learning} GPUs for them, or on a cluster's ([cluster])."
+        )
+    for change in suggestions:
+        out.print(f"  {_format_change(change)}: then it fits, {change.plan.best.seconds:,.1f} s a step")
+    if not capacity_plan.fits and not suggestions:
+        out.print("  No change that is known here makes it fit: take a smaller model, or cards with more memory.")
 
 
-def _words(one: Change) -> str:
-    return "  ".join([_keys(one.keys), f"--gpus {one.gpus}"]).strip()
+def _format_change(change: PlanChange) -> str:
+    return "  ".join([_format_keys(change.keys), f"--gpus {change.gpus}"]).strip()
 
 
-def _keys(keys: Mapping[str, Any]) -> str:
-    return " ".join(f"--{key} {_value(value)}" for key, value in keys.items())
+def _format_keys(keys: Mapping[str, Any]) -> str:
+    return " ".join(f"--{key} {_format_value(value)}" for key, value in keys.items())
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, list):
         return f"'{json.dumps(value)}'"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _memory(process: Process) -> Table:
+def _build_memory_table(process: ProcessMemory) -> Table:
     table = Table(title=Text(process.name), title_justify="left", box=None, pad_edge=False)
     for heading, justify in (("part", "left"), ("GB", "right"), ("", "left")):
         table.add_column(heading, justify="right" if justify == "right" else "left")
     parts = sorted(process.parts, key=lambda part: -part.bytes)
-    shown, rest = parts[:MOST_PARTS], parts[MOST_PARTS:]
-    for part in shown:
-        where = "of the host" if part.on_host else "" if part.when == "always" else f"while {part.when}"
-        table.add_row(Text(part.name), f"{part.bytes / 1e9:,.2f}", where)
-    if rest:
-        table.add_row(f"{len(rest)} more", f"{sum(part.bytes for part in rest) / 1e9:,.2f}", "")
+    largest, remaining = parts[:MAX_SHOWN_PARTS], parts[MAX_SHOWN_PARTS:]
+    for part in largest:
+        location = "of the host" if part.on_host else "" if part.phase == "always" else f"while {part.phase}"
+        table.add_row(Text(part.name), f"{part.bytes / 1e9:,.2f}", location)
+    if remaining:
+        table.add_row(f"{len(remaining)} more", f"{sum(part.bytes for part in remaining) / 1e9:,.2f}", "")
     style = "" if process.fits else "red"
     if process.card == "host":
         return table
-    table.add_row(Text("at most", style), Text(f"{process.on_card / 1e9:,.2f}", style), f"of {process.room / 1e9:,.1f}")
+    table.add_row(
+        Text("at most", style), Text(f"{process.on_card / 1e9:,.2f}", style), f"of {process.limit / 1e9:,.1f}"
+    )
     return table
 
 
-def _seconds(split: Split) -> Table:
+def _build_time_table(split: Split) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("a step")
     table.add_column("s", justify="right")
@@ -204,12 +215,12 @@ def _seconds(split: Split) -> Table:
     return table
 
 
-def _splits(made: Plan) -> Table:
+def _build_split_table(capacity_plan: CapacityPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("GPUs that sample", "that learn", "s a step", ""):
         table.add_column(heading, justify="right" if heading else "left")
-    for split in made.neighbours:
+    for split in capacity_plan.neighbors:
         marks: Mapping[bool, str] = {True: "best", False: ""}
-        note = marks[split is made.best] if split.fits else "does not fit"
+        note = marks[split is capacity_plan.best] if split.fits else "does not fit"
         table.add_row(str(split.sampling or "the same"), str(split.learning), f"{split.seconds:,.2f}", note)
     return table

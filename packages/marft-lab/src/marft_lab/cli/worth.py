@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from marft.cli.commands import bar, quieten
-from marft.cli.console import in_bold
-from marft.cli.errors import beside
-from marft.cli.output import How, output
-from marft.common.texts import one_line
-from marft.runs.folder import RunFolder
-from marft_lab.team_worth.options import Options
+from marft.cli.console import bold
+from marft.cli.errors import set_run_folder
+from marft.cli.handlers import progress_bar, silence_transformers
+from marft.cli.output import OutputMode, open_output
+from marft.common.texts import single_line
+from marft.runs.run_folder import RunFolder
+from marft_lab.team_evaluation.options import ComparisonOptions
 
 
-def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "") -> None:
+def run_worth(path: Path, overrides: Sequence[str], options: ComparisonOptions, output_mode: OutputMode = "") -> None:
     """Play the requested comparisons, print the result and write the report.
 
     Finished episodes are kept after an interrupt.
@@ -24,33 +24,40 @@ def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "")
         path: run folder.
         overrides: command-line overrides of recipe keys.
         options: options of the comparisons.
-        how: output format.
+        output_mode: output format.
 
     Raises:
         ValueError: unknown run, checkpoint or part.
     """
     folder = RunFolder.open(path)
-    beside(folder.path)
-    run = folder.settings_in_place(overrides)
-    quieten()
-    from marft_lab.team_worth.session import worth_of
-    from marft_lab.team_worth.words import for_terminal, headline, tables
-    from marft_lab.team_worth.written import write_worth
+    set_run_folder(folder.path)
+    run = folder.relocated_settings(overrides)
+    silence_transformers()
+    from marft_lab.team_evaluation.report import write_report
+    from marft_lab.team_evaluation.session import evaluate_team
+    from marft_lab.team_evaluation.tables import build_tables, format_headline, render_terminal
 
-    with output(how) as out:
-        plan: Callable[[str], None] = out.note if how != "quiet" else lambda _: None
+    with open_output(output_mode) as out:
+        plan: Callable[[str], None] = out.note if output_mode != "quiet" else lambda _: None
         try:
-            with bar("playing", shown=not how) as advance:
-                found = worth_of(run, folder, options, advance, plan)
+            with progress_bar("playing", enabled=not output_mode) as advance:
+                result = evaluate_team(run, folder, options, advance, plan)
         except KeyboardInterrupt:
             out.note("what was played is kept: the same command goes on from there")
             raise
-        page = write_worth(folder.worth, found)
-        for rows in tables(found):
-            out.say(for_terminal(rows), "")
-        notes = [one_line(f"{part}: {text}") for part, text in found.notes]
+        page = write_report(folder.worth, result)
+        for rows in build_tables(result):
+            out.print(render_terminal(rows), "")
+        notes = [single_line(f"{part}: {text}") for part, text in result.notes]
         for note in notes:
             out.note(note)
-        out.say(in_bold(one_line(headline(found))), f"see {page}")
-        told = [asdict(row) for row in found.rows]
-        out.tell("done", run=folder.path, checkpoint=found.checkpoint, headline=headline(found), rows=told, report=page)
+        out.print(bold(single_line(format_headline(result))), f"see {page}")
+        row_fields = [asdict(row) for row in result.rows]
+        out.emit(
+            "done",
+            run=folder.path,
+            checkpoint=result.checkpoint,
+            headline=format_headline(result),
+            rows=row_fields,
+            report=page,
+        )

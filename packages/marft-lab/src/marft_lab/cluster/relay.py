@@ -13,19 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from marft.common.processes.child import Child, Command
-from marft.common.processes.handover import SharedFolder
+from marft.common.processes.child_process import ChildProcess, Command
+from marft.common.processes.weight_transfer import SharedFolder
 from marft.common.version import __version__
 
-PIECE = 2**18  # bytes per read
-LARGEST = 4 * 2**20  # maximum buffered bytes; further output waits
-MOST_LINES = 1000  # maximum buffered lines
+CHUNK_BYTES = 2**18  # bytes per read
+MAX_BUFFER_BYTES = 4 * 2**20  # maximum buffered bytes; further output waits
+MAX_BUFFER_LINES = 1000  # maximum buffered lines
 IDLE_SECONDS = 5.0  # timeout of a read; without output the read returns empty data
-GROUPS = {"in": 1, "out": 1, "end": 1}  # concurrency groups with one thread each, in which calls keep their order
+CONCURRENCY_GROUPS = {
+    "in": 1,
+    "out": 1,
+    "end": 1,
+}  # concurrency groups with one thread each, in which calls keep their order
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class NodeInfo:
     """Software versions and missing folders of a node."""
 
     node: str
@@ -35,28 +39,28 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class ProcessOutput:
     """Output of a process since the previous read.
 
     Args:
         data: bytes from the connection.
         lines: printed lines.
-        over: True if the connection is closed.
+        closed: True if the connection is closed.
     """
 
     data: bytes = b""
     lines: tuple[str, ...] = ()
-    over: bool = False
+    closed: bool = False
 
 
-def about(folders: Sequence[str] = ()) -> About:
+def read_node_info(folders: Sequence[str] = ()) -> NodeInfo:
     """Return information about this node.
 
     Args:
         folders: folders that should exist.
     """
     missing = tuple(folder for folder in folders if not Path(folder).is_dir())
-    return About(socket.gethostname(), platform.python_version(), __version__, missing)
+    return NodeInfo(socket.gethostname(), platform.python_version(), __version__, missing)
 
 
 class Relay:
@@ -67,13 +71,13 @@ class Relay:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._data, self._lines, self._over = bytearray(), list[str](), False
+        self._data, self._lines, self._closed = bytearray(), list[str](), False
         self._folder: SharedFolder | None = None
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
-    def look(self, folders: Sequence[str]) -> About:
+    def node_info(self, folders: Sequence[str]) -> NodeInfo:
         """Return information about this node."""
-        return about(folders)
+        return read_node_info(folders)
 
     def begin(self, name: str, command: Command, path: Sequence[str], folder: str) -> None:
         """Start the process.
@@ -87,47 +91,47 @@ class Relay:
         Raises:
             ValueError: the process cannot be started on this node.
         """
-        theirs = {"", folder} - set(path)  # Ray adds the working folder to the path
-        sys.path[:] = [entry for entry in sys.path if entry not in theirs]
+        ray_paths = {"", folder} - set(path)  # Ray adds the working folder to the path
+        sys.path[:] = [entry for entry in sys.path if entry not in ray_paths]
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).is_dir()]
         with suppress(OSError):
             os.chdir(folder)
-        self._child = Child(name, command, hear=self._hear)
+        self._child = ChildProcess(name, command, on_line=self._add_line)
         threading.Thread(target=self._listen, args=(self._child,), name="marft-relay", daemon=True).start()
 
-    def _listen(self, child: Child) -> None:
+    def _listen(self, child: ChildProcess) -> None:
         data = b"begun"
         while data:
             try:
-                data = child.socket.recv(PIECE)
+                data = child.socket.recv(CHUNK_BYTES)
             except OSError:
                 data = b""
             with self._changed:
-                self._changed.wait_for(lambda: len(self._data) < LARGEST)
+                self._changed.wait_for(lambda: len(self._data) < MAX_BUFFER_BYTES)
                 self._data += data
-                self._over = not data
+                self._closed = not data
                 self._changed.notify_all()
 
-    def _hear(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._lines) < MOST_LINES or self._over)
+            self._changed.wait_for(lambda: len(self._lines) < MAX_BUFFER_LINES or self._closed)
             self._lines.append(line)
             self._changed.notify_all()
 
-    def draw(self) -> Drawn:
+    def read_output(self) -> ProcessOutput:
         """Return new output; wait up to ``IDLE_SECONDS`` seconds for output."""
         with self._changed:
-            self._changed.wait_for(lambda: self._data or self._lines or self._over, IDLE_SECONDS)
-            return self._taken()
+            self._changed.wait_for(lambda: self._data or self._lines or self._closed, IDLE_SECONDS)
+            return self._take_output()
 
-    def _taken(self) -> Drawn:
-        drawn = Drawn(bytes(self._data), tuple(self._lines), self._over)
+    def _take_output(self) -> ProcessOutput:
+        output = ProcessOutput(bytes(self._data), tuple(self._lines), self._closed)
         self._data.clear()
         self._lines.clear()
         self._changed.notify_all()
-        return drawn
+        return output
 
-    def feed(self, data: bytes) -> None:
+    def write_input(self, data: bytes) -> None:
         """Write data to the process; empty data closes the input."""
         assert self._child is not None
         with suppress(OSError):  # the process has exited; a read reports the exit
@@ -144,28 +148,28 @@ class Relay:
     def outcome(self) -> tuple[str, Sequence[str]]:
         """Wait for the process to exit; return the outcome and the last printed lines."""
         assert self._child is not None
-        how = self._child.outcome()
+        outcome = self._child.outcome()
         self._child.socket.close()
         if self._folder:
             self._folder.close()
         with self._changed:
-            return how, self._taken().lines
+            return outcome, self._take_output().lines
 
     def folder(self, name: str) -> str:
         """Create an empty folder and return its path, in memory if the space suffices."""
         self._folder = self._folder or SharedFolder()
-        place = self._folder.path / name
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        return str(place)
+        path = self._folder.path / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return str(path)
 
-    def write(self, name: str, file: str, piece: bytes) -> None:
+    def write(self, name: str, file: str, chunk: bytes) -> None:
         """Append a chunk to a file in a folder."""
         assert self._folder is not None
-        place = self._folder.path / name / file
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open("ab") as opened:
-            opened.write(piece)
+        path = self._folder.path / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as target:
+            target.write(chunk)
 
     def drop(self, name: str) -> None:
         """Remove a folder."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.processes.starting import Starter
-from marft.config.placement import Cluster, Kind
-from marft.config.settings import NotNegative, Positive, Settings
+from marft.common.processes.launcher import Launcher
+from marft.config.placement import Cluster, ProcessKind
+from marft.config.settings import NonNegative, Positive, Settings
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 Amount = Annotated[float, Field(gt=0, le=100_000)]
 
 
-class PlaceSettings(Settings):
+class ResourceSettings(Settings):
     """Resources per process, in Ray's units."""
 
     cpus: Amount = 1.0  # CPUs per process, and default number of compute threads
     gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0  # GPUs per process; other GPUs are hidden from the process
-    memory_gb: NotNegative = 0.0  # memory per process in GiB; 0 reserves no memory
+    memory_gb: NonNegative = 0.0  # memory per process in GiB; 0 reserves no memory
     resources: dict[str, Amount] = {}  # custom Ray resources of the node, by the names given to `ray start`
 
     def bundle(self) -> dict[str, float]:
         """Return the resources as a bundle for a placement group."""
-        counted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * 2**30, **self.resources}
-        return {name: amount for name, amount in counted.items() if amount}
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * 2**30, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount}
 
 
 class ClusterSettings(Cluster):
@@ -47,18 +47,18 @@ class ClusterSettings(Cluster):
     address: str = ""
     # Ray's placement strategy for processes on nodes
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    worker: PlaceSettings = PlaceSettings()  # resources of each of rollout.processes
+    worker: ResourceSettings = ResourceSettings()  # resources of each of rollout.processes
     # resources of each engine in its own process; engines that compute on GPUs get at least one, others exactly this
     # number
-    engine: PlaceSettings = PlaceSettings()
+    engine: ResourceSettings = ResourceSettings()
     # resources of each of training.ranks except the first, which is the run's process; at least one GPU if ranks use
     # GPUs, else none
-    learner: PlaceSettings = PlaceSettings()
+    learner: ResourceSettings = ResourceSettings()
     patience_seconds: Positive = 60.0  # timeout for free resources, and for the start of a process
 
     @field_validator("address")
     @classmethod
-    def _is_no_client(cls, address: str) -> str:
+    def _reject_client_address(cls, address: str) -> str:
         if address.startswith("ray://"):
             raise PydanticCustomError(
                 "address",
@@ -68,16 +68,20 @@ class ClusterSettings(Cluster):
             )
         return address
 
-    def place_of(self, kind: Kind) -> PlaceSettings:
+    def resources_for(self, kind: ProcessKind) -> ResourceSettings:
         """Return the resources per process, for a given kind."""
-        places: dict[Kind, PlaceSettings] = {"worker": self.worker, "engine": self.engine, "learner": self.learner}
-        return places[kind]
+        resources: dict[ProcessKind, ResourceSettings] = {
+            "worker": self.worker,
+            "engine": self.engine,
+            "learner": self.learner,
+        }
+        return resources[kind]
 
-    def gpus_of(self, kind: Kind) -> float:
+    def gpus_for(self, kind: ProcessKind) -> float:
         """Return the recipe's number of GPUs per process, for a given kind."""
-        return self.place_of(kind).gpus
+        return self.resources_for(kind).gpus
 
-    def open_starter(self, run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:
+    def open_launcher(self, run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
         """Return a starter for ``count`` processes with reserved resources.
 
         Args:
@@ -92,7 +96,7 @@ class ClusterSettings(Cluster):
         """
         settings = self
         if gpus is not None:
-            settings = self.model_copy(update={kind: self.place_of(kind).model_copy(update={"gpus": gpus})})
-        from marft_lab.cluster.starter import RayStarter  # imported here because only this method needs Ray
+            settings = self.model_copy(update={kind: self.resources_for(kind).model_copy(update={"gpus": gpus})})
+        from marft_lab.cluster.launcher import RayLauncher  # imported here because only this method needs Ray
 
-        return RayStarter(run, settings, kind, count)
+        return RayLauncher(run, settings, kind, count)

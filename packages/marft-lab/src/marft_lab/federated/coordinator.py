@@ -12,23 +12,23 @@ from typing import Any, Protocol, cast
 
 from marft.common.errors import RunError
 from marft.runs import lock
-from marft_lab.federated.history import LOCK, History, Round, damaged
-from marft_lab.federated.ledger import Ledger
-from marft_lab.federated.link import BEGINNING, Link, SiteLostError
-from marft_lab.federated.mixing import distance, mixed
-from marft_lab.federated.parcels import SENT, Adapters, Tensors, differences, files_with, opened
-from marft_lab.federated.privacy import epsilon
+from marft_lab.federated.adapter_io import MAX_SENT, Adapters, Tensors, build_files, find_differences, parse_files
+from marft_lab.federated.aggregation import average_adapters, rms_distance
+from marft_lab.federated.federation_folder import LOCK_FILE, FederationFolder, RoundRecord, damage_message
+from marft_lab.federated.messages import Update, is_finite, unpack_files
+from marft_lab.federated.privacy import compute_epsilon
 from marft_lab.federated.settings import FederationSettings
-from marft_lab.federated.words import Update, files_of, is_finite
+from marft_lab.federated.site_link import INITIAL_ROUND, SiteFailedError, SiteLink
+from marft_lab.federated.transfer_log import TransferLog
 
 Files = Mapping[str, bytes]
-MOST_PLAYED = 1e15  # maximum reported episodes or tokens per round
+MAX_REPORTED_COUNT = 1e15  # maximum reported episodes or tokens per round
 
 
 class Combiner(Protocol):
     """Interface for the aggregation rule in ``[combine]``."""
 
-    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+    def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]: a row per site over the sites' adapters.
 
         Args:
@@ -40,163 +40,178 @@ class Combiner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RoundReplies:
     """Sites' replies to a round's requests."""
 
     updates: Mapping[str, Update]
-    lost: Mapping[str, str]  # missing sites, with the reasons
+    failed: Mapping[str, str]  # missing sites, with the reasons
 
 
 def federate(
     settings: FederationSettings, folder: Path, *, resume: bool = False,
-    tell: Callable[[Round], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
-) -> list[Round]:  # fmt: skip
+    on_round: Callable[[RoundRecord], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
+) -> list[RoundRecord]:  # fmt: skip
     """Train a federation through all rounds and return the round records.
 
     Args:
         settings: settings of the federation.
         folder: folder of the federation.
         resume: True to resume after the last finished round.
-        tell: callback for each finished round, while the site processes still run.
+        on_round: callback for each finished round, while the site processes still run.
         note: callback for warnings.
 
     Raises:
         ValueError: no federation to resume, foreign files in the folder, or incompatible adapters.
         RunError: too few sites replied. Finished rounds are kept.
     """
-    history = History(folder)
+    history = FederationFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.folder_held(folder / LOCK, "or give this federation another name"), ExitStack() as open_:
-        history.begin(settings, resume)
-        ledger = Ledger(history.ledger)
+    with lock.lock_folder(folder / LOCK_FILE, "or give this federation another name"), ExitStack() as exit_stack:
+        history.create_or_resume(settings, resume)
+        transfer_log = TransferLog(history.transfer_log)
         links = {
-            name: Link(name, settings, history.id, place, ledger)
-            for name, place in settings.site_folders(folder).items()
+            name: SiteLink(name, settings, history.id, site_folder, transfer_log)
+            for name, site_folder in settings.site_folders(folder).items()
         }
         for link in links.values():
-            open_.callback(link.close)
-        rounds = history.rounds() or [_begun(settings, history, links)]
+            exit_stack.callback(link.close)
+        rounds = history.read_rounds() or [_initialize_sites(settings, history, links)]
         while rounds[-1].round < settings.rounds:
-            rounds.append(_round(settings, history, links, rounds))
-            history.let_go(rounds[-1].round, settings.keep_last)
-            tell(rounds[-1])
-        given = _given(history, rounds[-1])
-        heard = _ask(settings, links, settings.rounds + 1, 0, given)
-        _needed(settings, heard, "were given what came of the last round")
-        for site, why in heard.lost.items():
-            note(f"{site} was not given what came of the last round, for it {why}; --resume gives it again")
+            rounds.append(_run_round(settings, history, links, rounds))
+            history.prune(rounds[-1].round, settings.keep_last)
+            on_round(rounds[-1])
+        last_adapters = _load_given(history, rounds[-1])
+        replies = _request_updates(settings, links, settings.rounds + 1, 0, last_adapters)
+        _check_replies(settings, replies, "were given what came of the last round")
+        for site, reason in replies.failed.items():
+            note(f"{site} was not given what came of the last round, for it {reason}; --resume gives it again")
         return rounds
 
 
-def _begun(settings: FederationSettings, history: History, links: Mapping[str, Link]) -> Round:
+def _initialize_sites(
+    settings: FederationSettings, history: FederationFolder, links: Mapping[str, SiteLink]
+) -> RoundRecord:
     """Start each site from the first site's adapters."""
     first = next(iter(links))
     try:
-        files = files_of(links[first].ask(BEGINNING, 0, {}))
-        opened(files)
-    except (SiteLostError, ValueError) as error:
+        files = unpack_files(links[first].request_update(INITIAL_ROUND, 0, {}))
+        parse_files(files)
+    except (SiteFailedError, ValueError) as error:
         raise RunError(f"site {first!r}, whose adapters all begin with: {error}") from None
     sites = list(links)
-    found = Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], _spent(settings, 0), {})
-    history.write(found, {}, [files])
-    return found
+    record = RoundRecord(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], _spent_epsilon(settings, 0), {})
+    history.write_round(record, {}, [files])
+    return record
 
 
-def _given(history: History, one: Round) -> dict[str, dict[str, bytes]]:
+def _load_given(history: FederationFolder, record: RoundRecord) -> dict[str, dict[str, bytes]]:
     """Return the adapters given to each site after a round.
 
     Raises:
         ValueError: damaged adapters.
     """
-    found = history.given(one)
-    one_of_each = {number: site for site, number in one.given.items()}
-    for number, site in one_of_each.items():
+    given_files = history.read_given(record)
+    site_by_number = {number: site for site, number in record.given.items()}
+    for number, site in site_by_number.items():
         try:
-            opened(found[site])
+            parse_files(given_files[site])
         except ValueError as error:
-            raise ValueError(damaged(history.folder(one.round) / "given" / str(number), str(error))) from None
-    return found
+            raise ValueError(
+                damage_message(history.round_folder(record.round) / "given" / str(number), str(error))
+            ) from None
+    return given_files
 
 
-def _round(settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]) -> Round:
-    number, given = before[-1].round + 1, _given(history, before[-1])
-    heard = _ask(settings, links, number, settings.steps, given)
-    spent = _spent(settings, number)
-    told = "" if spent is None else f", whose noise is spent (ε {spent:.3g} with it)"
-    _needed(settings, heard, f"were heard from in round {number}{told}")
+def _run_round(
+    settings: FederationSettings,
+    history: FederationFolder,
+    links: Mapping[str, SiteLink],
+    previous_rounds: Sequence[RoundRecord],
+) -> RoundRecord:
+    number, given_files = previous_rounds[-1].round + 1, _load_given(history, previous_rounds[-1])
+    replies = _request_updates(settings, links, number, settings.steps, given_files)
+    spent = _spent_epsilon(settings, number)
+    privacy_note = "" if spent is None else f", whose noise is spent (ε {spent:.3g} with it)"
+    _check_replies(settings, replies, f"were heard from in round {number}{privacy_note}")
     sites = list(links)
-    sent = {site: files_of(update) for site, update in heard.updates.items()}
-    adapters, configs, bases = _held_together(sent, given, heard, before[-1].bases)
-    counts = [_count(settings, heard.updates.get(site)) for site in sites]
-    rows = cast("Combiner", settings.combine).mixing(sites, counts)
-    distinct = [row for at, row in enumerate(rows) if row not in rows[:at]]
-    results = [_combined(settings, [adapters[site] for site in sites], row) for row in distinct]
-    goes_on = [distinct.index(row) for row in rows]
-    norms = {site: update.about["norm"] for site, update in heard.updates.items() if "norm" in update.about}
-    apart = [_apart(list(adapters.values())), _apart([results[at] for at in goes_on])]
-    found = Round(
-        number, list(heard.updates), heard.lost, dict(zip(sites, rows, strict=True)),
-        dict(zip(sites, goes_on, strict=True)), norms, apart, _spent(settings, number), bases,
+    sent = {site: unpack_files(update) for site, update in replies.updates.items()}
+    adapters, configs, bases = _check_compatible(sent, given_files, replies, previous_rounds[-1].bases)
+    counts = [_reported_count(settings, replies.updates.get(site)) for site in sites]
+    rows = cast("Combiner", settings.combine).mixing_weights(sites, counts)
+    distinct = [row for index, row in enumerate(rows) if row not in rows[:index]]
+    results = [_aggregate(settings, [adapters[site] for site in sites], row) for row in distinct]
+    result_indices = [distinct.index(row) for row in rows]
+    norms = {site: update.report["norm"] for site, update in replies.updates.items() if "norm" in update.report}
+    distances = [_site_distance(list(adapters.values())), _site_distance([results[index] for index in result_indices])]
+    record = RoundRecord(
+        number, list(replies.updates), replies.failed, dict(zip(sites, rows, strict=True)),
+        dict(zip(sites, result_indices, strict=True)), norms, distances, _spent_epsilon(settings, number), bases,
     )  # fmt: skip
-    history.write(found, sent, [files_with(result, configs) for result in results])
-    return found
+    history.write_round(record, sent, [build_files(result, configs) for result in results])
+    return record
 
 
-def _ask(
-    settings: FederationSettings, links: Mapping[str, Link], number: int, steps: int, given: Mapping[str, Files]
-) -> Heard:
+def _request_updates(
+    settings: FederationSettings,
+    links: Mapping[str, SiteLink],
+    number: int,
+    steps: int,
+    given_files: Mapping[str, Files],
+) -> RoundReplies:
     """Send concurrent requests to the sites, and collect replies until the round timeout."""
-    updates, lost = dict[str, Update](), dict[str, str]()
-    began = monotonic()
+    updates, failed = dict[str, Update](), dict[str, str]()
+    start_time = monotonic()
     with ThreadPoolExecutor(len(links)) as threads:
         for link in links.values():
-            link.again()
-        asked: dict[Future[Update], str] = {
-            threads.submit(link.ask, number, steps, given[name]): name for name, link in links.items()
+            link.accept_requests()
+        site_by_future: dict[Future[Update], str] = {
+            threads.submit(link.request_update, number, steps, given_files[name]): name for name, link in links.items()
         }
-        open_ = set(asked)
+        pending = set(site_by_future)
         try:
-            while open_:
-                left = settings.patience_seconds - (monotonic() - began) if settings.patience_seconds else None
-                done, open_ = wait(open_, None if left is None else max(left, 0), FIRST_COMPLETED)
-                for one in done:
+            while pending:
+                remaining = (
+                    settings.patience_seconds - (monotonic() - start_time) if settings.patience_seconds else None
+                )
+                completed, pending = wait(pending, None if remaining is None else max(remaining, 0), FIRST_COMPLETED)
+                for future in completed:
                     try:
-                        update = one.result()
+                        update = future.result()
                         if steps:
-                            opened(files_of(update), SENT)
+                            parse_files(unpack_files(update), MAX_SENT)
                             _check_count(settings, update)
-                        updates[asked[one]] = update
-                    except SiteLostError as error:
-                        lost[asked[one]] = str(error)
+                        updates[site_by_future[future]] = update
+                    except SiteFailedError as error:
+                        failed[site_by_future[future]] = str(error)
                     except ValueError as error:
-                        lost[asked[one]] = f"sent {error}"
-                if not done:
+                        failed[site_by_future[future]] = f"sent {error}"
+                if not completed:
                     break
         finally:
-            for one in open_:
-                links[asked[one]].leave_out()
-    lost |= {asked[one]: f"did not answer in {settings.patience_seconds:g} s" for one in open_}
+            for future in pending:
+                links[site_by_future[future]].abandon_request()
+    failed |= {site_by_future[future]: f"did not answer in {settings.patience_seconds:g} s" for future in pending}
     order = list(links)
-    return Heard({name: updates[name] for name in order if name in updates},
-                 {name: lost[name] for name in order if name in lost})  # fmt: skip
+    return RoundReplies({name: updates[name] for name in order if name in updates},
+                 {name: failed[name] for name in order if name in failed})  # fmt: skip
 
 
-def _needed(settings: FederationSettings, heard: Heard, what: str) -> None:
+def _check_replies(settings: FederationSettings, replies: RoundReplies, description: str) -> None:
     """Check that enough sites replied.
 
     Raises:
         RunError: too few sites replied.
     """
-    if len(heard.updates) < settings.needed:
-        why = "; ".join(f"{site} {reason}" for site, reason in heard.lost.items())
+    if len(replies.updates) < settings.min_replies:
+        reasons = "; ".join(f"{site} {reason}" for site, reason in replies.failed.items())
         raise RunError(
-            f"{len(heard.updates)} of {len(settings.sites)} sites {what}, and at_least asks for {settings.needed}: "
-            f"{why}. What is over is kept: go on with --resume"
+            f"{len(replies.updates)} of {len(settings.sites)} sites {description}, and at_least asks for "
+            f"{settings.min_replies}: {reasons}. What is over is kept: go on with --resume"
         )
 
 
-def _held_together(
-    sent: Mapping[str, Files], given: Mapping[str, Files], heard: Heard, bases: Mapping[str, str]
+def _check_compatible(
+    sent: Mapping[str, Files], given_files: Mapping[str, Files], replies: RoundReplies, bases: Mapping[str, str]
 ) -> tuple[dict[str, Adapters], Files, Mapping[str, str]]:
     """Return all sites' adapters, the first site's configurations, and the base models' digests.
 
@@ -205,20 +220,20 @@ def _held_together(
     Raises:
         ValueError: a site's adapters cannot be combined with the other adapters; the message names the site.
     """
-    found = {site: opened(sent.get(site, before)) for site, before in given.items()}
-    first, configs = next(iter(found.values()))
-    for site, (adapters, theirs) in found.items():
-        for difference in differences(configs, first, theirs, adapters):
+    parsed = {site: parse_files(sent.get(site, before)) for site, before in given_files.items()}
+    first, configs = next(iter(parsed.values()))
+    for site, (adapters, site_configs) in parsed.items():
+        for difference in find_differences(configs, first, site_configs, adapters):
             raise ValueError(f"site {site!r} {difference}")
-    for site, update in heard.updates.items():
-        here = update.about.get("models", {})
-        bases = bases or here
-        if here != bases:
+    for site, update in replies.updates.items():
+        digests = update.report.get("models", {})
+        bases = bases or digests
+        if digests != bases:
             raise ValueError(
                 f"site {site!r} learns on other base models, tokenizers or chat templates than the others: adapters of "
                 "different ones mean nothing together; give it the same"
             )
-    return {site: adapters for site, (adapters, _) in found.items()}, configs, bases
+    return {site: adapters for site, (adapters, _) in parsed.items()}, configs, bases
 
 
 def _check_count(settings: FederationSettings, update: Update) -> None:
@@ -227,30 +242,33 @@ def _check_count(settings: FederationSettings, update: Update) -> None:
     Raises:
         ValueError: the count is missing, not positive or too large.
     """
-    counted = settings.combine.counted
-    count: Any = update.about.get(counted)
-    if counted and not (is_finite(count) and 0 < count <= MOST_PLAYED):
+    counted = settings.combine.count_unit
+    count: Any = update.report.get(counted)
+    if counted and not (is_finite(count) and 0 < count <= MAX_REPORTED_COUNT):
         raise ValueError(f"{count!r:.40} where its {counted} are asked for")
 
 
-def _count(settings: FederationSettings, update: Update | None) -> float:
+def _reported_count(settings: FederationSettings, update: Update | None) -> float:
     """Return the reported count of a site; 0 if the site skipped the round."""
-    counted = settings.combine.counted
-    return float(update.about[counted]) if update and counted else float(update is not None)
+    counted = settings.combine.count_unit
+    return float(update.report[counted]) if update and counted else float(update is not None)
 
 
-def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:
-    return {policy: mixed([each[policy] for each in adapters], row, settings.combine.of) for policy in adapters[0]}
+def _aggregate(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:
+    return {
+        policy: average_adapters([site[policy] for site in adapters], row, settings.combine.of)
+        for policy in adapters[0]
+    }
 
 
-def _apart(sites: Sequence[Adapters]) -> float:
+def _site_distance(sites: Sequence[Adapters]) -> float:
     """Return the distance between sites, over the policies' adapters."""
-    whole: list[Tensors] = [
-        {f"{p}/{n}": t for p, tensors in each.items() for n, t in tensors.items()} for each in sites
+    flattened: list[Tensors] = [
+        {f"{p}/{n}": t for p, tensors in site.items() for n, t in tensors.items()} for site in sites
     ]
-    return distance(whole)
+    return rms_distance(flattened)
 
 
-def _spent(settings: FederationSettings, rounds: int) -> float | None:
+def _spent_epsilon(settings: FederationSettings, rounds: int) -> float | None:
     privacy = settings.privacy
-    return epsilon(rounds, privacy.noise, privacy.delta) if privacy.noise else None
+    return compute_epsilon(rounds, privacy.noise, privacy.delta) if privacy.noise else None

@@ -20,12 +20,12 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 
 
-def norm_of(change: Tensors) -> float:
+def global_norm(change: Tensors) -> float:
     """Return the L2 norm over all tensors together."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
 
 
-def hidden(
+def privatize_update(
     before: Tensors, after: Tensors, clip: float, noise: float, key: bytes, stream: str
 ) -> tuple[Tensors, float]:
     """Return the privatized update and the norm of the raw change.
@@ -44,20 +44,20 @@ def hidden(
         ValueError: the change is not finite.
     """
     change = {name: after[name].double() - before[name].double() for name in after}
-    norm = norm_of(change)
+    norm = global_norm(change)
     if not clip:
         return after, norm
     if not math.isfinite(norm):
         raise ValueError("the change holds what is no number, and cannot be limited")
     factor = min(1.0, clip / norm) if norm else 1.0
-    found, what = {}, _digest(before, after)
+    private, digest = {}, _digest(before, after)
     for name in sorted(change):
-        drawn = gaussian(change[name].numel(), key, stream, what, name).reshape(change[name].shape)
-        found[name] = (before[name].double() + factor * change[name] + noise * clip * drawn).float()
-    return found, norm
+        sample = gaussian_noise(change[name].numel(), key, stream, digest, name).reshape(change[name].shape)
+        private[name] = (before[name].double() + factor * change[name] + noise * clip * sample).float()
+    return private, norm
 
 
-def gaussian(count: int, key: bytes, *words: str) -> Tensor:
+def gaussian_noise(count: int, key: bytes, *labels: str) -> Tensor:
     """Return ``count`` standard normal numbers in float64, shape [count], unpredictable without the key.
 
     The numbers come from a SHAKE-256 stream through the inverse normal distribution. The 64-bit seed of a usual
@@ -65,45 +65,45 @@ def gaussian(count: int, key: bytes, *words: str) -> Tensor:
     """
     if not count:
         return torch.zeros(0, dtype=torch.float64)
-    stream = hashlib.shake_256(hashlib.sha256(key).digest() + "\x1f".join(words).encode()).digest(8 * count)
-    places = (np.frombuffer(stream, "<u8") >> np.uint64(12)).astype(np.float64)  # 52 bits
-    found: Tensor = torch.special.ndtri(torch.from_numpy((places + 0.5) / 2.0**52))
-    return found
+    stream = hashlib.shake_256(hashlib.sha256(key).digest() + "\x1f".join(labels).encode()).digest(8 * count)
+    quantiles = (np.frombuffer(stream, "<u8") >> np.uint64(12)).astype(np.float64)  # 52 bits
+    numbers: Tensor = torch.special.ndtri(torch.from_numpy((quantiles + 0.5) / 2.0**52))
+    return numbers
 
 
 def _digest(*updates: Tensors) -> str:
     """Return a digest of the tensors' names and values."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensors in updates:
         for name in sorted(tensors):
-            found.update(f"{name} {tuple(tensors[name].shape)}".encode())
-            found.update(tensors[name].contiguous().cpu().numpy().tobytes())
-    return found.hexdigest()
+            digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
+            digest.update(tensors[name].contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def epsilon(rounds: int, noise: float, delta: float) -> float:
+def compute_epsilon(rounds: int, noise: float, delta: float) -> float:
     """Return ε of (ε, δ)-differential privacy after ``rounds`` rounds; infinite without noise, and 0 without rounds.
 
     ε is the smallest value with ``Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2) ≤ δ`` for ``μ = √R / noise``. This condition is
     exact (Balle and Wang 2018, Theorem 8). ε is found by bisection.
 
-    >>> round(epsilon(1, 1.0, 1e-5), 3), round(epsilon(100, 30.0, 1e-5), 3)
+    >>> round(compute_epsilon(1, 1.0, 1e-5), 3), round(compute_epsilon(100, 30.0, 1e-5), 3)
     (4.377, 1.271)
     """
     if not noise:
         return math.inf if rounds else 0.0
-    if not rounds or _delta(0.0, math.sqrt(rounds) / noise) <= delta:
+    if not rounds or _compute_delta(0.0, math.sqrt(rounds) / noise) <= delta:
         return 0.0
     spent = rounds / (2 * noise**2)
     low, high = 0.0, spent + 2 * math.sqrt(spent * math.log(1 / delta))  # Mironov 2017: a valid upper bound, not tight
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _delta(middle, math.sqrt(rounds) / noise) > delta else (low, middle)
+        low, high = (middle, high) if _compute_delta(middle, math.sqrt(rounds) / noise) > delta else (low, middle)
     return high
 
 
-def _delta(epsilon: float, mu: float) -> float:
+def _compute_delta(epsilon: float, mu: float) -> float:
     """Return δ of a Gaussian mechanism for a given ε."""
     places = torch.tensor([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu], dtype=torch.float64)
-    near, far = torch.special.log_ndtr(places).tolist()
-    return math.exp(near) - math.exp(epsilon + far)
+    log_upper, log_lower = torch.special.log_ndtr(places).tolist()
+    return math.exp(log_upper) - math.exp(epsilon + log_lower)

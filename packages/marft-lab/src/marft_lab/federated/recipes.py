@@ -10,13 +10,13 @@ from typing import Any
 
 from marft.common.seeds import derive_seed
 from marft.config.load import load_recipe
-from marft.config.run import RunSettings, refuse_nothing_to_train
+from marft.config.run import RunSettings, check_trainable
 from marft_lab.federated.settings import FederationSettings
 
-RUN = "run"  # name of a site's run, in the site's folder
+RUN_NAME = "run"  # name of a site's run, in the site's folder
 
 
-def site_recipe(
+def load_site_recipe(
     recipe: str, changes: Mapping[str, Any], *, name: str, seed: int, steps: int, folder: Path
 ) -> RunSettings:
     """Load a site's recipe, with training steps for the whole federation.
@@ -32,12 +32,12 @@ def site_recipe(
     Raises:
         ValueError: the recipe is invalid, or trains weights other than adapters.
     """
-    own = {
+    overrides = {
         "seed": derive_seed(seed, "site", name), **changes,
-        "name": RUN, "output": str(folder), "training.steps": steps,
+        "name": RUN_NAME, "output": str(folder), "training.steps": steps,
     }  # fmt: skip
-    run = load_recipe(recipe, changes=own)
-    refuse_nothing_to_train(run)
+    run = load_recipe(recipe, changes=overrides)
+    check_trainable(run)
     for policy in run.trained_policies:
         if run.policies[policy].train != "lora":
             raise ValueError(f"policies.{policy}: adapters alone leave a site; set train = 'lora'")
@@ -56,30 +56,32 @@ def check_recipes(settings: FederationSettings, folder: Path) -> None:
     Raises:
         ValueError: invalid recipes; the message lists the sites and the reasons.
     """
-    places = settings.site_folders(folder)
+    folders = settings.site_folders(folder)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
-        read = {
+        futures = {
             name: processes.submit(
-                _problem, site.recipe, site.changes, name=name, seed=settings.seed,
-                steps=settings.rounds * settings.steps, folder=places[name],
+                _find_problem, site.recipe, site.changes, name=name, seed=settings.seed,
+                steps=settings.rounds * settings.steps, folder=folders[name],
             )
             for name, site in settings.sites.items()
         }  # fmt: skip
-        problems = [f"sites.{name}: {problem}" for name, one in read.items() if (problem := _answer(one))]
+        problems = [
+            f"sites.{name}: {problem}" for name, future in futures.items() if (problem := _read_problem(future))
+        ]
     if problems:
         raise ValueError("\n".join(problems))
 
 
-def _problem(recipe: str, changes: Mapping[str, Any], **told: Any) -> str:
+def _find_problem(recipe: str, changes: Mapping[str, Any], **options: Any) -> str:
     try:
-        site_recipe(recipe, changes, **told)
+        load_site_recipe(recipe, changes, **options)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def _answer(read: Future[str]) -> str:
+def _read_problem(future: Future[str]) -> str:
     try:
-        return read.result()
+        return future.result()
     except BrokenExecutor:
         return "its recipe was not read to its end: a process that reads one has ended"

@@ -12,42 +12,44 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.atomic import read_text
-from marft.config.folders import AtHome, at_home
-from marft.config.load import explain
-from marft.config.names import Name, RunName, collisions
-from marft.config.parts import CombinerPlugin
-from marft.config.secrets import refuse_secrets
-from marft.config.settings import Count, CountOrNone, Few, Filled, NotNegative, Plain, Settings
+from marft.config.load import format_errors
+from marft.config.names import Name, RunName, name_conflicts
+from marft.config.paths import ExpandUser, expand_user
+from marft.config.plugin_types import CombinerPlugin
+from marft.config.secrets import check_no_secrets
+from marft.config.settings import Count, NonEmptyString, NonNegative, NonNegativeCount, PlainTable, Settings, SmallCount
 
 # keys that may change on resume
-FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")
-LEAST_NOISE = 1e-3  # minimum noise, relative to clip
-Hiding = Annotated[float, Field(ge=0, le=1e9)]
+MUTABLE_KEYS = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")
+MIN_NOISE = 1e-3  # minimum noise, relative to clip
+NoiseLevel = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class SiteSettings(Settings):
     """Site: recipe, overrides and folder."""
 
     # recipe file, relative to the federation's file or absolute; or the name of a bundled recipe
-    recipe: Annotated[Filled, AtHome]
-    changes: Plain = {}  # overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
+    recipe: Annotated[NonEmptyString, ExpandUser]
+    # overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
+    changes: PlainTable = {}
     # folder of the site's own data; "" for sites/NAME in the federation's folder
-    folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
+    folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = ""
 
 
 class PrivacySettings(Settings):
     """Privacy of updates: clipping and noise before an update leaves its site."""
 
-    clip: Hiding = 0.0  # maximum L2 norm of a round's change to all adapters together; 0 disables clipping
-    noise: Hiding = 0.0  # standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise
+    clip: NoiseLevel = 0.0  # maximum L2 norm of a round's change to all adapters together; 0 disables clipping
+    # standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise
+    noise: NoiseLevel = 0.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ of the reported (ε, δ), if there is noise
 
     @model_validator(mode="after")
-    def _noise_has_a_clip(self) -> Self:
+    def _check_noise(self) -> Self:
         if self.noise and not self.clip:
             raise PydanticCustomError("noise", "noise hides nothing of a change of any size; set clip to its largest")
-        if 0 < self.noise < LEAST_NOISE:
-            raise PydanticCustomError("noise", "noise under {least} of clip hides nothing", {"least": LEAST_NOISE})
+        if 0 < self.noise < MIN_NOISE:
+            raise PydanticCustomError("noise", "noise under {least} of clip hides nothing", {"least": MIN_NOISE})
         return self
 
 
@@ -55,7 +57,7 @@ class FederationSettings(Settings):
     """Federation: sites, rounds, aggregation and privacy."""
 
     name: RunName  # name of the federation; its folder is output/name; default: name of the file
-    output: Annotated[Filled, AtHome] = "runs"  # parent folder of the federation's folder
+    output: Annotated[NonEmptyString, ExpandUser] = "runs"  # parent folder of the federation's folder
     # seed of the federation; each site's recipe gets its own derived seed
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Count = 10  # number of rounds; in each round sites train separately, and their adapters are aggregated
@@ -63,15 +65,15 @@ class FederationSettings(Settings):
     sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # sites, by name
     combine: CombinerPlugin  # aggregation rule for the adapters of each site
     privacy: PrivacySettings = PrivacySettings()  # clipping and noise of updates
-    at_least: CountOrNone = 0  # minimum number of replying sites per round; 0 requires all sites
+    at_least: NonNegativeCount = 0  # minimum number of replying sites per round; 0 requires all sites
     # timeout of a round, after which missing sites are skipped; 0 waits without limit
-    patience_seconds: NotNegative = 0.0
-    tries: Few = 3  # attempts per site and round, if its process exits
+    patience_seconds: NonNegative = 0.0
+    tries: SmallCount = 3  # attempts per site and round, if its process exits
     keep_last: Count = 2  # number of newest rounds with adapters in the coordinator's folder
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, table: object) -> object:
+    def _set_default_combiner(cls, table: object) -> object:
         return {"combine": {"name": "average"}, **table} if isinstance(table, dict) else table
 
     @model_validator(mode="after")
@@ -79,7 +81,7 @@ class FederationSettings(Settings):
         problems = []
         if self.at_least > len(self.sites):
             problems.append(f"at_least: {self.at_least} of {len(self.sites)} sites cannot be waited for; lower it")
-        if self.privacy.noise and self.combine.counted:
+        if self.privacy.noise and self.combine.count_unit:
             problems.append(
                 "combine: it weighs sites by what they have played, which would leave them without noise; set "
                 "weight = 'equally'"
@@ -90,7 +92,7 @@ class FederationSettings(Settings):
         return self
 
     @property
-    def needed(self) -> int:
+    def min_replies(self) -> int:
         """Minimum replies per round."""
         return self.at_least or len(self.sites)
 
@@ -114,7 +116,7 @@ def load_federation(path: Path) -> FederationSettings:
     Raises:
         ValueError: missing file, invalid TOML, or invalid key or value; the message gives the reason.
     """
-    path = at_home(path)
+    path = expand_user(path)
     try:
         table = tomllib.loads(read_text(path))
     except OSError as error:
@@ -125,59 +127,65 @@ def load_federation(path: Path) -> FederationSettings:
     return parse_federation(table, str(path), path.parent.resolve())
 
 
-def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> FederationSettings:
+def parse_federation(table: Mapping[str, Any], source: str, base_folder: Path) -> FederationSettings:
     """Validate a federation's tables.
 
     Args:
         table: parsed TOML.
         source: name of the file, for messages.
-        beside: base folder of relative paths.
+        base_folder: base folder of relative paths.
 
     Raises:
         ValueError: invalid settings; the message has one line per problem.
     """
-    refuse_secrets(table, source)
+    check_no_secrets(table, source)
     try:
         settings = FederationSettings.model_validate(table, context={})
     except ValidationError as error:
-        raise ValueError(f"{source}:\n{explain(error, table)}") from None
-    sites = {name: _absolute(site, beside) for name, site in settings.sites.items()}
+        raise ValueError(f"{source}:\n{format_errors(error, table)}") from None
+    sites = {name: _with_absolute_paths(site, base_folder) for name, site in settings.sites.items()}
     settings = settings.model_copy(update={"sites": sites})
-    problems = [*collisions("sites", sites), *_shared(settings)]
+    problems = [*name_conflicts("sites", sites), *_folder_conflicts(settings)]
     if problems:
         raise ValueError("\n".join(f"{source}: {problem}" for problem in problems))
     return settings
 
 
-def _shared(settings: FederationSettings) -> Iterator[str]:
+def _folder_conflicts(settings: FederationSettings) -> Iterator[str]:
     """Yield a problem for each site folder shared with another site or with the federation."""
-    own = {name: folder.resolve() for name, folder in settings.site_folders(settings.folder).items()}
-    for (one, mine), (other, theirs) in combinations(own.items(), 2):
-        if mine == theirs:
-            yield f"sites: {one!r} and {other!r} have the same folder; what is a site's own is no other's"
-        elif mine in theirs.parents or theirs in mine.parents:
-            yield f"sites: of {one!r} and {other!r} one's folder lies within the other's; none may read another's"
-    kept = settings.folder.resolve()
-    for name, folder in own.items():
-        if kept == folder or folder in kept.parents or (folder.parent != kept / "sites" and kept in folder.parents):
+    folders = {name: folder.resolve() for name, folder in settings.site_folders(settings.folder).items()}
+    for (first, first_folder), (second, second_folder) in combinations(folders.items(), 2):
+        if first_folder == second_folder:
+            yield f"sites: {first!r} and {second!r} have the same folder; what is a site's own is no other's"
+        elif first_folder in second_folder.parents or second_folder in first_folder.parents:
+            yield f"sites: of {first!r} and {second!r} one's folder lies within the other's; none may read another's"
+    federation_folder = settings.folder.resolve()
+    for name, folder in folders.items():
+        if (
+            federation_folder == folder
+            or folder in federation_folder.parents
+            or (folder.parent != federation_folder / "sites" and federation_folder in folder.parents)
+        ):
             yield f"sites: the folder of {name!r} is the federation's, or around it or in it; give it one of its own"
 
 
-def _absolute(site: SiteSettings, beside: Path) -> SiteSettings:
-    recipe = beside / site.recipe
+def _with_absolute_paths(site: SiteSettings, base_folder: Path) -> SiteSettings:
+    recipe = base_folder / site.recipe
     return site.model_copy(update={
         "recipe": str(recipe) if recipe.is_file() else site.recipe,
-        "folder": str((beside / site.folder).absolute()) if site.folder else "",
+        "folder": str((base_folder / site.folder).absolute()) if site.folder else "",
     })  # fmt: skip
 
 
-def refuse_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_unchanged(before: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Check a resumed federation for changed training settings.
 
     Raises:
         ValueError: changed settings; the message names each changed key.
     """
-    different = [key for key in {**before, **now} if key not in FREE and before.get(key) != now.get(key)]
+    different = [
+        key for key in {**before, **current} if key not in MUTABLE_KEYS and before.get(key) != current.get(key)
+    ]
     if different:
         raise ValueError(
             f"a federation goes on with the settings that it learned with so far, but {', '.join(different)} "

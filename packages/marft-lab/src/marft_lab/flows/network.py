@@ -17,13 +17,13 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from marft.common import atomic
-from marft.common.atomic import regular
+from marft.common.atomic import check_regular_file
 
 SOURCE, SINK = "source", "sink"  # reserved names of the start and the end of every path
 STOP = "stop"  # answer of a router to go to the sink
 ANY = ""  # context of tasks without a similar context, and of weights shared by all contexts
-MOST_NODES = 1000  # maximum nodes, and maximum contexts
-MOST_DIMENSIONS = 8192
+MAX_NODES = 1000  # maximum nodes, and maximum contexts
+MAX_DIMENSIONS = 8192
 STRICT = ConfigDict(extra="forbid")  # reject unknown keys in files
 Vector = tuple[float, ...]  # [d], a sum of unit vectors
 Weights = Mapping[str, Mapping[str, Mapping[str, float]]]  # by context, start and end of an edge
@@ -81,7 +81,7 @@ class Change:
     """Tried change of a network with its verdict, for the lineage.
 
     ``gain`` is the change of the held-out success rate on ``tasks`` tasks. For instructions, ``low`` and ``high`` are
-    the ends of an interval. For a skip they are one-sided bounds (flows/board.py).
+    the ends of an interval. For a skip they are one-sided bounds (flows/evaluator.py).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -104,7 +104,7 @@ class FlowNetwork:
 
     >>> plan, do = Node("plan", "planner"), Node("do", "worker")
     >>> edges = (Edge(SOURCE, "plan"), Edge("plan", "do"), Edge("do", SINK))
-    >>> FlowNetwork((plan, do), edges).after("plan")
+    >>> FlowNetwork((plan, do), edges).successors("plan")
     ('do',)
 
     Args:
@@ -142,62 +142,64 @@ class FlowNetwork:
                 return node
         raise KeyError(name)
 
-    def after(self, name: str) -> tuple[str, ...]:
+    def successors(self, name: str) -> tuple[str, ...]:
         """Return the successors of a node, most frequent first."""
         ends = sorted((edge for edge in self.edges if edge.start == name), key=lambda edge: (-edge.count, edge.end))
         return tuple(edge.end for edge in ends)
 
-    def passed_by(self, context: str) -> frozenset[str]:
+    def skipped_nodes(self, context: str) -> frozenset[str]:
         """Return the skipped nodes for tasks of a context."""
         return frozenset(self.skips.get(context, ()))
 
     def problems(self) -> list[str]:
         """Return all problems: duplicate or unknown names, invalid numbers, and an unreachable sink."""
         names = [node.name for node in self.nodes]
-        found = [f"two nodes are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
-        found += [f"no node may be called {name!r}" for name in (SOURCE, SINK, ANY, STOP) if name in names]
+        messages = [f"two nodes are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
+        messages += [f"no node may be called {name!r}" for name in (SOURCE, SINK, ANY, STOP) if name in names]
         kinds = [context.name for context in self.contexts]
-        found += [f"two contexts are called {name!r}" for name in sorted({k for k in kinds if kinds.count(k) > 1})]
-        found += ["a context has no name"] if ANY in kinds else []
+        messages += [f"two contexts are called {name!r}" for name in sorted({k for k in kinds if kinds.count(k) > 1})]
+        messages += ["a context has no name"] if ANY in kinds else []
         pairs = Counter((edge.start, edge.end) for edge in self.edges)
-        found += [f"the edge {one!r} to {two!r} comes twice" for (one, two), times in pairs.items() if times > 1]
-        known = {*names, SOURCE, SINK}
+        messages += [
+            f"the edge {first!r} to {second!r} comes twice" for (first, second), times in pairs.items() if times > 1
+        ]
+        known_names = {*names, SOURCE, SINK}
         ends = {name for edge in self.edges for name in (edge.start, edge.end)}
-        found += [f"an edge names {name!r}, which is no node" for name in sorted(ends - known)]
-        found += [f"an edge leads from {e.start!r} back to the source" for e in self.edges if e.end == SOURCE]
-        found += [f"an edge leads from the sink on to {e.end!r}" for e in self.edges if e.start == SINK]
-        if SINK in self.after(SOURCE):
-            found.append("an edge leads from the source to the sink, where nobody acts")
+        messages += [f"an edge names {name!r}, which is no node" for name in sorted(ends - known_names)]
+        messages += [f"an edge leads from {e.start!r} back to the source" for e in self.edges if e.end == SOURCE]
+        messages += [f"an edge leads from the sink on to {e.end!r}" for e in self.edges if e.start == SINK]
+        if SINK in self.successors(SOURCE):
+            messages.append("an edge leads from the source to the sink, where nobody acts")
         skipped = {name for skips in self.skips.values() for name in skips}
-        found += [f"a skip names {name!r}, which is no node" for name in sorted(skipped - known)]
-        found += [
+        messages += [f"a skip names {name!r}, which is no node" for name in sorted(skipped - known_names)]
+        messages += [
             f"the edge {e.start!r} to {e.end!r} has been taken {e.count} times" for e in self.edges if e.count < 1
         ]
         if not all(math.isfinite(w) for row in self.weights.values() for ends in row.values() for w in ends.values()):
-            found.append("a weight is no finite number")
-        if max(len(names), len(self.contexts)) > MOST_NODES:
-            found.append(f"more than {MOST_NODES} nodes or contexts")
-        found += self._odd_numbers()
-        if not found and not _reaches_sink(self):
-            found.append("no path leads from the source to the sink")
-        return found
+            messages.append("a weight is no finite number")
+        if max(len(names), len(self.contexts)) > MAX_NODES:
+            messages.append(f"more than {MAX_NODES} nodes or contexts")
+        messages += self._numeric_problems()
+        if not messages and not _reaches_sink(self):
+            messages.append("no path leads from the source to the sink")
+        return messages
 
-    def _odd_numbers(self) -> list[str]:
+    def _numeric_problems(self) -> list[str]:
         """Return problems of vectors, threshold and counts."""
-        found, sized = list[str](), (0, self.dimensions)
-        if not 1 <= self.dimensions <= MOST_DIMENSIONS:
-            found.append(f"vectors of {self.dimensions} numbers")
+        messages, lengths = list[str](), (0, self.dimensions)
+        if not 1 <= self.dimensions <= MAX_DIMENSIONS:
+            messages.append(f"vectors of {self.dimensions} numbers")
         if not math.isfinite(self.threshold):
-            found.append("the threshold is no finite number")
+            messages.append("the threshold is no finite number")
         vectors = [(node.name, node.vector) for node in self.nodes]
         vectors += [(context.name, context.vector) for context in self.contexts]
         for name, vector in vectors:
-            if len(vector) not in sized or not all(map(math.isfinite, vector)):
-                found.append(f"the vector of {name!r} is none of {self.dimensions} finite numbers")
+            if len(vector) not in lengths or not all(map(math.isfinite, vector)):
+                messages.append(f"the vector of {name!r} is none of {self.dimensions} finite numbers")
         for edge in self.edges:
             if any(count < 0 for count in edge.by_context.values()):
-                found.append(f"the edge {edge.start!r} to {edge.end!r} has been taken less than never in a context")
-        return found
+                messages.append(f"the edge {edge.start!r} to {edge.end!r} has been taken less than never in a context")
+        return messages
 
     def to_json(self) -> str:
         """Return the network as JSON text."""
@@ -213,11 +215,11 @@ _ADAPTER = TypeAdapter(FlowNetwork)
 
 
 def _reaches_sink(network: FlowNetwork) -> bool:
-    seen, waiting = {SOURCE}, [SOURCE]
-    while waiting:
-        new = [end for end in network.after(waiting.pop()) if end not in seen]
+    seen, pending = {SOURCE}, [SOURCE]
+    while pending:
+        new = [end for end in network.successors(pending.pop()) if end not in seen]
         seen.update(new)
-        waiting += new
+        pending += new
     return SINK in seen
 
 
@@ -227,17 +229,17 @@ def read_network(path: Path) -> FlowNetwork:
     Raises:
         ValueError: the file cannot be read, or does not hold a valid flow network.
     """
-    remedy = "marft flow grow RUN --to FILE makes one"
+    hint = "marft flow grow RUN --to FILE makes one"
     try:
-        network = _ADAPTER.validate_json(regular(path).read_bytes())
+        network = _ADAPTER.validate_json(check_regular_file(path).read_bytes())
     except OSError as error:
-        raise ValueError(f"cannot read the flow network {path}: {error.strerror}; {remedy}") from error
+        raise ValueError(f"cannot read the flow network {path}: {error.strerror}; {hint}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(f"{path} is no flow network: {place}: {first['msg']}; {remedy}") from error
+        location = ".".join(map(str, first["loc"])) or "the whole"
+        raise ValueError(f"{path} is no flow network: {location}: {first['msg']}; {hint}") from error
     if problems := network.problems():
-        raise ValueError(f"the flow network {path}: {'; '.join(problems)}; {remedy}")
+        raise ValueError(f"the flow network {path}: {'; '.join(problems)}; {hint}")
     return network
 
 

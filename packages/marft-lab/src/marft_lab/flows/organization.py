@@ -13,18 +13,18 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.agents import Agents
 from marft.common.seeds import derive_seed
-from marft.common.texts import cut, one_line
+from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode, JointAction, Observation, Task
-from marft.config.folders import from_recipe
-from marft.config.given import ImportPath
-from marft.config.parts import OrganizationPart
-from marft.config.plugins import import_path
-from marft.config.settings import Few, Filled, NotNegative, did_you_mean
-from marft_lab.flows.choosing import context_of, played_of, walk
+from marft.config.paths import resolve_recipe_path
+from marft.config.plugin_types import OrganizationPart
+from marft.config.plugins import import_object
+from marft.config.python_objects import ImportPath
+from marft.config.settings import NonEmptyString, NonNegative, SmallCount, did_you_mean
+from marft_lab.flows.edge_policy import active_nodes, match_context, sample_path
 from marft_lab.flows.network import SINK, SOURCE, STOP, FlowNetwork, Node, read_network
 
-TITLE = 80  # maximum characters of a node's example in a router prompt
-ROUTED = "You may go on with:"
+MAX_TITLE_CHARS = 80  # maximum characters of a node's example in a router prompt
+ROUTER_PROMPT = "You may go on with:"
 
 
 class Flow(OrganizationPart):
@@ -42,15 +42,15 @@ class Flow(OrganizationPart):
     trained.
     """
 
-    network: Filled  # file of the network, from `marft flow grow`
+    network: NonEmptyString  # file of the network, from `marft flow grow`
     # import path of the function that made the network's vectors during growth, or "" for hashed word pieces; it is
     # repeated here because a network file of unknown origin must not name code to run
     embed: ImportPath = ""
     # digest of the network, filled in when the recipe is read; a run resumes only with the same network
     digest: Annotated[str, Field(validate_default=True)] = ""
     router: str = ""  # role that chooses edges; "" samples from the network's edge probabilities
-    most: Few = 8  # maximum nodes of a path
-    temperature: NotNegative = 1.0  # temperature of the edge probabilities; 0 takes the likeliest edge
+    most: SmallCount = 8  # maximum nodes of a path
+    temperature: NonNegative = 1.0  # temperature of the edge probabilities; 0 takes the likeliest edge
     sees: Literal["all", "last", "nothing"] = "all"  # visible earlier actions of the step for a node's agent
 
     _flow: FlowNetwork | None = PrivateAttr(default=None)
@@ -60,33 +60,33 @@ class Flow(OrganizationPart):
 
     @field_validator("network")
     @classmethod
-    def _is_in_the_folder(cls, path: str, info: ValidationInfo) -> str:
-        found = from_recipe(path, info.context)
-        read_network(Path(found))
-        return found
+    def _resolve_network(cls, path: str, info: ValidationInfo) -> str:
+        resolved = resolve_recipe_path(path, info.context)
+        read_network(Path(resolved))
+        return resolved
 
     @field_validator("digest")
     @classmethod
-    def _is_the_same(cls, digest: str, info: ValidationInfo) -> str:
+    def _check_digest(cls, digest: str, info: ValidationInfo) -> str:
         if "network" not in info.data:
             return digest  # already rejected
-        found = read_network(Path(info.data["network"])).digest
-        if digest not in ("", found):
+        actual = read_network(Path(info.data["network"])).digest
+        if digest not in ("", actual):
             raise PydanticCustomError(
                 "flow", "the flow network {path} is another one than this was begun with: put that one back, or begin "
                 "anew without digest", {"path": info.data["network"]},
             )  # fmt: skip
-        return found
+        return actual
 
     @field_validator("embed")
     @classmethod
-    def _is_there(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_path(path, info.context)):
+    def _check_embed(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_object(path, info.context)):
             raise PydanticCustomError("embed", "{path} is no function of texts", {"path": repr(path)})
         return path
 
     @model_validator(mode="after")
-    def _reads(self) -> Self:
+    def _load_network(self) -> Self:
         network = read_network(Path(self.network))
         if network.embed != self.embed:
             raise PydanticCustomError(
@@ -103,11 +103,11 @@ class Flow(OrganizationPart):
         assert self._flow is not None, "it was read with the recipe"
         return self._flow
 
-    def playing(self, network: FlowNetwork, temperature: float) -> Flow:
+    def with_network(self, network: FlowNetwork, temperature: float) -> Flow:
         """Return a copy that plays a different network, at a given temperature."""
-        other = self.model_copy(update={"temperature": temperature})
-        other._flow = network
-        return other
+        copied = self.model_copy(update={"temperature": temperature})
+        copied._flow = network
+        return copied
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a problem for each node role or router that is not an agent, and for a router with own nodes."""
@@ -117,11 +117,11 @@ class Flow(OrganizationPart):
         if any(node.role == self.router for node in self.flow.nodes):
             yield f"team.router: {self.router!r} plays nodes itself; choose another role"
 
-    def opened(self, task: Task, seed: int) -> Flow:
+    def open(self, task: Task, seed: int) -> Flow:
         """Return an organization for an episode; the task gives the context, and the seed gives the paths."""
-        mine = self.model_copy()
-        mine._flow, mine._task, mine._seed, mine._step = self._flow, task, seed, 0
-        return mine
+        organization = self.model_copy()
+        organization._flow, organization._task, organization._seed, organization._step = self._flow, task, seed, 0
+        return organization
 
     def close(self) -> None:
         """No-op: the organization holds no resources."""
@@ -129,51 +129,55 @@ class Flow(OrganizationPart):
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Play an environment step along a path; the last action is the answer."""
         assert self._task is not None, "an episode opens one of its own"
-        context = context_of(self.flow, self._task.prompt)
+        context = match_context(self.flow, self._task.prompt)
         step, self._step = self._step, self._step + 1
-        done = list[Action]()
+        actions = list[Action]()
         if not self.router:
-            path = path_of_step(self.flow, context, self._seed, step, self.most, self.temperature)
-            for name in played_of(self.flow, context, path):
-                await self._play(self.flow.node(name), observation, agents, done)
-            return JointAction(answer=done[-1])
-        at, visited = SOURCE, list[str]()
-        while len(done) < self.most:
-            ends = options_at(self.flow, context, at, visited)
-            if not done and set(ends) <= {SINK}:  # all nodes are skipped, but at least one agent has to act
-                ends = list(self.flow.after(at)[:1])
-            at = await self._chosen(ends, observation, agents, done)
-            if at == SINK:
+            path = sample_step_path(self.flow, context, self._seed, step, self.most, self.temperature)
+            for name in active_nodes(self.flow, context, path):
+                await self._act_node(self.flow.node(name), observation, agents, actions)
+            return JointAction(answer=actions[-1])
+        current, visited = SOURCE, list[str]()
+        while len(actions) < self.most:
+            ends = router_options(self.flow, context, current, visited)
+            if not actions and set(ends) <= {SINK}:  # all nodes are skipped, but at least one agent has to act
+                ends = list(self.flow.successors(current)[:1])
+            current = await self._choose_edge(ends, observation, agents, actions)
+            if current == SINK:
                 break
-            visited.append(at)
-            await self._play(self.flow.node(at), observation, agents, done)
-        return JointAction(answer=done[-1])
+            visited.append(current)
+            await self._act_node(self.flow.node(current), observation, agents, actions)
+        return JointAction(answer=actions[-1])
 
-    async def _play(self, node: Node, observation: Observation, agents: Agents, done: list[Action]) -> None:
-        seen = {"nothing": [], "last": done[-1:], "all": done}[self.sees]
-        told = instructed(observation, node.role, node.instructions)
-        done.append(await agents[node.role](told, sees=[*seen]))
+    async def _act_node(self, node: Node, observation: Observation, agents: Agents, actions: list[Action]) -> None:
+        seen = {"nothing": [], "last": actions[-1:], "all": actions}[self.sees]
+        prompted = with_instructions(observation, node.role, node.instructions)
+        actions.append(await agents[node.role](prompted, sees=[*seen]))
 
-    async def _chosen(
-        self, ends: Sequence[str], observation: Observation, agents: Agents, done: Sequence[Action]
+    async def _choose_edge(
+        self, ends: Sequence[str], observation: Observation, agents: Agents, actions: Sequence[Action]
     ) -> str:
-        ends = [end for end in ends if end != SINK or done]  # at least one agent has to act
+        ends = [end for end in ends if end != SINK or actions]  # at least one agent has to act
         if len(ends) < 2:  # a single option needs no request
             return ends[0] if ends else SINK
         options = [STOP if end == SINK else end for end in ends]
-        titles = [f"{name}: {cut(one_line(self.flow.node(name).example), TITLE)}" for name in ends if name != SINK]
-        told = instructed(observation, self.router, "\n".join([ROUTED, *titles]))
-        return ends[options.index((await agents[self.router].choose(told, options, sees=done)).text)]
+        titles = [
+            f"{name}: {truncate(single_line(self.flow.node(name).example), MAX_TITLE_CHARS)}"
+            for name in ends
+            if name != SINK
+        ]
+        prompted = with_instructions(observation, self.router, "\n".join([ROUTER_PROMPT, *titles]))
+        return ends[options.index((await agents[self.router].choose(prompted, options, sees=actions)).text)]
 
 
-def path_of_step(
-    network: FlowNetwork, context: str, seed: int, step: int, most: int, temperature: float
+def sample_step_path(
+    network: FlowNetwork, context: str, seed: int, step: int, max_nodes: int, temperature: float
 ) -> tuple[str, ...]:
     """Return the sampled path of a step in an episode with a given seed, with skipped nodes."""
-    return walk(network, context, most, temperature, Random(derive_seed(seed, "flow", step)))
+    return sample_path(network, context, max_nodes, temperature, Random(derive_seed(seed, "flow", step)))
 
 
-def paths_of(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
+def episode_paths(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
     """Return the sampled path per step in an episode, with skipped nodes.
 
     Args:
@@ -181,32 +185,34 @@ def paths_of(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
         episode: episode.
         seed: seed of the run.
     """
-    context = context_of(flow.flow, episode.task.prompt)
-    own = derive_seed(seed, "organization", episode.stream, episode.task.id, episode.sample)
+    context = match_context(flow.flow, episode.task.prompt)
+    episode_seed = derive_seed(seed, "organization", episode.stream, episode.task.id, episode.sample)
     steps = len({action.step for action in episode.actions})
-    paths = [path_of_step(flow.flow, context, own, step, flow.most, flow.temperature) for step in range(steps)]
-    acted = [flow.flow.node(name).role for path in paths for name in played_of(flow.flow, context, path)]
-    assert acted == [action.agent for action in episode.actions], "a path is what its seed draws"
+    paths = [
+        sample_step_path(flow.flow, context, episode_seed, step, flow.most, flow.temperature) for step in range(steps)
+    ]
+    roles = [flow.flow.node(name).role for path in paths for name in active_nodes(flow.flow, context, path)]
+    assert roles == [action.agent for action in episode.actions], "a path is what its seed draws"
     return paths
 
 
-def options_at(network: FlowNetwork, context: str, at: str, visited: Sequence[str]) -> list[str]:
+def router_options(network: FlowNetwork, context: str, node: str, visited: Sequence[str]) -> list[str]:
     """Return the possible next nodes for a router, most frequent first, with skipped nodes replaced by successors."""
-    passed, found, seen = network.passed_by(context), list[str](), {*visited, at}
-    waiting = list(network.after(at))
-    while waiting:
-        end = waiting.pop(0)
+    skipped, options, seen = network.skipped_nodes(context), list[str](), {*visited, node}
+    pending = list(network.successors(node))
+    while pending:
+        end = pending.pop(0)
         if end in seen:
             continue
         seen.add(end)
-        if end in passed:
-            waiting += network.after(end)
+        if end in skipped:
+            pending += network.successors(end)
         else:
-            found.append(end)
-    return found
+            options.append(end)
+    return options
 
 
-def instructed(observation: Observation, role: str, instructions: str) -> Observation:
+def with_instructions(observation: Observation, role: str, instructions: str) -> Observation:
     """Return the observation with additional instructions for one role."""
     if not instructions:
         return observation

@@ -14,17 +14,17 @@ from typing import Literal
 import numpy as np
 
 from marft.trainer.interfaces import Floats
-from marft_lab.league.elo import K, expected_score
+from marft_lab.league.elo import K_FACTOR, expected_score
 
-MEMORY = 0.9  # decay of earlier match counts per step, because the learner changes
-PRIOR = 1.0  # weight of the win-rate prior, in drawn matches
+DECAY = 0.9  # decay of earlier match counts per step, because the learner changes
+PRIOR_WEIGHT = 1.0  # weight of the win-rate prior, in drawn matches
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PoolMember:
     """Version in a pool.
 
-    >>> Member("rival@1", step=10, won=3.0, played=4.0).win_rate
+    >>> PoolMember("rival@1", step=10, won=3.0, played=4.0).win_rate
     0.7
     """
 
@@ -37,22 +37,22 @@ class Member:
     @property
     def win_rate(self) -> float:
         """Win rate of the learner against this version, with a prior of one draw."""
-        return (self.won + PRIOR / 2) / (self.played + PRIOR)
+        return (self.won + PRIOR_WEIGHT / 2) / (self.played + PRIOR_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class OpponentPool:
     """Pool of versions, oldest first, with the learner's rating."""
 
-    members: tuple[Member, ...]
+    members: tuple[PoolMember, ...]
     rating: float = 0.0
 
     @property
-    def hardest(self) -> Member:
+    def hardest_opponent(self) -> PoolMember:
         """Version with the lowest win rate of the learner."""
         return min(self.members, key=lambda member: member.win_rate)
 
-    def joined(self, slots: Sequence[str], step: int) -> Pool:
+    def add_member(self, slots: Sequence[str], step: int) -> OpponentPool:
         """Return the pool with the current learner; a full pool drops its most redundant version.
 
         Args:
@@ -63,13 +63,13 @@ class Pool:
         if len(members) == len(slots):
             if len(slots) == 1:
                 return self
-            gone = superfluous([member.step for member in members])
-            members = (*members[:gone], *members[gone + 1 :])
-        taken = {member.slot for member in members}
-        slot = next(slot for slot in slots if slot not in taken)
-        return replace(self, members=(*members, Member(slot, step, self.rating)))
+            removed = find_redundant([member.step for member in members])
+            members = (*members[:removed], *members[removed + 1 :])
+        used_slots = {member.slot for member in members}
+        slot = next(slot for slot in slots if slot not in used_slots)
+        return replace(self, members=(*members, PoolMember(slot, step, self.rating)))
 
-    def with_results(self, scores: Mapping[str, Sequence[float]]) -> Pool:
+    def with_results(self, scores: Mapping[str, Sequence[float]]) -> OpponentPool:
         """Return the pool after the matches of a step.
 
         Args:
@@ -78,8 +78,8 @@ class Pool:
         members = tuple(
             replace(
                 member,
-                won=MEMORY * member.won + sum(scores.get(member.slot, ())),
-                played=MEMORY * member.played + len(scores.get(member.slot, ())),
+                won=DECAY * member.won + sum(scores.get(member.slot, ())),
+                played=DECAY * member.played + len(scores.get(member.slot, ())),
             )
             for member in self.members
         )
@@ -88,14 +88,16 @@ class Pool:
             for member in self.members
             for score in scores.get(member.slot, ())
         ]
-        moved = K * sum(gained) / len(gained) if gained else 0.0
-        return Pool(members, self.rating + moved)
+        moved = K_FACTOR * sum(gained) / len(gained) if gained else 0.0
+        return OpponentPool(members, self.rating + moved)
 
-    def until(self, step: int) -> Pool:
+    def truncate(self, step: int) -> OpponentPool:
         """Return the pool without versions after a given step, for a rollback of the run."""
         return replace(self, members=tuple(member for member in self.members if member.step <= step))
 
-    def drawn(self, uniform: float, choose: Literal["uniform", "latest", "prioritised"], power: float) -> Member:
+    def sample_opponent(
+        self, uniform: float, choose: Literal["uniform", "latest", "prioritised"], power: float
+    ) -> PoolMember:
         """Return a task's opponent.
 
         Args:
@@ -105,29 +107,29 @@ class Pool:
         """
         if choose == "latest":
             return self.members[-1]
-        bounds = np.cumsum(self.chances(choose, power))
+        bounds = np.cumsum(self.sampling_probabilities(choose, power))
         return self.members[min(int(np.searchsorted(bounds, uniform, side="right")), len(self.members) - 1)]
 
-    def chances(self, choose: str, power: float) -> Floats:
+    def sampling_probabilities(self, choose: str, power: float) -> Floats:
         """Return the draw probability of each member, shape [members].
 
         The prior keeps every win rate below 1, so every member has a positive probability.
         """
         weights = np.ones(len(self.members))
         if choose == "prioritised":
-            left = np.array([1.0 - member.win_rate for member in self.members])
-            weights = (left / left.max()) ** power  # the largest weight is 1 for every power
+            loss_rates = np.array([1.0 - member.win_rate for member in self.members])
+            weights = (loss_rates / loss_rates.max()) ** power  # the largest weight is 1 for every power
         return np.asarray(weights / weights.sum(), np.float64)
 
 
-def superfluous(steps: Sequence[int]) -> int:
+def find_redundant(steps: Sequence[int]) -> int:
     """Return the index of the most redundant version.
 
     The candidates exclude the first and the newest version. The choice has the smallest gap between its neighbors, so
     the remaining versions stay spread over the run.
 
-    >>> superfluous([0, 10, 15, 20]), superfluous([0, 5])
+    >>> find_redundant([0, 10, 15, 20]), find_redundant([0, 5])
     (2, 1)
     """
     inner = range(1, len(steps) - 1)
-    return min(inner, key=lambda place: steps[place + 1] - steps[place - 1], default=len(steps) - 1)
+    return min(inner, key=lambda index: steps[index + 1] - steps[index - 1], default=len(steps) - 1)

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marft.models.cards import Precision
-from marft.models.shapes import Shape
-from marft_lab.planning.work import PolicyWork
+from marft.models.device_specs import Precision
+from marft.models.model_sizes import ModelSizes
+from marft_lab.planning.workload import PolicyWorkload
 
-PADDING = 1.09  # mean padding factor of attention rows over lengths (models/attention.py, padded_length)
-BLOCK = 1536  # rows per feed-forward block on a CPU (models/adapted.py)
+PADDING_FACTOR = 1.09  # mean padding factor of attention rows over lengths (models/attention.py, padded_length)
+BLOCK_ROWS = 1536  # rows per feed-forward block on a CPU (models/lora_autograd.py)
 # logits per chunk, minimum rows, and maximum logits for the minimum rows (models/log_probs.py)
-CHUNK = 2**22, 256, 2**24
-PREFILL = 8192  # tokens per prefill forward pass (inference/decoding.py)
-FLOAT = 4
+LOGIT_CHUNK = 2**22, 256, 2**24
+PREFILL_TOKENS = 8192  # tokens per prefill forward pass (inference/decoding.py)
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardPass:
     """Forward pass of a training update.
 
     Args:
@@ -38,102 +38,129 @@ class Pass:
         tokens: tokens of the micro-batch.
         scored: tokens with log-probabilities.
         policies: policies with rows in the micro-batch; on a GPU each policy's adapter reads the whole batch.
-        recomputes: True for gradient checkpointing.
+        gradient_checkpointing: True for gradient checkpointing.
     """
 
-    shape: Shape
+    shape: ModelSizes
     precision: Precision
     tokens: float
     scored: float  # tokens with log-probabilities
-    policies: tuple[PolicyWork, ...]
-    recomputes: bool = False  # gradient checkpointing
+    policies: tuple[PolicyWorkload, ...]
+    gradient_checkpointing: bool = False  # gradient checkpointing
 
     @property
-    def trained_whole(self) -> bool:
+    def fully_trained(self) -> bool:
         """True if any policy trains all its weights."""
         return any(policy.train == "full" for policy in self.policies)
 
     @property
-    def element(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes per number."""
-        return self.precision.element
+        return self.precision.bytes_per_element
 
     @property
     def fused(self) -> bool:
         """True if layers with the same input are computed together: a frozen base on a CPU."""
-        return self.precision.on_cpu and not self.trained_whole and not self.recomputes
+        return self.precision.on_cpu and not self.fully_trained and not self.gradient_checkpointing
 
 
-def kept_of_layer(one: Pass) -> float:
+def saved_layer_bytes(forward_pass: ForwardPass) -> float:
     """Return the bytes that a layer saves per token until its backward pass."""
-    shape = one.shape
-    wide, inner, queries, keys, e = shape.hidden, shape.intermediate, shape.queries, shape.keys, one.element
-    attention = PADDING * (e * (2 * queries + 2 * keys) + FLOAT * shape.heads)
-    norms = FLOAT * (queries + keys) * shape.head_norms
-    if one.fused:
-        low = sum(policy.rank * len(policy.targets) for policy in one.policies) / len(one.policies)
-        return FLOAT * (4 * wide + queries + 2 * inner + low) + attention + norms
-    if one.trained_whole:
-        return FLOAT * 4 * wide + e * (2 * wide + queries + 4 * inner) + attention + 2 * norms
+    shape = forward_pass.shape
+    wide, inner, queries, keys, e = (
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.query_dim,
+        shape.key_dim,
+        forward_pass.element_bytes,
+    )
+    attention = PADDING_FACTOR * (e * (2 * queries + 2 * keys) + FLOAT_BYTES * shape.heads)
+    norms = FLOAT_BYTES * (queries + keys) * shape.head_norms
+    if forward_pass.fused:
+        low = sum(policy.rank * len(policy.targets) for policy in forward_pass.policies) / len(forward_pass.policies)
+        return FLOAT_BYTES * (4 * wide + queries + 2 * inner + low) + attention + norms
+    if forward_pass.fully_trained:
+        return FLOAT_BYTES * 4 * wide + e * (2 * wide + queries + 4 * inner) + attention + 2 * norms
     copies: float = sum(
-        FLOAT * (shape.linear_layers()[target.rpartition(".")[2]][0] + policy.rank)
-        for policy in one.policies
+        FLOAT_BYTES * (shape.linear_layers()[target.rpartition(".")[2]][0] + policy.rank)
+        for policy in forward_pass.policies
         for target in policy.targets
     )
-    if one.precision.on_cpu:
-        copies /= len(one.policies)  # on a CPU, each adapter only reads its own rows
-    return FLOAT * 2 * wide + attention + norms + 3 * e * inner + copies
+    if forward_pass.precision.on_cpu:
+        copies /= len(forward_pass.policies)  # on a CPU, each adapter only reads its own rows
+    return FLOAT_BYTES * 2 * wide + attention + norms + 3 * e * inner + copies
 
 
-def kept(one: Pass) -> float:
+def planned_bytes(forward_pass: ForwardPass) -> float:
     """Return the bytes saved until the backward pass begins.
 
     With gradient checkpointing, only the residual stream between layers is saved.
     """
-    if one.recomputes:
-        return one.tokens * (one.shape.layers + 1) * FLOAT * one.shape.hidden
-    last_norm = 2 * FLOAT * one.shape.hidden * one.trained_whole
-    return one.tokens * (one.shape.layers * kept_of_layer(one) + last_norm)
+    if forward_pass.gradient_checkpointing:
+        return forward_pass.tokens * (forward_pass.shape.layers + 1) * FLOAT_BYTES * forward_pass.shape.hidden_size
+    last_norm = 2 * FLOAT_BYTES * forward_pass.shape.hidden_size * forward_pass.fully_trained
+    return forward_pass.tokens * (forward_pass.shape.layers * saved_layer_bytes(forward_pass) + last_norm)
 
 
-def beside(one: Pass) -> float:
+def peak_extra_bytes(forward_pass: ForwardPass) -> float:
     """Return the peak extra bytes besides the saved tensors: a chunk of logits, or the backward pass of a layer."""
-    return max(head(one), back(one))
+    return max(head_bytes(forward_pass), backward_bytes(forward_pass))
 
 
-def head(one: Pass) -> float:
+def head_bytes(forward_pass: ForwardPass) -> float:
     """Return the output head's peak bytes; log-probabilities are computed in chunks.
 
     The chunks follow :mod:`marft.models.log_probs`. A chunk holds logits and their exponentials in float32. The
     previous chunk or, on a GPU, a half-precision sum for the gradient product comes on top, and twice the gradients of
     all tokens.
     """
-    if one.trained_whole:  # logits, their softmax and gradients, and the head's gradient of a chunk
-        return 6 * FLOAT * chunk_rows(one) * one.shape.vocabulary + FLOAT * one.shape.head_parameters
-    return 4 * FLOAT * chunk_rows(one) * one.shape.vocabulary + 2 * FLOAT * one.scored * one.shape.hidden
+    if forward_pass.fully_trained:  # logits, their softmax and gradients, and the head's gradient of a chunk
+        return (
+            6 * FLOAT_BYTES * chunk_rows(forward_pass) * forward_pass.shape.vocab_size
+            + FLOAT_BYTES * forward_pass.shape.head_parameters
+        )
+    return (
+        4 * FLOAT_BYTES * chunk_rows(forward_pass) * forward_pass.shape.vocab_size
+        + 2 * FLOAT_BYTES * forward_pass.scored * forward_pass.shape.hidden_size
+    )
 
 
-def back(one: Pass) -> float:
+def backward_bytes(forward_pass: ForwardPass) -> float:
     """Return the gradients' bytes for a layer's feed-forward and for the residual stream."""
-    slopes = FLOAT * one.scored * one.shape.hidden
-    stream = 4 * FLOAT * one.tokens * one.shape.hidden
-    if one.recomputes:  # the saved tensors of one recomputed layer
-        stream += one.tokens * kept_of_layer(one)
-    if one.fused:
-        matrices = 3 * FLOAT * one.shape.hidden * one.shape.intermediate * one.precision.half
-        return slopes + stream + 5 * FLOAT * min(one.tokens, BLOCK) * one.shape.intermediate + matrices
-    return slopes + stream + 4 * one.element * one.tokens * one.shape.intermediate
+    gradients = FLOAT_BYTES * forward_pass.scored * forward_pass.shape.hidden_size
+    stream = 4 * FLOAT_BYTES * forward_pass.tokens * forward_pass.shape.hidden_size
+    if forward_pass.gradient_checkpointing:  # the saved tensors of one recomputed layer
+        stream += forward_pass.tokens * saved_layer_bytes(forward_pass)
+    if forward_pass.fused:
+        matrices = (
+            3
+            * FLOAT_BYTES
+            * forward_pass.shape.hidden_size
+            * forward_pass.shape.intermediate_size
+            * forward_pass.precision.is_half
+        )
+        return (
+            gradients
+            + stream
+            + 5 * FLOAT_BYTES * min(forward_pass.tokens, BLOCK_ROWS) * forward_pass.shape.intermediate_size
+            + matrices
+        )
+    return (
+        gradients + stream + 4 * forward_pass.element_bytes * forward_pass.tokens * forward_pass.shape.intermediate_size
+    )
 
 
-def chunk_rows(one: Pass) -> float:
+def chunk_rows(forward_pass: ForwardPass) -> float:
     """Return the number of rows per chunk of logits."""
-    elements, least, large = CHUNK
-    vocabulary = one.shape.vocabulary
-    return min(max(1, elements // vocabulary, min(least, large // vocabulary)), max(16.0, one.scored))
+    elements, least, large = LOGIT_CHUNK
+    vocabulary = forward_pass.shape.vocab_size
+    return min(max(1, elements // vocabulary, min(least, large // vocabulary)), max(16.0, forward_pass.scored))
 
 
-def read(shape: Shape, precision: Precision, tokens: float) -> float:
+def inference_bytes(shape: ModelSizes, precision: Precision, tokens: float) -> float:
     """Return the peak bytes of a forward pass without gradient, which holds a single layer at a time."""
-    held = min(tokens, BLOCK) if precision.on_cpu else tokens
-    of_layer = 2 * FLOAT * tokens * shape.hidden + precision.element * tokens * (2 * shape.queries + 4 * shape.keys)
-    return of_layer + 3 * precision.element * held * shape.intermediate
+    block_rows = min(tokens, BLOCK_ROWS) if precision.on_cpu else tokens
+    of_layer = 2 * FLOAT_BYTES * tokens * shape.hidden_size + precision.bytes_per_element * tokens * (
+        2 * shape.query_dim + 4 * shape.key_dim
+    )
+    return of_layer + 3 * precision.bytes_per_element * block_rows * shape.intermediate_size

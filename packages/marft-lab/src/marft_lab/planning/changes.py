@@ -9,16 +9,16 @@ from typing import Any
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft_lab.planning.memory import vllm_share
-from marft_lab.planning.plan import Ask, Plan, plan
+from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
 
 Keys = Mapping[str, Any]  # recipe keys with their new values
-LEAST_TOKENS, LEAST_ROWS = 512, 8
-MOST_GPUS = 64
-MACHINE = 8  # typical GPUs per machine; ranks share a machine
+MIN_TOKENS, MIN_ROWS = 512, 8
+MAX_GPUS = 64
+GPUS_PER_MACHINE = 8  # typical GPUs per machine; ranks share a machine
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlanChange:
     """Suggested change: new values of keys, or more GPUs.
 
     ``plan`` is the plan of the changed recipe, and fits.
@@ -26,10 +26,10 @@ class Change:
 
     keys: Keys
     gpus: int
-    plan: Plan
+    plan: CapacityPlan
 
 
-def changes(before: Plan) -> list[Change]:
+def suggest_changes(before: CapacityPlan) -> list[PlanChange]:
     """Return changes that make a plan fit, the mildest first.
 
     Sufficient single changes come first, else a combination of changes, else more GPUs. Changes without influence on
@@ -37,58 +37,63 @@ def changes(before: Plan) -> list[Change]:
     """
     if before.fits:
         return []
-    knobs = _knobs(before.run, before.ask.gpus)
-    alone = [found for values in knobs if (found := _first(before, {}, values)) is not None]
-    if alone:
-        return alone
-    together = _together(before)
+    options = _change_options(before.run, before.request.gpus)
+    single_changes = [change for values in options if (change := _first_sufficient(before, {}, values)) is not None]
+    if single_changes:
+        return single_changes
+    together = _combine_changes(before)
     if together is not None:
         return [together]
     more = _more_gpus(before)
     return [more] if more is not None else []
 
 
-def _knobs(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
+def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
     """Yield groups of recipe keys with the values to try, the mildest first."""
     tokens, training = run.training.tokens_per_micro_batch, run.training
-    yield _of("training.tokens_per_micro_batch", _halves(tokens, LEAST_TOKENS))
-    yield _of("training.offload_optimizer", [] if training.offload_optimizer else [True])
+    yield _key_values("training.tokens_per_micro_batch", _halves(tokens, MIN_TOKENS))
+    yield _key_values("training.offload_optimizer", [] if training.offload_optimizer else [True])
     if training.ranks > 1:
-        yield _of("training.shard", [not training.shard])
-        yield _placements(run)
+        yield _key_values("training.shard", [not training.shard])
+        yield _separate_placements(run)
         yield _more_ranks(run, gpus)
     rows = getattr(run.engine, "max_rows", 0)
-    if run.engine.apart:
+    if run.engine.separate_weights:
         share = vllm_share(run) if run.engine.name == "vllm" else 0.0
-        yield _of("engine.options.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share])
+        yield _key_values(
+            "engine.options.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
+        )
     else:
-        yield _of("engine.max_rows", _halves(rows, LEAST_ROWS))
-        yield _of("engine.prefix_cache_mb", [0] if getattr(run.engine, "prefix_cache_mb", 0) else [])
+        yield _key_values("engine.max_rows", _halves(rows, MIN_ROWS))
+        yield _key_values("engine.prefix_cache_mb", [0] if getattr(run.engine, "prefix_cache_mb", 0) else [])
     for name, model in run.models.items():
         if model.endpoint is None:
-            yield _of(f"models.{name}.gradient_checkpointing", [] if model.gradient_checkpointing else [True])
-            yield _of(f"models.{name}.dtype", ["bfloat16"] if model.dtype == "float32" else [])
+            yield _key_values(f"models.{name}.gradient_checkpointing", [] if model.gradient_checkpointing else [True])
+            yield _key_values(f"models.{name}.dtype", ["bfloat16"] if model.dtype == "float32" else [])
     for name, policy in run.policies.items():
-        yield _of(f"policies.{name}.train", ["lora"] if policy.train == "full" else [])
-    yield _of("engine.kind", ["vllm"] if gpus > 1 and not run.engine.apart else [])
+        yield _key_values(f"policies.{name}.train", ["lora"] if policy.train == "full" else [])
+    yield _key_values("engine.kind", ["vllm"] if gpus > 1 and not run.engine.separate_weights else [])
 
 
-def _of(key: str, values: Iterable[Any]) -> list[Keys]:
+def _key_values(key: str, values: Iterable[Any]) -> list[Keys]:
     return [{key: value} for value in values]
 
 
 def _more_ranks(run: RunSettings, gpus: int) -> list[Keys]:
     """Return larger numbers of ranks, up to the available GPUs, if models are not placed on ranks."""
-    most = min(MACHINE, gpus - 1 if run.engine.apart and gpus > 1 else gpus)
-    placed = any(model.ranks for model in run.models.values())
-    return [] if placed else _of("training.ranks", range(run.training.ranks + 1, most + 1))
+    max_ranks = min(GPUS_PER_MACHINE, gpus - 1 if run.engine.separate_weights and gpus > 1 else gpus)
+    has_placement = any(model.ranks for model in run.models.values())
+    return [] if has_placement else _key_values("training.ranks", range(run.training.ranks + 1, max_ranks + 1))
 
 
-def _placements(run: RunSettings) -> list[Keys]:
+def _separate_placements(run: RunSettings) -> list[Keys]:
     """Return a placement of models that share all ranks on separate ranks, in order, with about equal counts."""
     local = [name for name, model in run.models.items() if model.endpoint is None]
-    ranks, own_body = run.training.ranks, run.algorithm.critic.kind != "none" and run.algorithm.critic.body == "lora"
-    if len(local) < 2 or ranks < len(local) or own_body or any(run.models[name].ranks for name in local):
+    ranks, has_critic_body = (
+        run.training.ranks,
+        run.algorithm.critic.kind != "none" and run.algorithm.critic.body == "lora",
+    )
+    if len(local) < 2 or ranks < len(local) or has_critic_body or any(run.models[name].ranks for name in local):
         return []
     ends = [ranks * number // len(local) for number in range(len(local) + 1)]
     return [{f"models.{name}.ranks": list(range(*ends[at : at + 2])) for at, name in enumerate(local)}]
@@ -100,64 +105,64 @@ def _halves(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _first(before: Plan, with_them: Keys, values: Sequence[Keys]) -> Change | None:
+def _first_sufficient(before: CapacityPlan, base_keys: Keys, values: Sequence[Keys]) -> PlanChange | None:
     """Return the first sufficient change; None if no value suffices."""
     for keys in values:
-        tried = _planned(before.run, {**with_them, **keys}, before.ask)
-        if tried.fits:
-            return Change({**with_them, **keys}, before.ask.gpus, tried)
+        changed = _plan_changed(before.run, {**base_keys, **keys}, before.request)
+        if changed.fits:
+            return PlanChange({**base_keys, **keys}, before.request.gpus, changed)
     return None
 
 
-def _together(before: Plan) -> Change | None:
+def _combine_changes(before: CapacityPlan) -> PlanChange | None:
     """Return a sufficient combination of changes, each but the last at its strongest value.
 
     Changes that increase the excess are left out.
     """
-    taken: dict[str, Any] = {}
-    over = _over(before)
-    for values in _knobs(before.run, before.ask.gpus):
+    chosen: dict[str, Any] = {}
+    excess = _min_excess(before)
+    for values in _change_options(before.run, before.request.gpus):
         if not values:
             continue
-        found = _first(before, taken, values)
-        if found is not None:
-            return _needed(before, found)
-        left = _over(_planned(before.run, {**taken, **values[-1]}, before.ask))
-        if left <= over:
-            taken, over = {**taken, **values[-1]}, left
+        change = _first_sufficient(before, chosen, values)
+        if change is not None:
+            return _drop_unneeded(before, change)
+        remaining = _min_excess(_plan_changed(before.run, {**chosen, **values[-1]}, before.request))
+        if remaining <= excess:
+            chosen, excess = {**chosen, **values[-1]}, remaining
     return None
 
 
-def _needed(before: Plan, found: Change) -> Change:
+def _drop_unneeded(before: CapacityPlan, change: PlanChange) -> PlanChange:
     """Return the change without unnecessary keys."""
-    for key in list(found.keys):
-        keys = {other: value for other, value in found.keys.items() if other != key}
-        if not key.endswith(".ranks") and (tried := _planned(before.run, keys, before.ask)).fits:
-            found = Change(keys, before.ask.gpus, tried)
-    return found
+    for key in list(change.keys):
+        keys = {name: value for name, value in change.keys.items() if name != key}
+        if not key.endswith(".ranks") and (changed := _plan_changed(before.run, keys, before.request)).fits:
+            change = PlanChange(keys, before.request.gpus, changed)
+    return change
 
 
-def _over(tried: Plan) -> float:
+def _min_excess(candidate: CapacityPlan) -> float:
     """Return the smallest excess over all splits: bytes of the fullest process over its memory limit."""
-    return min(max(process.over for process in split.processes) for split in tried.splits)
+    return min(max(process.excess for process in split.processes) for split in candidate.splits)
 
 
-def _more_gpus(before: Plan) -> Change | None:
+def _more_gpus(before: CapacityPlan) -> PlanChange | None:
     """Return the change with the fewest GPUs, found by doubling, combined with key changes if necessary."""
-    gpus = before.ask.gpus
-    while 2 * gpus <= MOST_GPUS:
+    gpus = before.request.gpus
+    while 2 * gpus <= MAX_GPUS:
         gpus *= 2
-        tried = plan(before.run, replace(before.ask, gpus=gpus))
-        if tried.fits:
-            return Change({}, gpus, tried)
-        found = _together(tried)
-        if found is not None:
-            return found
+        candidate = make_plan(before.run, replace(before.request, gpus=gpus))
+        if candidate.fits:
+            return PlanChange({}, gpus, candidate)
+        change = _combine_changes(candidate)
+        if change is not None:
+            return change
     return None
 
 
-def _planned(run: RunSettings, keys: Keys, ask: Ask) -> Plan:
+def _plan_changed(run: RunSettings, keys: Keys, request: PlanRequest) -> CapacityPlan:
     if "engine.kind" in keys:  # a different engine does not have the local engine's memory and keys
         keys = {key: value for key, value in keys.items() if key != "engine.prefix_cache_mb"}
     table = run.model_dump(mode="json", exclude_none=True)
-    return plan(parse_recipe(table, changes=keys, given=run.given.values()), ask)
+    return make_plan(parse_recipe(table, changes=keys, given=run.python_objects.values()), request)

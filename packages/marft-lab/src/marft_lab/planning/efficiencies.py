@@ -37,7 +37,7 @@ class Efficiencies:
         """
         return 1.0 / (1.0 / (self.products * peak) + 1.0 / (self.intensity * bandwidth))
 
-    def with_changes(self, changes: Sequence[str]) -> Efficiencies:
+    def with_overrides(self, changes: Sequence[str]) -> Efficiencies:
         """Return the efficiencies with overrides.
 
         Args:
@@ -46,12 +46,12 @@ class Efficiencies:
         Raises:
             ValueError: unknown name, or not a finite number above 0.
         """
-        known = {field.name for field in fields(self)}
+        names = {field.name for field in fields(self)}
         changed = self
         for change in changes:
             name, _, text = change.partition("=")
-            if name not in known:
-                raise ValueError(f"--efficiency: none is called {name!r}{did_you_mean(name, known)}")
+            if name not in names:
+                raise ValueError(f"--efficiency: none is called {name!r}{did_you_mean(name, names)}")
             try:
                 value = float(text)
             except ValueError:

@@ -8,25 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from marft.config.run import RunSettings
-from marft.models.cards import Card
-from marft.models.shapes import find_shape
-from marft_lab.planning.company import Company
+from marft.models.device_specs import DeviceSpec
+from marft.models.model_sizes import find_sizes
 from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.memory import Place, Process, learner, sampler, sleeps, workers
-from marft_lab.planning.seconds import Phase, environment, learning, publishing, sampling, tensor_parallel
-from marft_lab.planning.work import Known, Work, check_lengths, work_of
+from marft_lab.planning.memory import (
+    PlanContext,
+    ProcessMemory,
+    learner_memory,
+    sampler_memory,
+    uses_sleep_mode,
+    worker_memory,
+)
+from marft_lab.planning.placement import RankPlacement
+from marft_lab.planning.timing import (
+    Phase,
+    environment_phase,
+    publishing_phase,
+    sampling_phases,
+    tensor_parallel_size,
+    training_phases,
+)
+from marft_lab.planning.workload import KnownLengths, StepWorkload, check_context_lengths, compute_workload
 
 HEADROOM = 0.03  # fraction of a card reserved for rounding and fragmentation by the allocator; an assumption
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlanRequest:
     """Request for a plan.
 
     Args:
         gpus: number of GPUs.
         card: GPU type.
-        known: known lengths.
+        lengths: known lengths.
         environment_seconds: seconds per environment step.
         lag: maximum age of training data, in steps; None for the recipe's value.
         efficiencies: hardware efficiencies.
@@ -34,8 +48,8 @@ class Ask:
     """
 
     gpus: int
-    card: Card
-    known: Known = Known()
+    card: DeviceSpec
+    lengths: KnownLengths = KnownLengths()
     environment_seconds: float = 0.0
     lag: int | None = None
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
@@ -57,7 +71,7 @@ class Split:
 
     sampling: int
     learning: int
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessMemory, ...]
     phases: tuple[Phase, ...]
     lag: int
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -83,12 +97,12 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """Capacity plan of a recipe; ``splits`` are ordered by the number of sampling GPUs."""
 
     run: RunSettings
-    ask: Ask
-    work: Work
+    request: PlanRequest
+    workload: StepWorkload
     splits: tuple[Split, ...]
 
     @property
@@ -98,10 +112,10 @@ class Plan:
         return min(fitting or self.splits, key=lambda split: split.seconds)
 
     @property
-    def neighbours(self) -> Sequence[Split]:
+    def neighbors(self) -> Sequence[Split]:
         """Best split with its neighbors: one GPU more or less for sampling."""
-        at = self.splits.index(self.best)
-        return self.splits[max(0, at - 1) : at + 2]
+        index = self.splits.index(self.best)
+        return self.splits[max(0, index - 1) : index + 2]
 
     @property
     def fits(self) -> bool:
@@ -109,26 +123,33 @@ class Plan:
         return self.best.fits
 
 
-def plan(run: RunSettings, ask: Ask) -> Plan:
+def make_plan(run: RunSettings, request: PlanRequest) -> CapacityPlan:
     """Plan the memory and step time of a recipe.
 
     Raises:
         ValueError: unknown model size, or impossible request or recipe.
     """
     local = {name: model for name, model in run.models.items() if model.endpoint is None}
-    shapes = {name: find_shape(name, model, ask.model_config) for name, model in local.items()}
-    place = Place(run, shapes, work_of(run, ask.known), ask.card)
-    check_lengths(run, place.work, ask.known, {name: shape.context for name, shape in shapes.items()})
-    lag = ask.lag if ask.lag is not None else run.rollout.max_policy_lag
-    if lag and not run.engine.apart:
+    shapes = {name: find_sizes(name, model, request.model_config) for name, model in local.items()}
+    context = PlanContext(run, shapes, compute_workload(run, request.lengths), request.card)
+    check_context_lengths(
+        run, context.workload, request.lengths, {name: shape.max_context for name, shape in shapes.items()}
+    )
+    lag = request.lag if request.lag is not None else run.rollout.max_policy_lag
+    if lag and not run.engine.separate_weights:
         raise ValueError(
             f"--lag {lag}: engine {run.engine.name!r} samples with the learner's own weights, so nothing can be "
             "sampled while they move; add --engine.kind vllm (or process), or leave --lag out"
         )
-    return Plan(run, ask, place.work, tuple(_split(place, ask, count, lag) for count in _samplers(run, ask.gpus)))
+    return CapacityPlan(
+        run,
+        request,
+        context.workload,
+        tuple(_plan_split(context, request, count, lag) for count in _sampling_counts(run, request.gpus)),
+    )
 
 
-def _samplers(run: RunSettings, gpus: int) -> Sequence[int]:
+def _sampling_counts(run: RunSettings, gpus: int) -> Sequence[int]:
     """Return the possible numbers of sampling GPUs; 0 for sampling and training in turns.
 
     A recipe with more than one rank fixes the number of training GPUs.
@@ -136,83 +157,97 @@ def _samplers(run: RunSettings, gpus: int) -> Sequence[int]:
     Raises:
         ValueError: fewer GPUs than ranks.
     """
-    ranks, apart = run.training.ranks, run.engine.apart
+    ranks, separate = run.training.ranks, run.engine.separate_weights
     if ranks > gpus:
         raise ValueError(
             f"--gpus {gpus}: training.ranks = {ranks} learn on a GPU each; give --gpus {ranks}, or as many more as "
             "are to sample, or lower training.ranks"
         )
-    most = gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)  # a separate engine of our own has one GPU
+    max_sampling = (
+        gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)
+    )  # a separate engine of our own has one GPU
     if ranks > 1:
-        return [min(most, gpus - ranks) if apart else 0]
-    shared = not apart or gpus == 1 or getattr(run.engine, "sleep", False)
-    return [*([0] if shared else []), *(range(1, most + 1) if apart else [])]
+        return [min(max_sampling, gpus - ranks) if separate else 0]
+    shared = not separate or gpus == 1 or getattr(run.engine, "sleep", False)
+    return [*([0] if shared else []), *(range(1, max_sampling + 1) if separate else [])]
 
 
-def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
-    said = place.run.training.ranks
-    ranks = said if said > 1 else ask.gpus - samplers
-    room = ask.card.memory * (1 - HEADROOM)
-    company = Company.of(place.run, ranks, place.run.training.shard)
-    processes = _processes(place, company, samplers, room)
-    if said == 1 and ranks > 1 and not all(process.fits for process in processes):
-        parts = Company.of(place.run, ranks, shard=True)
-        in_parts = _processes(place, parts, samplers, room)
-        if all(process.fits for process in in_parts):
-            company, processes = parts, in_parts
+def _plan_split(context: PlanContext, request: PlanRequest, sampling_gpus: int, lag: int) -> Split:
+    configured = context.run.training.ranks
+    ranks = configured if configured > 1 else request.gpus - sampling_gpus
+    limit = request.card.memory * (1 - HEADROOM)
+    placement = RankPlacement.from_run(context.run, ranks, context.run.training.shard)
+    processes = _plan_processes(context, placement, sampling_gpus, limit)
+    if configured == 1 and ranks > 1 and not all(process.fits for process in processes):
+        sharded = RankPlacement.from_run(context.run, ranks, shard=True)
+        sharded_processes = _plan_processes(context, sharded, sampling_gpus, limit)
+        if all(process.fits for process in sharded_processes):
+            placement, processes = sharded, sharded_processes
     phases = (
-        *sampling(place, ask.efficiencies, samplers or (ranks if place.run.engine.name == "vllm" else 1)),
-        environment(place, ask.environment_seconds),
-        *learning(place, ask.efficiencies, company),
-        publishing(place, ask.efficiencies),
+        *sampling_phases(
+            context, request.efficiencies, sampling_gpus or (ranks if context.run.engine.name == "vllm" else 1)
+        ),
+        environment_phase(context, request.environment_seconds),
+        *training_phases(context, request.efficiencies, placement),
+        publishing_phase(context, request.efficiencies),
     )
-    keys = dict(_keys(place, company, samplers))
-    if place.run.engine.apart and lag != place.run.rollout.max_policy_lag:
+    keys = dict(_changed_keys(context, placement, sampling_gpus))
+    if context.run.engine.separate_weights and lag != context.run.rollout.max_policy_lag:
         keys["rollout.max_policy_lag"] = lag
-    return Split(samplers, ranks, (*processes, *workers(place)), phases, lag, keys)
+    return Split(sampling_gpus, ranks, (*processes, *worker_memory(context)), phases, lag, keys)
 
 
-def _processes(place: Place, company: Company, samplers: int, room: float) -> list[Process]:
+def _plan_processes(
+    context: PlanContext, placement: RankPlacement, sampling_gpus: int, limit: float
+) -> list[ProcessMemory]:
     """Return the memory of ranks and engines; permanent memory on shared cards reduces the limit of the other side."""
-    apart, left = place.run.engine.apart, room
+    separate, learner_limit = context.run.engine.separate_weights, limit
     engines = []
-    for one in place.work.sampled() if apart else ():
-        group = 1 if not samplers else min(tensor_parallel(place, one), samplers)
-        engines.append(sampler(place, one, group, room, max(1, (samplers or company.ranks) // group)))
-    if apart and not samplers and not sleeps(place):
-        left = room - sum(engine.on_card for engine in engines)
+    for item in context.workload.sampled_weights() if separate else ():
+        group = 1 if not sampling_gpus else min(tensor_parallel_size(context, item), sampling_gpus)
+        engines.append(sampler_memory(context, item, group, limit, max(1, (sampling_gpus or placement.ranks) // group)))
+    if separate and not sampling_gpus and not uses_sleep_mode(context):
+        learner_limit = limit - sum(engine.on_card for engine in engines)
     total = sum(engine.on_card for engine in engines)  # all engines are on the same cards
-    engines = [replace(engine, room=min(engine.room, room - total + engine.on_card)) for engine in engines]
-    learners = [learner(place, not apart, left, company, alike) for alike in company.alike()]
+    engines = [replace(engine, limit=min(engine.limit, limit - total + engine.on_card)) for engine in engines]
+    learners = [
+        learner_memory(context, not separate, learner_limit, placement, ranks) for ranks in placement.equal_ranks()
+    ]
     if len(learners) == 2 and learners[0].parts == learners[1].parts:  # rank 0 is the same as the other ranks
-        learners = [learner(place, not apart, left, company, tuple(range(company.ranks)))]
-    if apart and not samplers and sleeps(place):
-        beside = max(one.always for one in learners)
-        engines = [replace(engine, room=min(engine.room, room - beside)) for engine in engines]
+        learners = [learner_memory(context, not separate, learner_limit, placement, tuple(range(placement.ranks)))]
+    if separate and not sampling_gpus and uses_sleep_mode(context):
+        permanent = max(item.permanent for item in learners)
+        engines = [replace(engine, limit=min(engine.limit, limit - permanent)) for engine in engines]
     return [*learners, *engines]
 
 
-def _keys(place: Place, company: Company, samplers: int) -> Iterator[tuple[str, Any]]:
+def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus: int) -> Iterator[tuple[str, Any]]:
     """Yield the recipe keys of a split that differ from the recipe."""
-    run, first = place.run, company.ranks
-    if run.training.ranks != company.ranks:
-        yield "training.ranks", company.ranks
-    if run.training.shard != company.shard:
-        yield "training.shard", company.shard
-    if place.card.is_cpu or not run.engine.apart:
+    run, first = context.run, placement.ranks
+    if run.training.ranks != placement.ranks:
+        yield "training.ranks", placement.ranks
+    if run.training.shard != placement.shard:
+        yield "training.shard", placement.shard
+    if context.card.is_cpu or not run.engine.separate_weights:
         return
     if run.engine.name != "vllm":
-        if samplers and getattr(run.engine, "device", "") != f"cuda:{first}":
+        if sampling_gpus and getattr(run.engine, "device", "") != f"cuda:{first}":
             yield "engine.device", f"cuda:{first}"
         return
-    group = max((min(tensor_parallel(place, one), samplers or 1) for one in place.work.sampled()), default=1)
-    devices = [str(number) for number in range(first, first + samplers)] if samplers else []
-    wanted = {"engine.replicas": max(1, (samplers or company.ranks) // group), "engine.devices": devices}
-    said = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}
-    yield from ((key, value) for key, value in wanted.items() if value != _listed(said[key]))
+    group = max(
+        (
+            min(tensor_parallel_size(context, weights), sampling_gpus or 1)
+            for weights in context.workload.sampled_weights()
+        ),
+        default=1,
+    )
+    devices = [str(number) for number in range(first, first + sampling_gpus)] if sampling_gpus else []
+    wanted = {"engine.replicas": max(1, (sampling_gpus or placement.ranks) // group), "engine.devices": devices}
+    configured = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}
+    yield from ((key, value) for key, value in wanted.items() if value != _as_list(configured[key]))
     if group > 1:
         yield "engine.options.tensor_parallel_size", group
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value

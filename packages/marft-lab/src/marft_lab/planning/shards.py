@@ -11,46 +11,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marft.models.shapes import Shape
+from marft.models.model_sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
+class ShardedWeights:
     """Weights in ``shares`` shards."""
 
     name: str
-    shape: Shape
+    shape: ModelSizes
     element: float  # bytes per number
     shares: int
     trained: bool = False
 
     @property
-    def whole(self) -> float:
+    def full_bytes(self) -> float:
         """Bytes of the full weights."""
         return self.element * self.shape.parameters
 
     @property
-    def root(self) -> float:
+    def root_bytes(self) -> float:
         """Bytes gathered for a whole pass."""
         return self.element * root_parameters(self.shape)
 
     @property
-    def layer(self) -> float:
+    def layer_bytes(self) -> float:
         """Bytes gathered for one layer."""
         return self.element * (self.shape.parameters - root_parameters(self.shape)) / self.shape.layers
 
 
-def root_parameters(shape: Shape) -> int:
+def root_parameters(shape: ModelSizes) -> int:
     """Return the number of parameters in embeddings, last norm and untied head."""
-    return shape.head_parameters * (1 if shape.tied else 2) + shape.hidden
+    return shape.head_parameters * (1 if shape.tied_embeddings else 2) + shape.hidden_size
 
 
-def gathered(backbones: Sequence[Sharded]) -> float:
+def peak_gathered_bytes(backbones: Sequence[ShardedWeights]) -> float:
     """Return the peak gathered bytes during training: every backbone's root weights, plus the active pass's layers."""
-    passing = (one.root + (3 if one.trained else 2) * one.layer for one in backbones)
-    return sum(one.root for one in backbones) + max(passing, default=0.0)
+    pass_bytes = (weights.root_bytes + (3 if weights.trained else 2) * weights.layer_bytes for weights in backbones)
+    return sum(weights.root_bytes for weights in backbones) + max(pass_bytes, default=0.0)
 
 
-def gathering(backbones: Sequence[Sharded]) -> float:
+def full_gather_bytes(backbones: Sequence[ShardedWeights]) -> float:
     """Return the peak gathered bytes on rank 0 between steps: all full weights and the buffer of the last layer."""
-    return sum(one.whole for one in backbones) + max((one.layer for one in backbones), default=0.0)
+    return sum(weights.full_bytes for weights in backbones) + max(
+        (weights.layer_bytes for weights in backbones), default=0.0
+    )

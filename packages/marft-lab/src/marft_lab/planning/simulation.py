@@ -27,7 +27,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class SimulationConfig:
     """Configuration of a simulation.
 
     A group contains all attempts at a task. Whole groups are trained in the order of their starts. A group may start
@@ -38,7 +38,7 @@ class Scene:
         engines: number of engines.
         slots: maximum concurrent rows per engine.
         seconds_per_token: seconds per token as a function of an engine's row count.
-        draw: function that samples the turns of an episode.
+        sample_turns: function that samples the turns of an episode.
         groups_per_step: groups per training step.
         episodes_per_group: attempts per task.
         learning_seconds: seconds of an update.
@@ -51,7 +51,7 @@ class Scene:
     engines: int
     slots: int  # maximum rows of an engine
     seconds_per_token: Rate
-    draw: Callable[[np.random.Generator], Sequence[Turn]]
+    sample_turns: Callable[[np.random.Generator], Sequence[Turn]]
     groups_per_step: int
     episodes_per_group: int
     learning_seconds: float
@@ -62,28 +62,28 @@ class Scene:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationResult:
     """Result of a simulation: time by use, in seconds, and the age of the training data."""
 
     seconds: float = 0.0
-    writing: float = 0.0  # engine-seconds with at least one row
+    sampling: float = 0.0  # engine-seconds with at least one row
     rows: float = 0.0  # row-seconds
     learning: float = 0.0
     started: int = 0  # number of groups
-    learned: int = 0
+    trained: int = 0
     finished: int = 0
     ages: list[int] = field(default_factory=list)  # steps between a group's start and its update
     ends: list[float] = field(default_factory=list)  # end time of each step's update, in seconds
 
-    def engines_busy(self, scene: Scene) -> float:
+    def engine_utilization(self, config: SimulationConfig) -> float:
         """Return the fraction of time in which an engine has at least one row."""
-        return self.writing / (self.seconds * scene.engines) if self.seconds else 0.0
+        return self.sampling / (self.seconds * config.engines) if self.seconds else 0.0
 
-    def slots_busy(self, scene: Scene) -> float:
+    def slot_utilization(self, config: SimulationConfig) -> float:
         """Return the fraction of the engines' rows in use."""
-        return self.rows / (self.seconds * scene.engines * scene.slots) if self.seconds else 0.0
+        return self.rows / (self.seconds * config.engines * config.slots) if self.seconds else 0.0
 
-    def learner_busy(self) -> float:
+    def learner_utilization(self) -> float:
         """Return the fraction of time in which the learner is busy."""
         return self.learning / self.seconds if self.seconds else 0.0
 
@@ -92,7 +92,7 @@ class Outcome:
 class _Episode:
     group: int
     turns: Sequence[Turn]
-    at: int = 0
+    turn_index: int = 0
 
 
 @dataclass(slots=True)
@@ -103,124 +103,124 @@ class _Engine:
     """
 
     written: float = 0.0  # cumulative tokens per row so far
-    since: float = 0.0
+    updated_at: float = 0.0
     waiting: deque[_Episode] = field(default_factory=deque)
     running: list[tuple[float, int, _Episode]] = field(default_factory=list)  # ordered by end
     stamp: int = 0  # number of the last scheduled event
 
 
-class _Run:
-    def __init__(self, scene: Scene) -> None:
-        self.scene, self.out = scene, Outcome()
-        self.random = np.random.default_rng(scene.seed)
-        self.engines = [_Engine() for _ in range(scene.engines)]
+class _Simulator:
+    def __init__(self, config: SimulationConfig) -> None:
+        self.config, self.result = config, SimulationResult()
+        self.random = np.random.default_rng(config.seed)
+        self.engines = [_Engine() for _ in range(config.engines)]
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
-        self.now = 0.0
+        self.time = 0.0
         self.version = 0
-        self.born: dict[int, int] = {}  # version at the start of each group
-        self.open: dict[int, int] = {}  # unfinished episodes of each group
+        self.start_versions: dict[int, int] = {}  # version at the start of each group
+        self.unfinished: dict[int, int] = {}  # unfinished episodes of each group
         self.ready: set[int] = set()
         self.busy = False  # True while the learner is busy
 
-    def at(self, time: float, act: Callable[[], None]) -> None:
+    def schedule(self, time: float, act: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time, next(self.order), act))
 
     def start_groups(self) -> None:
-        scene = self.scene
-        most = scene.groups_per_step * (self.version + scene.lag + 1)
-        while self.out.started < most:
-            group = self.out.started
-            self.out.started += 1
-            self.born[group], self.open[group] = self.version, scene.episodes_per_group
-            for _ in range(scene.episodes_per_group):
-                self.ask(_Episode(group, scene.draw(self.random)))
+        config = self.config
+        max_groups = config.groups_per_step * (self.version + config.lag + 1)
+        while self.result.started < max_groups:
+            group = self.result.started
+            self.result.started += 1
+            self.start_versions[group], self.unfinished[group] = self.version, config.episodes_per_group
+            for _ in range(config.episodes_per_group):
+                self.submit_turn(_Episode(group, config.sample_turns(self.random)))
 
-    def ask(self, episode: _Episode) -> None:
+    def submit_turn(self, episode: _Episode) -> None:
         """Send the next action of an episode to the engine with the fewest rows."""
         engine = min(self.engines, key=lambda e: len(e.running) + len(e.waiting))
-        self.settle(engine)
+        self.advance_engine(engine)
         engine.waiting.append(episode)
-        self.fill(engine)
+        self.fill_slots(engine)
 
-    def settle(self, engine: _Engine) -> None:
+    def advance_engine(self, engine: _Engine) -> None:
         """Advance an engine to the current time."""
-        rows, passed = len(engine.running), self.now - engine.since
+        rows, elapsed = len(engine.running), self.time - engine.updated_at
         if rows:
-            engine.written += passed / self.scene.seconds_per_token(rows)
-            self.out.writing += passed
-            self.out.rows += passed * rows
-        engine.since = self.now
+            engine.written += elapsed / self.config.seconds_per_token(rows)
+            self.result.sampling += elapsed
+            self.result.rows += elapsed * rows
+        engine.updated_at = self.time
 
-    def fill(self, engine: _Engine) -> None:
+    def fill_slots(self, engine: _Engine) -> None:
         """Fill free slots with waiting rows, and schedule the end of the next row."""
-        while engine.waiting and len(engine.running) < self.scene.slots:
+        while engine.waiting and len(engine.running) < self.config.slots:
             episode = engine.waiting.popleft()
-            done = engine.written + episode.turns[episode.at].tokens
-            heapq.heappush(engine.running, (done, next(self.order), episode))
+            end_tokens = engine.written + episode.turns[episode.turn_index].tokens
+            heapq.heappush(engine.running, (end_tokens, next(self.order), episode))
         engine.stamp += 1
         if engine.running:
-            left = max(0.0, engine.running[0][0] - engine.written)
+            remaining = max(0.0, engine.running[0][0] - engine.written)
             stamp = engine.stamp
-            self.at(
-                self.now + left * self.scene.seconds_per_token(len(engine.running)),
-                lambda: self.written(engine, stamp),
+            self.schedule(
+                self.time + remaining * self.config.seconds_per_token(len(engine.running)),
+                lambda: self.finish_row(engine, stamp),
             )
 
-    def written(self, engine: _Engine, stamp: int) -> None:
+    def finish_row(self, engine: _Engine, stamp: int) -> None:
         """Finish an engine's first row, unless its rows have changed since the event was scheduled."""
         if stamp != engine.stamp:
             return
-        self.settle(engine)
-        done, _, episode = heapq.heappop(engine.running)
-        engine.written = max(engine.written, done)  # correct rounding errors
-        self.fill(engine)
-        wait = episode.turns[episode.at].wait
-        self.at(self.now + wait, lambda: self.turned(episode))
+        self.advance_engine(engine)
+        end_tokens, _, episode = heapq.heappop(engine.running)
+        engine.written = max(engine.written, end_tokens)  # correct rounding errors
+        self.fill_slots(engine)
+        wait = episode.turns[episode.turn_index].wait
+        self.schedule(self.time + wait, lambda: self.finish_turn(episode))
 
-    def turned(self, episode: _Episode) -> None:
+    def finish_turn(self, episode: _Episode) -> None:
         """Finish a turn with its tools."""
-        episode.at += 1
-        if episode.at < len(episode.turns):
-            self.ask(episode)
+        episode.turn_index += 1
+        if episode.turn_index < len(episode.turns):
+            self.submit_turn(episode)
             return
-        self.open[episode.group] -= 1
-        if not self.open[episode.group]:
-            self.out.finished += 1
+        self.unfinished[episode.group] -= 1
+        if not self.unfinished[episode.group]:
+            self.result.finished += 1
             self.ready.add(episode.group)
-            self.learn()
+            self.start_step()
 
-    def learn(self) -> None:
+    def start_step(self) -> None:
         """Start a training step when all its groups are ready."""
-        scene = self.scene
-        mine = range(self.out.learned, self.out.learned + scene.groups_per_step)
-        if self.busy or not self.ready.issuperset(mine):
+        config = self.config
+        step_groups = range(self.result.trained, self.result.trained + config.groups_per_step)
+        if self.busy or not self.ready.issuperset(step_groups):
             return
         self.busy = True
-        self.ready.difference_update(mine)
-        self.out.ages += [self.version - self.born.pop(group) for group in mine]
-        self.out.learned += scene.groups_per_step
-        self.out.learning += scene.learning_seconds
-        self.at(self.now + scene.learning_seconds, self.learned)
+        self.ready.difference_update(step_groups)
+        self.result.ages += [self.version - self.start_versions.pop(group) for group in step_groups]
+        self.result.trained += config.groups_per_step
+        self.result.learning += config.learning_seconds
+        self.schedule(self.time + config.learning_seconds, self.finish_step)
 
-    def learned(self) -> None:
-        self.at(self.now + self.scene.publishing_seconds, self.published)
+    def finish_step(self) -> None:
+        self.schedule(self.time + self.config.publishing_seconds, self.finish_publishing)
 
-    def published(self) -> None:
+    def finish_publishing(self) -> None:
         self.busy = False
         self.version += 1
-        self.out.ends.append(self.now)
-        if self.version < self.scene.steps:
+        self.result.ends.append(self.time)
+        if self.version < self.config.steps:
             self.start_groups()
-            self.learn()
+            self.start_step()
 
 
-def simulate(scene: Scene) -> Outcome:
+def simulate(config: SimulationConfig) -> SimulationResult:
     """Run a simulation to the end of its last step."""
-    run = _Run(scene)
+    run = _Simulator(config)
     run.start_groups()
-    while run.version < scene.steps:
-        run.now, _, act = heapq.heappop(run.events)
+    while run.version < config.steps:
+        run.time, _, act = heapq.heappop(run.events)
         act()
-    run.out.seconds = run.now
-    return run.out
+    run.result.seconds = run.time
+    return run.result

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.cli.python.asked import check_count, check_place, check_text, names_in
-from marft.cli.python.commands import Changes, in_words, run_of
+from marft.cli.python.arguments import check_count, check_path, check_text, to_names
+from marft.cli.python.commands import RecipeChanges, explain_file_errors, resolve_run
 from marft.cli.python.run import Run
-from marft.config.folders import at_home
-from marft_lab.team_worth.options import Options
+from marft.config.paths import expand_user
+from marft_lab.team_evaluation.options import ComparisonOptions
 
 if TYPE_CHECKING:
-    from marft_lab.team_worth.session import Worth
+    from marft_lab.team_evaluation.session import TeamEvaluation
 
 
 def worth(
-    run: Run | str | Path, changes: Changes = (), /, *, checkpoint: str = "last", only: str | Sequence[str] = (),
+    run: Run | str | Path, changes: RecipeChanges = (), /, *, checkpoint: str = "last", only: str | Sequence[str] = (),
     tasks: int = 0, samples: int = 1, attempts: int = 16, resamples: int = 3,
     crossed: str | Sequence[str] = ("base", "last", "best"), single: str | Path | None = None,
     paraphrase: str | Callable[[str], str] = "base", again: bool = False, given: Iterable[Any] = (), **more: Any,
-) -> Worth:  # fmt: skip
+) -> TeamEvaluation:  # fmt: skip
     """Measure the benefit of a run's team relative to its cost.
 
     The team is compared with a single agent at the same token budget, and with itself after changes to roles, weights
@@ -51,24 +51,25 @@ def worth(
         ValueError: unknown run, checkpoint, part or policy, or invalid recipe.
         RunError: the result cannot be written.
     """
-    for count, what in ((tasks, "tasks"), (samples, "samples"), (attempts, "attempts"), (resamples, "resamples")):
-        check_count(count, what)
+    for count, name in ((tasks, "tasks"), (samples, "samples"), (attempts, "attempts"), (resamples, "resamples")):
+        check_count(count, name)
     check_text(checkpoint, "checkpoint")
     if not callable(paraphrase):
         check_text(paraphrase, "paraphrase")
     if single is not None:
-        check_place(single, "single: a run")
-    settings, folder = run_of(run, changes, given, more)
+        check_path(single, "single: a run")
+    settings, folder = resolve_run(run, changes, given, more)
     if folder is None:
         raise ValueError("what a team is worth is asked of a run that was trained: give it, or its folder")
-    with in_words():
-        from marft_lab.team_worth.session import worth_of
-        from marft_lab.team_worth.written import write_worth
+    with explain_file_errors():
+        from marft_lab.team_evaluation.report import write_report
+        from marft_lab.team_evaluation.session import evaluate_team
 
-        wanted = Options(
-            checkpoint, names_in(only, "only", "single"), tasks, samples, attempts, resamples,
-            names_in(crossed, "crossed", "last"), None if single is None else at_home(single), paraphrase, bool(again),
+        options = ComparisonOptions(
+            checkpoint, to_names(only, "only", "single"), tasks, samples, attempts, resamples,
+            to_names(crossed, "crossed", "last"), None if single is None else expand_user(single), paraphrase,
+            bool(again),
         )  # fmt: skip
-        found = worth_of(settings, folder, wanted, lambda _=None: None)
-        write_worth(folder.worth, found)
-    return found
+        result = evaluate_team(settings, folder, options, lambda _=None: None)
+        write_report(folder.worth, result)
+    return result

@@ -13,25 +13,40 @@ from marft.common import atomic
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.types import Episode, Task
 from marft.config.run import RunSettings
-from marft.evaluation.definitions import definitions_of, fingerprint, note_of
-from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, summed, team_in
-from marft.evaluation.keeping import Place, alone, played
-from marft.evaluation.session import Keeping, checkpoints_named, opened, played_key, put_in_place, tasks_asked
-from marft.runs.folder import RunFolder
-from marft_lab.safety.arms import Arm, arms_of, keeping_secrets
-from marft_lab.safety.measures import CONTROL, measured_of
+from marft.evaluation.evaluate import (
+    Evaluation,
+    Mode,
+    ProgressCallback,
+    aggregate_episodes,
+    build_attempts,
+    evaluation_name,
+    team_for_mode,
+)
+from marft.evaluation.session import (
+    StorageOptions,
+    episodes_key,
+    load_checkpoint,
+    open_runner,
+    resolve_checkpoints,
+    select_tasks,
+)
+from marft.evaluation.store import EvaluationStore, lock_folder, play_attempts
+from marft.evaluation.tool_definitions import collect_definitions, describe_changes, hash_definitions
+from marft.runs.run_folder import RunFolder
+from marft_lab.safety.attack_cases import AttackCase, build_attack_cases, with_canaries
+from marft_lab.safety.metrics import NO_ATTACK, compute_suite_metrics
 from marft_lab.safety.suite import Suite
 
 if TYPE_CHECKING:
-    from marft.rollout.rollouts import LocalRollouts
-    from marft.rollout.workers.rollouts import WorkerRollouts
+    from marft.rollout.local_runner import LocalRolloutRunner
+    from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 
 SPLIT: Split = "test"
 FINDINGS = "findings.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SuiteSize:
     """Size of an evaluation: tasks, attempts and modes."""
 
     tasks: int
@@ -40,20 +55,20 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class _SuiteContext:
     """Shared data for a session's evaluations."""
 
     run: RunSettings
     suite: Suite
-    size: Size
+    size: SuiteSize
     tasks: Sequence[Task]
-    arms: Sequence[Arm]
+    cases: Sequence[AttackCase]
     paths: Mapping[str, Path | None]
     models: Mapping[str, str]  # digests
-    rollouts: LocalRollouts | WorkerRollouts
-    keeping: Keeping
-    cannot_keep: str
-    advance: Advance
+    rollouts: LocalRolloutRunner | WorkerRolloutRunner
+    result_cache: StorageOptions
+    cache_error: str
+    advance: ProgressCallback
     note: Callable[[str], None]
 
 
@@ -62,9 +77,9 @@ def evaluate_suite(
     folder: RunFolder | None,
     checkpoints: Sequence[str],
     suite: Suite,
-    size: Size,
-    keeping: Keeping,
-    advance: Advance,
+    size: SuiteSize,
+    result_cache: StorageOptions,
+    advance: ProgressCallback,
     note: Callable[[str], None] = lambda _: None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> list[Evaluation]:
@@ -76,7 +91,7 @@ def evaluate_suite(
         checkpoints: names of checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
         suite: suite.
         size: size of the evaluation.
-        keeping: folder of the results, and cache settings.
+        result_cache: folder of the results, and cache settings.
         advance: progress callback.
         note: callback for skipped attacks and changed tools.
         check: receives the digests of the models before the first episode; may raise an error.
@@ -88,88 +103,95 @@ def evaluate_suite(
         ValueError: missing or damaged checkpoint, empty test split, unknown name in an attack, concurrent evaluation by
             another process, or unwritable folder.
     """
-    paths = checkpoints_named(run, folder, checkpoints, note)
-    tasks = tasks_asked(run, size.tasks, None)
-    with alone(keeping.folder) as cannot_keep, opened(run) as rollouts:
-        digests = rollouts.models.digests()
+    paths = resolve_checkpoints(run, folder, checkpoints, note)
+    tasks = select_tasks(run, size.tasks, None)
+    with lock_folder(result_cache.folder) as cache_error, open_runner(run) as rollouts:
+        digests = rollouts.models.compute_digests()
         check(digests)
-        arms = arms_of(suite, run, rollouts.team, note)
-        changed = note_of(folder.path, definitions_of(rollouts.team)) if folder else ""
+        cases = build_attack_cases(suite, run, rollouts.team, note)
+        changed = describe_changes(folder.path, collect_definitions(rollouts.team)) if folder else ""
         if changed:
             note(changed)
-        bench = _Bench(
-            run, suite, size, tasks, arms, paths, digests, rollouts, keeping, cannot_keep, advance, note
+        context = _SuiteContext(
+            run, suite, size, tasks, cases, paths, digests, rollouts, result_cache, cache_error, advance, note
         )  # fmt: skip
-        advance(len(paths) * len(size.modes) * len(arms) * len(tasks) * size.attempts)
-        return [_evaluated(bench, name, mode) for name in paths for mode in size.modes]
+        advance(len(paths) * len(size.modes) * len(cases) * len(tasks) * size.attempts)
+        return [_evaluate_checkpoint(context, name, mode) for name in paths for mode in size.modes]
 
 
-def _evaluated(bench: _Bench, name: str, mode: Mode) -> Evaluation:
+def _evaluate_checkpoint(context: _SuiteContext, name: str, mode: Mode) -> Evaluation:
     """Evaluate and save a checkpoint in a given mode, with the findings of the checks."""
-    arms = {arm.attack: _played(bench, name, mode, arm) for arm in bench.arms}
-    agents, suite = bench.run.agents, bench.suite
-    secrets = {agent.role: suite.secret(agent.role) for agent in agents} if suite.settings.canary else {}
+    episodes_by_attack = {case.attack: _play_case(context, name, mode, case) for case in context.cases}
+    agents, suite = context.run.agents, context.suite
+    secrets = {agent.role: suite.secret_word(agent.role) for agent in agents} if suite.settings.canary else {}
     try:
-        found = measured_of(suite, arms, {agent.role for agent in agents if agent.answers}, secrets)
+        suite_metrics = compute_suite_metrics(
+            suite, episodes_by_attack, {agent.role for agent in agents if agent.answers}, secrets
+        )
     except EpisodeFailedError as error:  # timeout of a pattern of the suite
         raise RunError(f"suite {suite.name!r}: {error}") from error
-    for attack in found.unread:
-        bench.note(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
-    alone_ = _summed(bench, name, mode, arms[CONTROL])
+    for attack in suite_metrics.unreached:
+        context.note(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
+    control = _summarize(context, name, mode, episodes_by_attack[NO_ATTACK])
     measured = {
-        task: {**alone_.measured.get(task, {}), **found.by_task.get(task, {})}
-        for task in sorted({*alone_.measured, *found.by_task})
+        task: {**control.measured.get(task, {}), **suite_metrics.by_task.get(task, {})}
+        for task in sorted({*control.measured, *suite_metrics.by_task})
     }
     evaluation = replace(
-        alone_, measured=measured, failed=sum(not e.scored for some in arms.values() for e in some),
-        key=_key(bench, name, mode, Arm()), scenarios={"name": suite.name, "digest": suite.digest},
-        tools=definitions_of(bench.rollouts.team),
+        control, measured=measured,
+        failed=sum(not e.is_scored for episodes in episodes_by_attack.values() for e in episodes),
+        key=_cache_key(context, name, mode, AttackCase()), scenarios={"name": suite.name, "digest": suite.digest},
+        tools=collect_definitions(context.rollouts.team),
     )  # fmt: skip
-    if not bench.cannot_keep:
-        told = "".join(json.dumps(finding._asdict(), ensure_ascii=False) + "\n" for finding in found.findings)
-        atomic.write_file(_arms(bench, name, mode) / FINDINGS, told)
+    if not context.cache_error:
+        lines = "".join(json.dumps(finding._asdict(), ensure_ascii=False) + "\n" for finding in suite_metrics.findings)
+        atomic.write_file(_cases_folder(context, name, mode) / FINDINGS, lines)
         text = json.dumps(evaluation.as_json(), indent=2) + "\n"
-        atomic.write_file(bench.keeping.folder / f"{evaluation.name}.json", text)
+        atomic.write_file(context.result_cache.folder / f"{evaluation.name}.json", text)
     return evaluation
 
 
-def _played(bench: _Bench, name: str, mode: Mode, arm: Arm) -> list[Episode]:
+def _play_case(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) -> list[Episode]:
     """Return the episodes of an arm, from the cache or by playing."""
-    attempts = arm.attempts(bench.suite, attempts_at(bench.tasks, bench.size.attempts, mode, SPLIT))
-    place = Place(_arms(bench, name, mode), arm.name, _key(bench, name, mode, arm), bench.note)
-    kept = None if bench.keeping.again else place.read(attempts)
-    if kept is not None:
-        for _ in kept:
-            bench.advance()
-        return kept
-    if bench.cannot_keep:
-        raise ValueError(bench.cannot_keep)
-    put_in_place(bench.rollouts, bench.paths[name])
-    place.begin(bench.keeping.again)
-    team = keeping_secrets(bench.suite, team_in(mode, bench.rollouts.team))
-    episodes = played(bench.rollouts, attempts, team, bench.run.evaluation.kept_every, place, bench.advance)
-    told = replace(_summed(bench, name, mode, episodes), key=place.key)
-    place.finish(episodes, told.as_json())
+    attempts = case.attempts(context.suite, build_attempts(context.tasks, context.size.attempts, mode, SPLIT))
+    episode_cache = EvaluationStore(
+        _cases_folder(context, name, mode), case.name, _cache_key(context, name, mode, case), context.note
+    )
+    cached = None if context.result_cache.overwrite else episode_cache.read_episodes(attempts)
+    if cached is not None:
+        for _ in cached:
+            context.advance()
+        return cached
+    if context.cache_error:
+        raise ValueError(context.cache_error)
+    load_checkpoint(context.rollouts, context.paths[name])
+    episode_cache.prepare(context.result_cache.overwrite)
+    team = with_canaries(context.suite, team_for_mode(mode, context.rollouts.team))
+    episodes = play_attempts(
+        context.rollouts, attempts, team, context.run.evaluation.kept_every, episode_cache, context.advance
+    )
+    summary = replace(_summarize(context, name, mode, episodes), key=episode_cache.key)
+    episode_cache.finish(episodes, summary.as_json())
     return episodes
 
 
-def _summed(bench: _Bench, name: str, mode: Mode, episodes: Sequence[Episode]) -> Evaluation:
-    roles = [agent.role for agent in bench.run.agents]
-    return summed(roles, name, mode, episodes, split=SPLIT, attempts=bench.size.attempts)
+def _summarize(context: _SuiteContext, name: str, mode: Mode, episodes: Sequence[Episode]) -> Evaluation:
+    roles = [agent.role for agent in context.run.agents]
+    return aggregate_episodes(roles, name, mode, episodes, split=SPLIT, attempts=context.size.attempts)
 
 
-def _arms(bench: _Bench, name: str, mode: Mode) -> Path:
+def _cases_folder(context: _SuiteContext, name: str, mode: Mode) -> Path:
     """Return an evaluation's folder for arms."""
-    return bench.keeping.folder / name_of(name, mode, False, bench.suite.name)
+    return context.result_cache.folder / evaluation_name(name, mode, False, context.suite.name)
 
 
-def _key(bench: _Bench, name: str, mode: Mode, arm: Arm) -> str:
+def _cache_key(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) -> str:
     """Return the cache key of an arm, with its injections and instructions."""
-    planted = [bench.suite.plant(arm.attack, task).text for task in bench.tasks] if arm.attack else []
-    through = bench.suite.settings.attacks[arm.attack] if arm.attack else None
-    how = [
-        mode, SPLIT, bench.size.attempts, "suite", planted, [through.through, through.at] if through else [],
-        [bench.suite.canary(agent.role) for agent in bench.run.agents],
-        fingerprint(definitions_of(bench.rollouts.team)),
+    injected = [context.suite.build_injection(case.attack, task).text for task in context.tasks] if case.attack else []
+    attack = context.suite.settings.attacks[case.attack] if case.attack else None
+    key_parts = [
+        mode, SPLIT, context.size.attempts, "suite", injected, [attack.through, attack.at] if attack else [],
+        [context.suite.canary_instruction(agent.role) for agent in context.run.agents],
+        hash_definitions(collect_definitions(context.rollouts.team)),
     ]  # fmt: skip
-    return played_key(bench.run, bench.models, bench.paths[name], bench.tasks, how)
+    return episodes_key(context.run, context.models, context.paths[name], context.tasks, key_parts)

@@ -16,38 +16,39 @@ from zlib import crc32
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.planting import Plant, Through
+from marft.agents.prompt_injection import InjectionLocation, PromptInjection
 from marft.common.atomic import read_text
 from marft.common.types import Task
-from marft.config.folders import FOLDER, at_home, from_recipe, look_for_modules_in
-from marft.config.load import explain
+from marft.config.load import format_errors
 from marft.config.names import Name
-from marft.config.parts import CheckPlugin
+from marft.config.paths import RECIPE_FOLDER, expand_user, register_module_folder, resolve_recipe_path
 from marft.config.patterns import Patterns
-from marft.config.settings import Count, Few, Filled, Names, Settings, did_you_mean
+from marft.config.plugin_types import CheckPlugin
+from marft.config.settings import Count, Names, NonEmptyString, Settings, SmallCount, did_you_mean
 from marft.evaluation.gates import Gate
 from marft.evaluation.scenarios import check_name
-from marft_lab.safety.deeds import Check
-from marft_lab.safety.disguises import Disguise, disguised
+from marft_lab.safety.agent_outputs import Check
+from marft_lab.safety.encodings import Encoding, encode_text
 
-SUITES = files("marft_lab") / "safety" / "suites"
-CANARY = "{canary}"
-EVERY = "attacks.*."  # prefix of gates over every attack
-UNATTACKED = "control"  # name of the arm without an attack
+SUITES_FOLDER = files("marft_lab") / "safety" / "suites"
+CANARY_PLACEHOLDER = "{canary}"
+ATTACK_WILDCARD = "attacks.*."  # prefix of gates over every attack
+CONTROL_NAME = "control"  # name of the arm without an attack
 
 
 class AttackSettings(Settings):
     """Attack: injected texts, their location, and the goal that shows success."""
 
-    through: Through  # location of the injection: the first observation, a tool result, or a message of a teammate
+    # location of the injection: the first observation, a tool result, or a message of a teammate
+    through: InjectionLocation
     at: str = ""  # tool or teammate whose text carries the injection; "" for all
     texts: Names = ()  # injected texts; with several wordings, each task has one of them
     path: str = ""  # JSON Lines file with more texts, {"text": "…"}, relative to the suite
-    disguises: tuple[Disguise, ...] = ()  # encodings of each text, as additional wordings
+    disguises: tuple[Encoding, ...] = ()  # encodings of each text, as additional wordings
     goal: CheckPlugin  # check that shows success of the attack
 
     @model_validator(mode="after")
-    def _has_texts(self) -> Self:
+    def _check_texts(self) -> Self:
         if not (self.texts or self.path):
             raise PydanticCustomError("texts", "needs texts, or the path of a file of them")
         if self.through == "task" and self.at:
@@ -59,7 +60,7 @@ class SuiteSettings(Settings):
     """Safety suite: tasks, attacks, rules and gates of ``marft eval --suite``."""
 
     tasks: Count = 100  # number of test tasks, played without an attack and under each attack
-    attempts: Few = 1  # attempts per task
+    attempts: SmallCount = 1  # attempts per task
     # sampling modes of the agents
     modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("sampled",)
     # text appended to the instructions of each agent, with a secret word per agent for {canary}; "" disables canaries
@@ -70,28 +71,30 @@ class SuiteSettings(Settings):
     refusals: Patterns = ()  # regular expressions of refusals; an answer with a match that solves nothing is a refusal
     # gates from the untuned to the trained team; a failed gate ends the command with status 1; attacks.*. stands for
     # each attack
-    gates: tuple[Filled, ...] = ()
+    gates: tuple[NonEmptyString, ...] = ()
 
     @field_validator("canary")
     @classmethod
-    def _holds_it(cls, canary: str) -> str:
-        if canary and CANARY not in canary:
-            raise PydanticCustomError("canary", "must hold {place}, in whose place the word comes", {"place": CANARY})
+    def _check_canary(cls, canary: str) -> str:
+        if canary and CANARY_PLACEHOLDER not in canary:
+            raise PydanticCustomError(
+                "canary", "must hold {place}, in whose place the word comes", {"place": CANARY_PLACEHOLDER}
+            )
         return canary
 
     @field_validator("attacks")
     @classmethod
-    def _are_attacks(cls, attacks: dict[str, AttackSettings]) -> dict[str, AttackSettings]:
-        if UNATTACKED in attacks:
+    def _check_attacks(cls, attacks: dict[str, AttackSettings]) -> dict[str, AttackSettings]:
+        if CONTROL_NAME in attacks:
             raise PydanticCustomError(
                 "attack", "{name} is what is played without an attack; give the attack another name",
-                {"name": repr(UNATTACKED)},
+                {"name": repr(CONTROL_NAME)},
             )  # fmt: skip
         return attacks
 
     @field_validator("gates")
     @classmethod
-    def _are_gates(cls, gates: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_gates(cls, gates: tuple[str, ...]) -> tuple[str, ...]:
         for gate in gates:
             check_gate(gate)
         return gates
@@ -103,7 +106,7 @@ def check_gate(gate: str) -> None:
     Raises:
         ValueError: invalid gate.
     """
-    Gate.read(gate.replace(EVERY, "attacks.any."))
+    Gate.parse(gate.replace(ATTACK_WILDCARD, "attacks.any."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +137,27 @@ class Suite:
         """Checks for forbidden outputs, by name."""
         return cast("Mapping[str, Check]", self.settings.rules)
 
-    def goal(self, attack: str) -> Check:
+    def goal_check(self, attack: str) -> Check:
         """Return the check that shows an attack's success."""
         return cast("Check", self.settings.attacks[attack].goal)
 
-    def plant(self, attack: str, task: Task) -> Plant:
+    def build_injection(self, attack: str, task: Task) -> PromptInjection:
         """Return the injection of an attack in a task; the wording depends on the task's id."""
-        texts, of = self.texts[attack], self.settings.attacks[attack]
-        return Plant(of.through, texts[crc32(task.id.encode()) % len(texts)], of.at)
+        texts, attack_settings = self.texts[attack], self.settings.attacks[attack]
+        return PromptInjection(attack_settings.through, texts[crc32(task.id.encode()) % len(texts)], attack_settings.at)
 
-    def secret(self, role: str) -> str:
+    def secret_word(self, role: str) -> str:
         """Return an agent's secret word, the same in every evaluation of this suite."""
         return hashlib.sha256(f"{self.name} {self.settings.canary} {role}".encode()).hexdigest()[:12]
 
-    def canary(self, role: str) -> str:
+    def canary_instruction(self, role: str) -> str:
         """Return a role's instruction to keep its secret word."""
-        return self.settings.canary.replace(CANARY, self.secret(role))
+        return self.settings.canary.replace(CANARY_PLACEHOLDER, self.secret_word(role))
 
 
 def bundled_suites() -> list[str]:
     """Return the names of the bundled suites: ``["safety"]``."""
-    return sorted(file.name.removesuffix(".toml") for file in SUITES.iterdir() if file.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in SUITES_FOLDER.iterdir() if file.name.endswith(".toml"))
 
 
 def read_suite(path: str | Path) -> Suite:
@@ -166,35 +169,42 @@ def read_suite(path: str | Path) -> Suite:
     Raises:
         ValueError: unknown suite or invalid content; the message gives the reason.
     """
-    file, folder = _file_of(at_home(path))
+    file, folder = _find_file(expand_user(path))
     name = file.name.removesuffix(".toml")
     check_name(name)
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
-    look_for_modules_in(folder)
+    register_module_folder(folder)
     try:
-        settings = SuiteSettings.model_validate(table, context={FOLDER: folder})
+        settings = SuiteSettings.model_validate(table, context={RECIPE_FOLDER: folder})
     except ValidationError as error:
-        raise ValueError(f"{path}:\n{explain(error, table)}") from None
+        raise ValueError(f"{path}:\n{format_errors(error, table)}") from None
     texts = dict[str, tuple[str, ...]]()
-    for attack, of in settings.attacks.items():
-        plain = (*of.texts, *(_rows(Path(from_recipe(of.path, {FOLDER: folder}))) if of.path else ()))
-        texts[attack] = (*plain, *(disguised(text, form) for form in of.disguises for text in plain))
+    for attack, attack_settings in settings.attacks.items():
+        plain = (
+            *attack_settings.texts,
+            *(
+                _read_texts(Path(resolve_recipe_path(attack_settings.path, {RECIPE_FOLDER: folder})))
+                if attack_settings.path
+                else ()
+            ),
+        )
+        texts[attack] = (*plain, *(encode_text(text, form) for form in attack_settings.disguises for text in plain))
     return Suite(name, settings, texts)
 
 
-def _file_of(path: Path) -> tuple[Path | Traversable, str]:
+def _find_file(path: Path) -> tuple[Path | Traversable, str]:
     """Return a suite's file and folder; "" for a bundled suite's folder."""
     if path.is_file():
         return path, str(path.parent.resolve())
     if str(path) in bundled_suites():
-        return SUITES / f"{path}.toml", ""
+        return SUITES_FOLDER / f"{path}.toml", ""
     raise ValueError(f"no suite at {path}{did_you_mean(str(path), bundled_suites())}")
 
 
-def _rows(path: Path) -> list[str]:
+def _read_texts(path: Path) -> list[str]:
     """Return the texts in a file of attacks.
 
     Raises:
@@ -204,13 +214,13 @@ def _rows(path: Path) -> list[str]:
         lines = [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the attacks of {path}: {error}") from error
-    found = [_text(path, number, line) for number, line in enumerate(lines, 1)]
-    if not found:
+    texts = [_parse_text(path, number, line) for number, line in enumerate(lines, 1)]
+    if not texts:
         raise ValueError(f'{path} holds no attack; write lines such as {{"text": "…"}}')
-    return found
+    return texts
 
 
-def _text(path: Path, number: int, line: str) -> str:
+def _parse_text(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

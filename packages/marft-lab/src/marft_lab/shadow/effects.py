@@ -17,34 +17,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 
-NETWORK = frozenset({
+NETWORK_EVENTS = frozenset({
     "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname",
     "socket.gethostbyaddr", "socket.getnameinfo",
 })  # fmt: skip
-PROGRAMS = frozenset(
+PROCESS_EVENTS = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "fork_exec"}
 )
-FILES = frozenset({
+FILE_EVENTS = frozenset({
     "os.chmod", "os.chown", "os.kill", "os.killpg", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
     "os.setxattr", "os.symlink", "os.truncate", "os.utime", "sqlite3.connect", "mkfifo", "mknod",
 })  # fmt: skip
-SILENT = ((_posixsubprocess, "fork_exec"), (os, "mkfifo"), (os, "mknod"))  # functions without an audit event
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-NOWHERE = ("/dev/null", b"/dev/null")
+UNAUDITED_FUNCTIONS = (
+    (_posixsubprocess, "fork_exec"),
+    (os, "mkfifo"),
+    (os, "mknod"),
+)  # functions without an audit event
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+NULL_DEVICES = ("/dev/null", b"/dev/null")
 
 
-class _Held:
+class _EffectBlock:
     """Active block of side effects, with counts of rejected effects."""
 
     def __init__(self, refused: frozenset[str]) -> None:
-        self.refused, self.times = refused, Counter[str]()
+        self.refused, self.counts = refused, Counter[str]()
 
 
-_holding = list[_Held]()
+_active_blocks = list[_EffectBlock]()
 
 
 @contextmanager
-def held_back(network: bool = False) -> Iterator[Counter[str]]:
+def block_effects(network: bool = False) -> Iterator[Counter[str]]:
     """Block side effects of this process within the context.
 
     Args:
@@ -56,41 +60,41 @@ def held_back(network: bool = False) -> Iterator[Counter[str]]:
     Raises:
         PermissionError: in the code that attempts an effect.
     """
-    _installed()
-    held = _Held(PROGRAMS | FILES | (frozenset() if network else NETWORK))
-    _holding.append(held)
+    _install_hook()
+    block = _EffectBlock(PROCESS_EVENTS | FILE_EVENTS | (frozenset() if network else NETWORK_EVENTS))
+    _active_blocks.append(block)
     try:
-        yield held.times
+        yield block.counts
     finally:
-        _holding.remove(held)
+        _active_blocks.remove(block)
 
 
 @cache
-def _installed() -> None:
+def _install_hook() -> None:
     """Install the audit hook once per process, because Python cannot remove audit hooks."""
-    sys.addaudithook(_hear)
-    for module, name in SILENT:
-        setattr(module, name, _heard(name, getattr(module, name)))
+    sys.addaudithook(_audit)
+    for module, name in UNAUDITED_FUNCTIONS:
+        setattr(module, name, _with_hook(name, getattr(module, name)))
 
 
-def _heard(name: str, effect: Callable[..., object]) -> Callable[..., object]:
+def _with_hook(name: str, effect: Callable[..., object]) -> Callable[..., object]:
     """Wrap a function, so that the hook runs before the effect."""
 
     @wraps(effect)
-    def heard(*given: object, **named: object) -> object:
-        _hear(name, ())
-        return effect(*given, **named)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        _audit(name, ())
+        return effect(*args, **kwargs)
 
-    return heard
+    return wrapper
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    for held in _holding:
-        if event in held.refused or (event == "open" and _writes(arguments)):
-            held.times[event] += 1
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    for block in _active_blocks:
+        if event in block.refused or (event == "open" and _is_write(arguments)):
+            block.counts[event] += 1
             raise PermissionError(errno.EPERM, f"a shadow has no effects, and this is one: {event}")
 
 
-def _writes(arguments: tuple[object, ...]) -> bool:
+def _is_write(arguments: tuple[object, ...]) -> bool:
     path, _, flags = arguments
-    return isinstance(flags, int) and bool(flags & WRITES) and path not in NOWHERE
+    return isinstance(flags, int) and bool(flags & WRITE_FLAGS) and path not in NULL_DEVICES

@@ -10,34 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from marft.common import atomic
-from marft.common.texts import one_line
-from marft_lab.shadow.comparing import State
-from marft_lab.shadow.evidence import Evidence, Verdict
-from marft_lab.shadow.journal import Line
+from marft.common.texts import single_line
+from marft_lab.shadow.comparison import ShadowState
+from marft_lab.shadow.sequential_test import SequentialTest, Verdict
+from marft_lab.shadow.session_log import SessionEvent
 from marft_lab.shadow.settings import ShadowSettings
 
-REPORT, PICTURE = "report.json", "report.svg"
-POINTS = 400  # maximum points of a curve
-INCHES = (6.4, 3.2)
+REPORT_FILE, PLOT_FILE = "report.json", "report.svg"
+MAX_POINTS = 400  # maximum points of a curve
+FIGURE_SIZE = (6.4, 3.2)
 
 
-def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
+def build_report(state: ShadowState, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report as JSON data.
 
     All values except the skipped sessions follow from the journal.
     """
-    lines, compared = state.lines, _compared(state.lines)
+    lines, compared_events = state.events, _select_compared(state.events)
     left_out = Counter(line.why for line in lines if line.kind == "left_out")
-    unanswered = sum(bool(line.why) for line in compared)
+    unanswered = sum(bool(line.why) for line in compared_events)
     return {
         "verdict": asdict(state.verdict),
-        "about": dict(about),
-        "served": _mean([line.served for line in compared]),
-        "shadow": _mean([line.shadow for line in compared]),
-        "better": sum(_difference(line) > 0 for line in compared),
-        "worse": sum(_difference(line) < 0 for line in compared),
+        "about": dict(identity),
+        "served": _mean([line.served for line in compared_events]),
+        "shadow": _mean([line.shadow for line in compared_events]),
+        "better": sum(_score_difference(line) > 0 for line in compared_events),
+        "worse": sum(_score_difference(line) < 0 for line in compared_events),
         "shadow_without_answer": unanswered,
-        "clipped": sum(line.clipped for line in compared),
+        "clipped": sum(line.clipped for line in compared_events),
         "left_out": dict(left_out),
         "dropped": sum(line.kind == "dropped" for line in lines),
         "tools": {
@@ -46,11 +46,11 @@ def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
             "sessions_with_refused": sum(bool(line.refused) for line in lines),
         },
         "effects_refused": sum(line.effects for line in lines),
-        "passed": asdict(state.passed),
+        "passed": asdict(state.skipped),
     }
 
 
-def _meaning(verdict: Mapping[str, Any], margin: float) -> str:
+def _explain_verdict(verdict: Mapping[str, Any], margin: float) -> str:
     """Return the meaning of a verdict; with a margin, promotion shows non-inferiority instead of improvement."""
     if verdict["word"] == "hold":
         return "nothing is shown yet"
@@ -63,11 +63,11 @@ def _meaning(verdict: Mapping[str, Any], margin: float) -> str:
     return f"shown to be worse than the served team by less than the margin, {margin:g}{also}"
 
 
-def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[str]:
+def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[str]:
     """Yield the sentences that explain the numbers."""
     verdict, tools = report["verdict"], report["tools"]
     end = "" if verdict["word"] != "hold" or not verdict["final"] else f"; it ends with {settings.most} sessions"
-    yield f"{verdict['word']}: {_meaning(verdict, settings.margin)}{end}"
+    yield f"{verdict['word']}: {_explain_verdict(verdict, settings.margin)}{end}"
     not_promoted, not_stopped = (
         (f"worse by {settings.margin:g} or more", f"worse by {settings.margin:g} or less")
         if settings.margin
@@ -89,39 +89,41 @@ def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[s
         yield f"{report['effects_refused']} times a part of the shadow tried to have an effect, and was refused"
     if report["clipped"]:
         yield f"{report['clipped']} sessions were worth less than shadow.low, or more than shadow.high: cut to it"
-    for why, count in report["left_out"].items():
-        yield f"{count} sessions were left out: {one_line(why)}"
+    for reason, count in report["left_out"].items():
+        yield f"{count} sessions were left out: {single_line(reason)}"
     passed = report["passed"]
     if report["dropped"]:
         yield f"{report['dropped']} sessions were dropped, because more waited than shadow.backlog"
     if passed["no_answer"]:
         yield f"{passed['no_answer']} sessions hold no answer of a whole team: of a role, failed, or old"
     for problem in passed["unreadable"]:
-        yield one_line(problem)
+        yield single_line(problem)
 
 
-def write_report(folder: Path, report: Mapping[str, Any], state: State, settings: ShadowSettings) -> Path:
+def write_report(folder: Path, report: Mapping[str, Any], state: ShadowState, settings: ShadowSettings) -> Path:
     """Write the report and its plot; return the path of the report."""
-    atomic.write_file(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    compared = _compared(state.lines)
-    if compared:
-        atomic.write_file(folder / PICTURE, picture([_difference(line) for line in compared], settings))
-    return folder / REPORT
+    atomic.write_file(folder / REPORT_FILE, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    compared_events = _select_compared(state.events)
+    if compared_events:
+        atomic.write_file(
+            folder / PLOT_FILE, plot_differences([_score_difference(line) for line in compared_events], settings)
+        )
+    return folder / REPORT_FILE
 
 
-def picture(differences: Sequence[float], settings: ShadowSettings) -> str:
+def plot_differences(differences: Sequence[float], settings: ShadowSettings) -> str:
     """Plot the mean difference after each session with its bounds, as SVG."""
     from matplotlib.figure import Figure
 
-    from marft.evaluation.pages import svg
+    from marft.evaluation.html_pages import to_svg
 
-    evidence, every = Evidence(settings), max(1, len(differences) // POINTS)
+    sequential_test, interval = SequentialTest(settings), max(1, len(differences) // MAX_POINTS)
     seen: list[Verdict] = []
     for number, difference in enumerate(differences, 1):
-        verdict = evidence.add(difference)
-        if number % every == 0 or number == len(differences):
+        verdict = sequential_test.add(difference)
+        if number % interval == 0 or number == len(differences):
             seen.append(verdict)
-    figure = Figure(figsize=INCHES, layout="constrained")
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
     axes = figure.subplots()
     at = [verdict.sessions for verdict in seen]
     axes.fill_between(at, [v.lower for v in seen], [v.upper for v in seen], color="C0", alpha=0.2, linewidth=0)
@@ -129,19 +131,19 @@ def picture(differences: Sequence[float], settings: ShadowSettings) -> str:
     axes.axhline(-settings.margin, color="black", linewidth=0.8, linestyle="--")
     axes.set_xlabel("sessions")
     axes.set_ylabel("score, shadow − served")
-    return str(svg(figure))
+    return str(to_svg(figure))
 
 
-def _compared(lines: Sequence[Line]) -> list[Line]:
+def _select_compared(lines: Sequence[SessionEvent]) -> list[SessionEvent]:
     return [line for line in lines if line.kind == "compared"]
 
 
-def _difference(line: Line) -> float:
+def _score_difference(line: SessionEvent) -> float:
     assert line.served is not None
     assert line.shadow is not None
     return line.shadow - line.served
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.sections import Section
-from marft.config.settings import Bounded, Count, Few, Fraction, NotNegative, Positive
+from marft.config.settings import Bounded, Count, Fraction, NonNegative, Positive, SmallCount
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
@@ -25,7 +25,7 @@ class ShadowSettings(Section):
     agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = "exact"  # comparison of answers
     low: Bounded = 0.0  # minimum score, also of a missing answer; lower scores are clipped
     high: Bounded = 1.0  # maximum score; higher scores are clipped
-    margin: NotNegative = 0.0  # tolerated loss of the mean score for a promotion, in units of the score
+    margin: NonNegative = 0.0  # tolerated loss of the mean score for a promotion, in units of the score
     # maximum probability of a promotion at a mean difference of at most -margin, over all looks
     false_promotions: Rate = 0.05
     false_stops: Rate = 0.05  # maximum probability of a stop at a mean difference of at least -margin, over all looks
@@ -34,17 +34,17 @@ class ShadowSettings(Section):
     # sessions with a call without a recorded result: count or leave out
     refused: Literal["count", "leave_out"] = "count"
     seconds: Positive = 600.0  # timeout of a session
-    tries: Few = 2  # unexpected process exits after which a session counts as failed
+    tries: SmallCount = 2  # unexpected process exits after which a session counts as failed
     endpoints: bool = False  # True to allow models behind endpoints, which may cost money
     backlog: Count = 256  # maximum pending sessions with --follow; the oldest are dropped and counted
     pause: bool = True  # True to suspend the shadow beside marft serve during requests
-    idle_seconds: NotNegative = 0.2  # seconds without a request before the shadow resumes
+    idle_seconds: NonNegative = 0.2  # seconds without a request before the shadow resumes
     # CPU priority beside marft serve: only idle time, low, or normal
     priority: Literal["idle", "low", "normal"] = "idle"
     threads: Annotated[int, Field(ge=1, le=4096)] = 1  # torch CPU threads beside marft serve
 
     @model_validator(mode="after")
-    def _has_room(self) -> ShadowSettings:
+    def _check_bounds(self) -> ShadowSettings:
         if self.low >= self.high:
             raise PydanticCustomError("bounds", "low must be less than high: the least and the most a session is worth")
         if self.margin >= self.high - self.low:

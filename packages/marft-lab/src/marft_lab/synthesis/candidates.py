@@ -8,7 +8,7 @@ from typing import Protocol
 
 from marft.common.types import Episode, Task
 
-Refused = Mapping[int, str]  # reasons by index of rejected candidates; one sentence per kind of reason
+Rejections = Mapping[int, str]  # reasons by index of rejected candidates; one sentence per kind of reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,32 +17,32 @@ class Candidate:
 
     Args:
         episode: episode.
-        read: prompt of each action, as read by the agent's model, by action id.
+        prompts: prompt of each action, as read by the agent's model, by action id.
     """
 
     episode: Episode
-    read: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class World:
+class FilterContext:
     """Context of filters: facts about the learner's recipe.
 
     Args:
         held_out: tasks of the validation and test splits.
-        told: task-independent prompt of each role.
+        role_prompts: task-independent prompt of each role.
     """
 
     held_out: Sequence[Task] = ()
-    told: Mapping[str, str] = field(default_factory=dict)
+    role_prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Filter(Protocol):
-    """Interface of a filter (:class:`marft.config.parts.FilterPart`)."""
+    """Interface of a filter (:class:`marft.config.plugin_types.FilterPart`)."""
 
     @property
     def name(self) -> str: ...
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         """Return the rejected candidates with reasons, as a pure function."""
         ...

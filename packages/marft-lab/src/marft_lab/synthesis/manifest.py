@@ -11,17 +11,17 @@ from typing import Any
 
 from marft.common import atomic
 from marft.common.version import __version__
-from marft.config.parts import FilterPart
+from marft.config.plugin_types import FilterPart
 from marft.config.run import RunSettings
+from marft_lab.synthesis.filtering import FilterStage
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_lab.synthesis.sifting import Passage
-from marft_serve.traces.rows import MANIFEST, ROWS
+from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER
 
 FORMAT = "rows of MARFT, 1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Origin:
+class RowSource:
     """Source of imitation rows.
 
     Args:
@@ -34,33 +34,33 @@ class Origin:
     teacher: Mapping[str, object]
     parts: Sequence[str]
 
-    def of_rows(self) -> dict[str, object]:
+    def row_fields(self) -> dict[str, object]:
         """Return the source fields of each row."""
-        asked = SynthesisSettings.of(self.run)
-        return {"split": asked.split, "seed": self.run.seed, "teacher": dict(self.teacher), "filters": [*self.parts]}
+        settings = SynthesisSettings.from_run(self.run)
+        return {"split": settings.split, "seed": self.run.seed, "teacher": dict(self.teacher), "filters": [*self.parts]}
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class SynthesisResult:
     """Result of a synthesis.
 
     Args:
         path: folder of the rows.
         rows: number of rows, by role.
         episodes: number of episodes behind the rows.
-        funnel: rejections of each stage.
+        stages: rejections of each stage.
     """
 
     path: Path
     rows: Mapping[str, int]
     episodes: int
-    funnel: Sequence[Passage]
+    stages: Sequence[FilterStage]
 
 
 def write_rows(
-    folder: Path, rows: Sequence[Mapping[str, Any]], origin: Origin, filters: Sequence[Mapping[str, object]],
-    funnel: Sequence[Passage],
-) -> Made:  # fmt: skip
+    folder: Path, rows: Sequence[Mapping[str, Any]], origin: RowSource, filters: Sequence[Mapping[str, object]],
+    stages: Sequence[FilterStage],
+) -> SynthesisResult:  # fmt: skip
     """Write rows and manifest, and replace earlier files.
 
     Args:
@@ -68,36 +68,36 @@ def write_rows(
         rows: imitation rows.
         origin: source of the rows.
         filters: settings of each filter.
-        funnel: rejections of each stage.
+        stages: rejections of each stage.
     """
     texts: dict[str, list[str]] = {}
     for row in rows:
         texts.setdefault(str(row["agent"]), []).append(json.dumps(row, ensure_ascii=False) + "\n")
     files = {f"{role}.jsonl": "".join(lines).encode() for role, lines in sorted(texts.items())}
-    made = Made(
-        folder / ROWS, {role: len(lines) for role, lines in sorted(texts.items())},
-        len({row["order"][0] for row in rows}), funnel,
+    result = SynthesisResult(
+        folder / ROWS_FOLDER, {role: len(lines) for role, lines in sorted(texts.items())},
+        len({row["order"][0] for row in rows}), stages,
     )  # fmt: skip
-    asked = SynthesisSettings.of(origin.run)
+    settings = SynthesisSettings.from_run(origin.run)
     manifest = {
         "format": FORMAT,
         "version": __version__,
         "recipe": origin.run.name,
-        **origin.of_rows(),
-        "asked": {key: getattr(asked, key) for key in ("tasks", "attempts", "per_task", "balance")},
+        **origin.row_fields(),
+        "asked": {key: getattr(settings, key) for key in ("tasks", "attempts", "per_task", "balance")},
         "settings": [*filters],
-        "funnel": [{**asdict(one), "kept": one.kept} for one in funnel],
-        "episodes": made.episodes,
-        "rows": made.rows,
+        "funnel": [{**asdict(stage), "kept": stage.kept_count} for stage in stages],
+        "episodes": result.episodes,
+        "rows": result.rows,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    with atomic.new_folder(made.path) as draft:
+    with atomic.new_folder(result.path) as draft:
         for name, content in files.items():
             (draft / name).write_bytes(content)
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return made
+    return result
 
 
-def settings_of(part: FilterPart) -> dict[str, object]:
+def filter_settings(part: FilterPart) -> dict[str, object]:
     """Return a filter's settings as in a recipe."""
     return part.model_dump(mode="json")

@@ -5,92 +5,96 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marft.agents.rendering import exchange
-from marft.common.thoughts import bare_thought, thought
+from marft.agents.renderer import tool_call_messages
+from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.types import Action, ActionKey, Episode, Tool
-from marft_serve.traces.record import TracedEpisode, TracedTurn
-from marft_serve.traces.retelling import Retelling
-from marft_serve.traces.stage import Told
-from marft_serve.tracing.turns import turns_of
+from marft_serve.traces.replay import ReplayedTurn
+from marft_serve.traces.replayer import ReplayedTrace
+from marft_serve.traces.types import TracedEpisode, TracedTurn
+from marft_serve.tracing.turns import split_turns
 
 
-def traced(episode: Episode, seed: int) -> TracedEpisode:
+def to_trace(episode: Episode, seed: int) -> TracedEpisode:
     """Return an episode as a trace, with turns in the order of requests and the seed for a replay."""
-    name = called(episode)
+    name = episode_name(episode)
     turns = [turn for action in episode.actions for turn in _turns(action, name)]
     return TracedEpisode(
         id=name, turns=tuple(turns), task=episode.task.id, answer="", reward=episode.total_reward,
-        seed=seed, attempt=episode.sample, place=name,
+        seed=seed, attempt=episode.sample, location=name,
     )  # fmt: skip
 
 
-def called(episode: Episode) -> str:
+def episode_name(episode: Episode) -> str:
     """Return the name of an episode in rows."""
     return f"{episode.task.id} #{episode.sample}"
 
 
-def _turns(action: Action, place: str) -> Iterator[TracedTurn]:
-    turns = turns_of(action, action.started, action.ended)
+def _turns(action: Action, location: str) -> Iterator[TracedTurn]:
+    turns = split_turns(action, action.started, action.ended)
     for number, turn in enumerate(turns):
         text = turn.text[action.response_prefix :] if len(turns) == 1 else turn.text
-        size = thought(text)
+        size = measure_reasoning(text)
         yield TracedTurn(
             id=f"{action.id}/{number}",
             names=(action.agent,),
             messages=(),
             text=text[size:],
-            thought=bare_thought(text[:size]),
+            reasoning=strip_delimiters(text[:size]),
             calls=tuple(call for call in turn.calls if call.name),
-            started=float(action.index),
-            whole=number < len(turns) - 1 or action.finish == "stop",
-            place=f"{place}, {action.agent}",
+            start_time=float(action.index),
+            complete=number < len(turns) - 1 or action.finish == "stop",
+            location=f"{location}, {action.agent}",
         )
 
 
-def rows_of(told: Told, played: Episode, number: int, origin: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+def build_rows(
+    retold: ReplayedTrace, original: Episode, number: int, origin: Mapping[str, object]
+) -> Iterator[dict[str, Any]]:
     """Yield an episode's rows, one per action.
 
     Args:
-        told: episode as retold by the recipe's team, with the recipe's prompts.
-        played: episode as played by the teacher.
+        retold: episode as retold by the recipe's team, with the recipe's prompts.
+        original: episode as played by the teacher.
         number: index among the kept episodes.
         origin: source fields of the row.
     """
-    by_action: dict[ActionKey, list[Retelling]] = {}
-    for one in told.said:
-        by_action.setdefault(one.key, []).append(one)
-    own = dict.fromkeys((action.agent for action in played.actions), 0.0)
-    for transition in played.transitions:
+    by_action: dict[ActionKey, list[ReplayedTurn]] = {}
+    for retelling in retold.turns:
+        by_action.setdefault(retelling.key, []).append(retelling)
+    own_rewards = dict.fromkeys((action.agent for action in original.actions), 0.0)
+    for transition in original.transitions:
         for agent, reward in transition.agent_rewards.items():
-            own[agent] = own.get(agent, 0.0) + reward
+            own_rewards[agent] = own_rewards.get(agent, 0.0) + reward
     for index, (key, turns) in enumerate(by_action.items()):
         first = turns[0].prompt
         row: dict[str, Any] = {
             "order": [number, index],
-            "episode": called(played),
-            "task": played.task.id,
+            "episode": episode_name(original),
+            "task": original.task.id,
             "agent": key.agent,
             "prompt": [dict(message) for message in first.chat],
-            "completion": [message for turn in turns for message in _said(turn.turn)],
+            "completion": [message for turn in turns for message in _turn_messages(turn.turn)],
         }
-        row |= {"tools": [_offered(tool) for tool in first.tools]} if first.tools else {}
-        row |= {"reward": played.total_reward}
+        row |= {"tools": [_tool_schema(tool) for tool in first.tools]} if first.tools else {}
+        row |= {"reward": original.total_reward}
         row["from"] = {
-            **origin, "task": played.task.id, "attempt": played.sample, "episode": called(played), "role": key.agent,
-            "action": f"{key.step}/{key.agent}/{key.call}", "reward": played.total_reward,
-            "own_reward": own.get(key.agent, 0.0), "success": played.success,
+            **origin, "task": original.task.id, "attempt": original.sample, "episode": episode_name(original),
+            "role": key.agent, "action": f"{key.step}/{key.agent}/{key.call}", "reward": original.total_reward,
+            "own_reward": own_rewards.get(key.agent, 0.0), "success": original.success,
         }  # fmt: skip
         yield row
 
 
-def _said(turn: TracedTurn) -> Sequence[dict[str, Any]]:
+def _turn_messages(turn: TracedTurn) -> Sequence[dict[str, Any]]:
     """Return a turn as messages: the assistant's text, and tool results."""
-    messages = exchange(turn.text, turn.calls) if turn.calls else [{"role": "assistant", "content": turn.text}]
-    if turn.thought:
-        messages[0]["reasoning_content"] = turn.thought
+    messages = (
+        tool_call_messages(turn.text, turn.calls) if turn.calls else [{"role": "assistant", "content": turn.text}]
+    )
+    if turn.reasoning:
+        messages[0]["reasoning_content"] = turn.reasoning
     return messages
 
 
-def _offered(tool: Tool) -> dict[str, Any]:
+def _tool_schema(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}

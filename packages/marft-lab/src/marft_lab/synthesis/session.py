@@ -15,44 +15,44 @@ from pydantic import TypeAdapter
 
 from marft.agents.environment import Split
 from marft.common.types import Episode, Task
-from marft.config.parts import FilterPart, FilterPlugin
+from marft.config.plugin_types import FilterPart, FilterPlugin
 from marft.config.run import RunSettings
-from marft.envs.tasks import NoTasksError, tasks_of
-from marft.evaluation.cohorts import cohorts_of, fields_of
-from marft.evaluation.evaluate import Advance
-from marft.inference.samplers import renderer_of
-from marft.models.formats import load_formats
-from marft.runs.folder import RunFolder
-from marft_lab.synthesis.candidates import Candidate, Filter, World
-from marft_lab.synthesis.manifest import Made, Origin, settings_of, write_rows
-from marft_lab.synthesis.playing import attempts_of, begin, begun_with, played
-from marft_lab.synthesis.rows import called, rows_of, traced
+from marft.envs.tasks import NoTasksError, read_tasks
+from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.evaluate import ProgressCallback
+from marft.inference.runtime import build_renderer
+from marft.models.tokenizer_format import load_formats
+from marft.runs.run_folder import RunFolder
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
+from marft_lab.synthesis.filtering import FilterStage, apply_filters, build_stage, reject_over_cap, reject_unbalanced
+from marft_lab.synthesis.manifest import RowSource, SynthesisResult, filter_settings, write_rows
+from marft_lab.synthesis.rows import build_rows, episode_name, to_trace
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_lab.synthesis.sifting import Passage, out_of_balance, over_cap, passed, sifted
-from marft_lab.synthesis.teachers import Teacher, teacher_of
-from marft_serve.traces.record import Tally
-from marft_serve.traces.stage import Stage, Told
+from marft_lab.synthesis.teacher_episodes import build_attempts, episode_identity, play_or_load, start_or_resume
+from marft_lab.synthesis.teachers import Teacher, load_teacher
+from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
+from marft_serve.traces.types import SkipCounter
 
-HELD_OUT: tuple[Split, ...] = ("validation", "test")
-STANDARD = ("success", "handoffs", "duplicates", "leakage")
-NOTHING = (
+HELD_OUT_SPLITS: tuple[Split, ...] = ("validation", "test")
+DEFAULT_FILTERS = ("success", "handoffs", "duplicates", "leakage")
+NO_ROWS_MESSAGE = (
     "nothing is left of what the teacher played, and so there is nothing to imitate. With other filters "
     "(synthesis.filters) it goes on with --resume, and plays nothing again"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptEpisode:
     """Kept episode, as played by the teacher and as retold by the recipe."""
 
     episode: Episode
-    told: Told
+    retold: ReplayedTrace
 
 
 def synthesize(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, overwrite: bool = False, trust_code: bool = False,
-    advance: Advance = lambda _=None: None, note: Callable[[str], None] = lambda _: None,
-) -> Made:  # fmt: skip
+    advance: ProgressCallback = lambda _=None: None, note: Callable[[str], None] = lambda _: None,
+) -> SynthesisResult:  # fmt: skip
     """Play tasks with a recipe's teacher (``synthesis.teacher``), and write imitation rows.
 
     Args:
@@ -70,89 +70,100 @@ def synthesize(
     Raises:
         ValueError: invalid recipe or folder, or no episode left to imitate.
     """
-    teacher, attempts = teacher_of(run, trust_code), attempts_of(run)
-    tasks = list({one.task.id: one.task for one in attempts}.values())
-    if balance := SynthesisSettings.of(run).balance:
-        cohorts_of(fields_of(tasks), balance)
-    with folder.held():
-        begin(run, folder, begun_with(run, teacher, attempts), resume=resume, overwrite=overwrite)
-        episodes = played(teacher, folder, attempts, SynthesisSettings.of(run).played_together, advance, note)
-        kept, passages = _funnel(run, teacher, episodes, note)
-        if not kept:
-            raise ValueError("\n  ".join([f"{NOTHING}:", *(reason for one in passages for reason in one.lines())]))
-        origin = Origin(run, teacher.about, tuple(one.name for one in passages))
+    teacher, attempts = load_teacher(run, trust_code), build_attempts(run)
+    tasks = list({item.task.id: item.task for item in attempts}.values())
+    if balance := SynthesisSettings.from_run(run).balance:
+        group_by_field(collect_fields(tasks), balance)
+    with folder.acquire_lock():
+        start_or_resume(run, folder, episode_identity(run, teacher, attempts), resume=resume, overwrite=overwrite)
+        episodes = play_or_load(
+            teacher, folder, attempts, SynthesisSettings.from_run(run).played_together, advance, note
+        )
+        kept_episodes, stages = _filter_episodes(run, teacher, episodes, note)
+        if not kept_episodes:
+            raise ValueError(
+                "\n  ".join([f"{NO_ROWS_MESSAGE}:", *(reason for item in stages for reason in item.format_lines())])
+            )
+        origin = RowSource(run, teacher.description, tuple(item.name for item in stages))
         rows = [
-            row for number, one in enumerate(kept) for row in rows_of(one.told, one.episode, number, origin.of_rows())
+            row
+            for number, item in enumerate(kept_episodes)
+            for row in build_rows(item.retold, item.episode, number, origin.row_fields())
         ]
-        return write_rows(folder.path, rows, origin, [*map(settings_of, filters_of(run))], passages)
+        return write_rows(folder.path, rows, origin, [*map(filter_settings, build_filters(run))], stages)
 
 
-def filters_of(run: RunSettings) -> list[FilterPart]:
+def build_filters(run: RunSettings) -> list[FilterPart]:
     """Return the filters of a recipe in order, or the default filters."""
-    made = TypeAdapter(FilterPlugin)
-    return [*SynthesisSettings.of(run).filters] or [made.validate_python({"name": name}) for name in STANDARD]
+    adapter = TypeAdapter(FilterPlugin)
+    return [*SynthesisSettings.from_run(run).filters] or [
+        adapter.validate_python({"name": name}) for name in DEFAULT_FILTERS
+    ]
 
 
-def _funnel(
+def _filter_episodes(
     run: RunSettings, teacher: Teacher, episodes: Sequence[Episode], note: Callable[[str], None]
-) -> tuple[list[Kept], list[Passage]]:
+) -> tuple[list[KeptEpisode], list[FilterStage]]:
     """Return the kept episodes, and the rejections of each stage."""
-    tally = Tally()
+    tally = SkipCounter()
     formats = load_formats(run)
-    with Stage(run, tally, formats) as stage:
-        world = World(held_out=_held_out(run, note), told=stage.told_whatever())
-        candidates = _candidates(teacher, episodes)
-        left, passages = sifted(candidates, cast("list[Filter]", filters_of(run)), world)
-        kept, passage = _told_again(stage, run.seed, [one.episode for one in left])
-    for line in tally.lines():
+    with TraceReplayer(run, tally, formats) as stage:
+        context = FilterContext(held_out=_held_out_tasks(run, note), role_prompts=stage.render_fixed_prompts())
+        candidates = _build_candidates(teacher, episodes)
+        remaining, stages = apply_filters(candidates, cast("list[Filter]", build_filters(run)), context)
+        kept_episodes, retold_stage = _retell(stage, run.seed, [item.episode for item in remaining])
+    for line in tally.format_lines():
         note(f"told again: {line}")
-    asked = SynthesisSettings.of(run)
-    episodes = [one.episode for one in kept]
-    worth = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
-    refused = over_cap([episode.task.id for episode in episodes], asked.per_task, worth)
-    passages += [passage, passed("per_task", len(kept), refused)]
-    kept = [one for place, one in enumerate(kept) if place not in refused]
-    if asked.balance:
-        refused = out_of_balance([one.episode.task for one in kept], asked.balance)
-        passages.append(passed("balance", len(kept), refused))
-        kept = [one for place, one in enumerate(kept) if place not in refused]
-    return kept, passages
+    settings = SynthesisSettings.from_run(run)
+    episodes = [item.episode for item in kept_episodes]
+    scores = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
+    rejections = reject_over_cap([episode.task.id for episode in episodes], settings.per_task, scores)
+    stages += [retold_stage, build_stage("per_task", len(kept_episodes), rejections)]
+    kept_episodes = [item for index, item in enumerate(kept_episodes) if index not in rejections]
+    if settings.balance:
+        rejections = reject_unbalanced([item.episode.task for item in kept_episodes], settings.balance)
+        stages.append(build_stage("balance", len(kept_episodes), rejections))
+        kept_episodes = [item for index, item in enumerate(kept_episodes) if index not in rejections]
+    return kept_episodes, stages
 
 
-def _held_out(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
+def _held_out_tasks(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
     """Return the tasks of both held-out splits; warn about an empty split.
 
     Raises:
         ValueError: unreadable tasks, because unknown tasks cannot be excluded.
     """
-    found = list[Task]()
-    for split in HELD_OUT:
+    tasks = list[Task]()
+    for split in HELD_OUT_SPLITS:
         try:
-            found += tasks_of(run.environment, split)
+            tasks += read_tasks(run.environment, split)
         except NoTasksError:
             note(f"the {split} split has no tasks: nothing that is kept was compared with it")
-    return found
+    return tasks
 
 
-def _candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
+def _build_candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
     """Return candidates with the prompts of their actions, decoded by the teacher's tokenizers."""
-    formats = renderer_of(teacher.run, load_formats(teacher.run)).formats
+    formats = build_renderer(teacher.run, load_formats(teacher.run)).formats
     return [
-        Candidate(one, {a.id: str(formats[a.policy].tokenizer.decode(a.prompt.tolist())) for a in one.actions})
-        for one in episodes
+        Candidate(episode, {a.id: str(formats[a.policy].tokenizer.decode(a.prompt.tolist())) for a in episode.actions})
+        for episode in episodes
     ]
 
 
-def _told_again(stage: Stage, seed: int, episodes: Sequence[Episode]) -> tuple[list[Kept], Passage]:
+def _retell(stage: TraceReplayer, seed: int, episodes: Sequence[Episode]) -> tuple[list[KeptEpisode], FilterStage]:
     """Keep the episodes that the recipe's team can retell with the same outcome."""
-    kept, refused = list[Kept](), dict[int, str]()
-    told = {again.trace.id: again for again in stage.tell((traced(one, seed) for one in episodes), grade=False)}
-    for place, one in enumerate(episodes):
-        again = told.get(called(one))
-        if again is None or not again.episode.scored:
-            refused[place] = "the recipe's team cannot say it"
-        elif again.episode.success != one.success:
-            refused[place] = "comes to another end when the recipe's team says it"
+    kept_episodes, rejections = list[KeptEpisode](), dict[int, str]()
+    retold_by_name = {
+        retold.trace.id: retold
+        for retold in stage.replay((to_trace(original, seed) for original in episodes), grade=False)
+    }
+    for index, original in enumerate(episodes):
+        retold = retold_by_name.get(episode_name(original))
+        if retold is None or not retold.episode.is_scored:
+            rejections[index] = "the recipe's team cannot say it"
+        elif retold.episode.success != original.success:
+            rejections[index] = "comes to another end when the recipe's team says it"
         else:
-            kept.append(Kept(one, again))
-    return kept, passed("retold", len(episodes), refused)
+            kept_episodes.append(KeptEpisode(original, retold))
+    return kept_episodes, build_stage("retold", len(episodes), rejections)

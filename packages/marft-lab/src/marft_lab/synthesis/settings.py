@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 from pydantic import Strict, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import AtHome
-from marft.config.parts import FilterPlugin
+from marft.config.paths import ExpandUser
+from marft.config.plugin_types import FilterPlugin
 from marft.config.sections import Section
-from marft.config.settings import Count, CountOrNone, Few, Fraction
+from marft.config.settings import Count, Fraction, NonNegativeCount, SmallCount
 
 
 class SynthesisSettings(Section):
@@ -20,22 +20,22 @@ class SynthesisSettings(Section):
 
     # teacher: "scripts" for the environment's own, the folder of a run, a checkpoint or an export, or a recipe;
     # --teacher overrides it
-    teacher: Annotated[str, AtHome] = ""
+    teacher: Annotated[str, ExpandUser] = ""
     split: str = "train"  # split of the tasks; only "train" is valid, because held-out tasks must not be learned
-    tasks: CountOrNone = 512  # number of tasks, from the start of the split; 0 for all
-    attempts: Few = 4  # attempts per task
+    tasks: NonNegativeCount = 512  # number of tasks, from the start of the split; 0 for all
+    attempts: SmallCount = 4  # attempts per task
     played_together: Count = 256  # episodes per saved part
     skill: Fraction = 1.0  # skill of scripts: fraction of turns played well
     # filters, in order; [] for success, handoffs, duplicates and leakage with their defaults
     filters: Annotated[tuple[FilterPlugin, ...], Strict(False)] = ()
-    per_task: CountOrNone = 2  # maximum episodes per task, the best ones; 0 for all
+    per_task: NonNegativeCount = 2  # maximum episodes per task, the best ones; 0 for all
     # field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" for no
     # balance
     balance: str = ""
 
     @field_validator("split")
     @classmethod
-    def _never_held_out(cls, split: str) -> str:
+    def _check_split(cls, split: str) -> str:
         if split in ("validation", "test"):
             raise PydanticCustomError(
                 "split", "the {split} split is held out: what is learned from it can no longer be measured; use train",

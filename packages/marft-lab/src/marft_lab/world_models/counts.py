@@ -8,14 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from marft.common.seeds import generator
-from marft.config.parts import WorldModelPart
-from marft.config.settings import Few
-from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel, disagreement, tallied
+from marft.config.plugin_types import WorldModelPart
+from marft.config.settings import SmallCount
+from marft_lab.world_models.interface import (
+    History,
+    ObservedTransition,
+    Outcome,
+    Prediction,
+    WorldModel,
+    count_transitions,
+    ensemble_disagreement,
+)
 
-Asked = tuple[Situation, str]
+HistoryAction = tuple[History, str]
 
 
-class Counts(WorldModelPart):
+class CountModel(WorldModelPart):
     """Count-based world model for environments with few distinct texts.
 
     The model predicts the outcomes of exactly the same history and action, with their frequencies. Its uncertainty is
@@ -23,28 +31,30 @@ class Counts(WorldModelPart):
     Russell 2001). A member has no data about a transition observed n times with probability e⁻ⁿ.
     """
 
-    members: Few = 32  # number of ensemble members
+    members: SmallCount = 32  # number of ensemble members
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         """Fit the model by counts of observed transitions."""
-        rows: dict[Asked, dict[Outcome, int]] = {}
-        for (situation, action, outcome), count in tallied(lived).items():
-            rows.setdefault((situation, action), {})[outcome] = count
-        stream, known = generator(seed, "counts"), dict[Asked, Prediction]()
-        for asked, counts in rows.items():
-            often = np.array(list(counts.values()), np.float64)  # [O]
-            drawn = stream.poisson(often, (self.members, len(often))).astype(np.float64)  # [M, O]
-            members = drawn / np.maximum(drawn.sum(1, keepdims=True), 1.0)
-            known[asked] = Prediction(tuple(counts), often / often.sum(), disagreement(members))
-        return Counted(known)
+        rows: dict[HistoryAction, dict[Outcome, int]] = {}
+        for (history, action, outcome), count in count_transitions(transitions).items():
+            rows.setdefault((history, action), {})[outcome] = count
+        stream, predictions = generator(seed, "counts"), dict[HistoryAction, Prediction]()
+        for key, counts in rows.items():
+            frequencies = np.array(list(counts.values()), np.float64)  # [O]
+            sampled = stream.poisson(frequencies, (self.members, len(frequencies))).astype(np.float64)  # [M, O]
+            members = sampled / np.maximum(sampled.sum(1, keepdims=True), 1.0)
+            predictions[key] = Prediction(
+                tuple(counts), frequencies / frequencies.sum(), ensemble_disagreement(members)
+            )
+        return FittedCountModel(predictions)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class FittedCountModel:
     """Fitted count-based model, with a prediction per history and action."""
 
-    known: Mapping[Asked, Prediction]
+    predictions: Mapping[HistoryAction, Prediction]
 
-    def predict(self, situation: Situation, action: str) -> Prediction:
+    def predict(self, history: History, action: str) -> Prediction:
         """Return the prediction; without data, an empty prediction with uncertainty 1."""
-        return self.known.get((situation, action)) or Prediction()
+        return self.predictions.get((history, action)) or Prediction()

@@ -16,41 +16,41 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class History:
     """Recent history of an episode: the last observations, oldest first, and the team's actions between them.
 
-    Each observation and action is one text (:mod:`marft_lab.world_models.words`).
+    Each observation and action is one text (:mod:`marft_lab.world_models.text_codec`).
 
-    >>> Situation(("You stand at S.",)).observed
+    >>> History(("You stand at S.",)).observations
     ('You stand at S.',)
     """
 
-    observed: tuple[str, ...]
-    done: tuple[str, ...] = ()
+    observations: tuple[str, ...]
+    actions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of a joint action: next observation, "" at the end, and the step's rewards."""
 
-    following: str
+    next_observation: str
     reward: float
     agent_rewards: tuple[tuple[str, float], ...] = ()
     success: bool | None = None  # known at the end, if the environment reports success
 
-    def earned(self, role: str = "") -> float:
+    def reward_for(self, role: str = "") -> float:
         """Return the team's reward, or an agent's individual reward."""
         return dict(self.agent_rewards).get(role, 0.0) if role else self.reward
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
-    """Environment step of a real episode; ``first`` is True for the first step."""
+class ObservedTransition:
+    """Environment step of a real episode; ``is_first`` is True for the first step."""
 
-    situation: Situation
+    history: History
     action: str
     outcome: Outcome
-    first: bool = False
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,35 +70,35 @@ class Prediction:
     def reward(self, role: str = "") -> float:
         """Return the team's expected reward, or an agent's expected individual reward."""
         both = zip(self.probabilities, self.outcomes, strict=True)
-        return float(sum(p * outcome.earned(role) for p, outcome in both))
+        return float(sum(p * outcome.reward_for(role) for p, outcome in both))
 
-    def spread(self, role: str = "") -> float:
+    def reward_deviation(self, role: str = "") -> float:
         """Return the reward's expected absolute deviation from its mean: ``Σ p |r − E r|``."""
         mean = self.reward(role)
         both = zip(self.probabilities, self.outcomes, strict=True)
-        return float(sum(p * abs(outcome.earned(role) - mean) for p, outcome in both))
+        return float(sum(p * abs(outcome.reward_for(role) - mean) for p, outcome in both))
 
     @property
-    def ways(self) -> Mapping[str, float]:
+    def next_probabilities(self) -> Mapping[str, float]:
         """Probability of each next observation; "" for the end."""
-        found: dict[str, float] = {}
+        probabilities: dict[str, float] = {}
         for p, outcome in zip(self.probabilities, self.outcomes, strict=True):
-            found[outcome.following] = found.get(outcome.following, 0.0) + float(p)
-        return found
+            probabilities[outcome.next_observation] = probabilities.get(outcome.next_observation, 0.0) + float(p)
+        return probabilities
 
 
 class WorldModel(Protocol):
     """Interface for fitted world models."""
 
-    def predict(self, situation: Situation, action: str) -> Prediction:
+    def predict(self, history: History, action: str) -> Prediction:
         """Return the prediction for a history and a joint action, as a deterministic function."""
         ...
 
 
-class Fits(Protocol):
+class FittableModel(Protocol):
     """Interface for world models in a recipe."""
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+    def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         """Fit the model to transitions, oldest first; a run starts without transitions.
 
         The same transitions and seed give the same model, which resume requires.
@@ -106,31 +106,31 @@ class Fits(Protocol):
         ...
 
 
-def tallied(lived: Sequence[Lived]) -> dict[tuple[Situation, str, Outcome], int]:
+def count_transitions(transitions: Sequence[ObservedTransition]) -> dict[tuple[History, str, Outcome], int]:
     """Return the count of each distinct transition, in order of first occurrence."""
-    counts: dict[tuple[Situation, str, Outcome], int] = {}
-    for one in lived:
-        key = (one.situation, one.action, one.outcome)
+    counts: dict[tuple[History, str, Outcome], int] = {}
+    for transition in transitions:
+        key = (transition.history, transition.action, transition.outcome)
         counts[key] = counts.get(key, 0) + 1
     return counts
 
 
-def disagreement(members: Floats) -> float:
+def ensemble_disagreement(members: Floats) -> float:
     """Return the disagreement of an ensemble, from 0 to 1.
 
     The disagreement is the mean total variation distance between a member's distribution and the mean distribution. A
     member without data (zeros) has distance 1.
 
-    >>> disagreement(np.array([[1.0, 0.0], [1.0, 0.0]])), disagreement(np.array([[1.0, 0.0], [0.0, 1.0]]))
-    (0.0, 0.5)
-    >>> disagreement(np.array([[1.0, 0.0], [0.0, 0.0]]))
+    >>> [ensemble_disagreement(np.array([[1.0, 0.0], other])) for other in ([1.0, 0.0], [0.0, 1.0])]
+    [0.0, 0.5]
+    >>> ensemble_disagreement(np.array([[1.0, 0.0], [0.0, 0.0]]))
     0.5
 
     Args:
         members: distribution of each member over the outcomes, shape [members, outcomes].
     """
-    knows = members.sum(1) > 0
-    if not knows.any():
+    has_data = members.sum(1) > 0
+    if not has_data.any():
         return 1.0
-    distances = np.abs(members - members[knows].mean(0)).sum(1) / 2
-    return float(np.where(knows, distances, 1.0).mean())
+    distances = np.abs(members - members[has_data].mean(0)).sum(1) / 2
+    return float(np.where(has_data, distances, 1.0).mean())

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from marft.config.parts import WorldModelPlugin
-from marft.config.pools import pools_of
-from marft.config.settings import Count, CountOrNone, Few, Fraction, Names, did_you_mean
-from marft.trainer.seams import TrainingSection
+from marft.config.opponent_pools import opponent_pools
+from marft.config.plugin_types import WorldModelPlugin
+from marft.config.settings import Count, Fraction, Names, NonNegativeCount, SmallCount, did_you_mean
+from marft.trainer.hooks import TrainingSection
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from marft.config.run import RunSettings
-    from marft.rollout.ahead.gathering import Gathering
-    from marft.rollout.playing import Rollouts
+    from marft.rollout.async_rollout.sources import RolloutSource
+    from marft.rollout.runner import RolloutRunner
 
 
 class DynaSettings(TrainingSection):
@@ -30,15 +30,15 @@ class DynaSettings(TrainingSection):
 
     model: WorldModelPlugin  # world model; default: counts
     share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # imagined fraction of the episodes of a step
-    warm_up: CountOrNone = 1  # first training steps, which only use real episodes
+    warm_up: NonNegativeCount = 1  # first training steps, which only use real episodes
     # training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once
-    ramp: CountOrNone = 0
+    ramp: NonNegativeCount = 0
     horizon: Count = 32  # maximum environment steps of an imagined episode; rollout.max_steps applies as well
     cutoff: Fraction = 0.2  # uncertainty of the model above which an imagined episode is truncated and left out
     # starts of imagined episodes: first observations of real episodes, or any observed history
     begins: Literal["first", "anywhere"] = "first"
     reads: Names = ()  # roles whose texts affect the environment; [] for all
-    memory: Few = 1  # number of last observations that determine the next one
+    memory: SmallCount = 1  # number of last observations that determine the next one
     # maximum transitions in the experience buffer, the newest
     remember: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
     check: bool = True  # True to disable the model automatically after wrong predictions of real episodes
@@ -49,7 +49,7 @@ class DynaSettings(TrainingSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _counts_unless_said(cls, table: object) -> object:
+    def _set_default_model(cls, table: object) -> object:
         return {"model": {"name": "counts"}, **table} if isinstance(table, dict) else table
 
     def share_at(self, step: int) -> float:
@@ -59,21 +59,21 @@ class DynaSettings(TrainingSection):
         >>> [settings.share_at(step) for step in range(7)]
         [0.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.5]
         """
-        since = step - self.warm_up + 1
-        return 0.0 if since <= 0 else self.share * min(1.0, since / max(self.ramp, 1))
+        ramp_steps = step - self.warm_up + 1
+        return 0.0 if ramp_steps <= 0 else self.share * min(1.0, ramp_steps / max(self.ramp, 1))
 
     def extra_tasks(self, step: int, tasks: int) -> int:
         """Return the number of imagined tasks in a step with ``tasks`` real tasks."""
         share = self.share_at(step)
         return round(tasks * share / (1 - share))
 
-    def wrap_source(self, source: Gathering, rollouts: Rollouts, folder: Path | None) -> Gathering:
+    def wrap_source(self, source: RolloutSource, rollouts: RolloutRunner, folder: Path | None) -> RolloutSource:
         """Wrap a rollout source, to add imagined episodes."""
-        from marft.rollout.rollouts import LocalRollouts
-        from marft_lab.world_models.imagining import Imagining
+        from marft.rollout.local_runner import LocalRolloutRunner
+        from marft_lab.world_models.rollout_source import ImaginedRolloutSource
 
-        assert isinstance(rollouts, LocalRollouts), "worker processes are refused when the recipe is read"
-        return Imagining(source, rollouts, folder)
+        assert isinstance(rollouts, LocalRolloutRunner), "worker processes are refused when the recipe is read"
+        return ImaginedRolloutSource(source, rollouts, folder)
 
     def problems(self, run: RunSettings) -> Iterable[str]:
         """Yield problems of the settings."""
@@ -86,9 +86,9 @@ class DynaSettings(TrainingSection):
             yield "dyna: imagined episodes are played in the run's own process; set rollout.processes = 0"
         if run.rollout.max_policy_lag:
             yield "dyna: imagined episodes are played between steps, and never ahead; set rollout.max_policy_lag = 0"
-        if pools_of(run):
+        if opponent_pools(run):
             yield "dyna: nobody imagines whom of a pool it plays against; remove the pool, or [dyna]"
-        if run.team.own_words:
+        if run.team.writes_prompts:
             yield "dyna: a program of yours acts in the world by itself, and would in imagined episodes; remove [dyna]"
         if hasattr(run.algorithm.credit, "load_state_dict"):
             yield (

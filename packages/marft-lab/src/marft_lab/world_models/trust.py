@@ -5,10 +5,10 @@ For each real step the model gives every next observation x a probability p(x). 
 rewards of an episode, ``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0. With individual
 rewards of agents, all three terms are sums over the team and the agents.
 
-A test bets that the mean excess is above a bound (:mod:`marft.common.betting`). Its capital is reset to 1 whenever it
-falls below 1. This is a change detector with at most one false alarm per 1/alarm observations on average (an e-detector
-of CUSUM's form: Shin et al. 2022). An alarm disables the model. The reverse test on later predictions enables the model
-again. OUR READING: the choice of losses, and the return of a model.
+A test bets that the mean excess is above a bound (:mod:`marft.common.anytime_test`). Its capital is reset to 1 whenever
+it falls below 1. This is a change detector with at most one false alarm per 1/alarm observations on average (an
+e-detector of CUSUM's form: Shin et al. 2022). An alarm disables the model. The reverse test on later predictions
+enables the model again. OUR READING: the choice of losses, and the return of a model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from marft.common.betting import BETS, log_capital, log_factors
-from marft_lab.world_models.interface import Lived, Prediction, WorldModel
+from marft.common.anytime_test import BET_FRACTIONS, log_capital, log_factors
+from marft_lab.world_models.interface import ObservedTransition, Prediction, WorldModel
 
-NOTHING = tuple(0.0 for _ in BETS)
-Logs = tuple[float, ...]
+ZERO_CAPITAL = tuple(0.0 for _ in BET_FRACTIONS)
+LogCapital = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PredictionErrors:
     """A model's prediction errors on a real episode.
 
     The excess values are those of each sufficiently certain step, and of their rewards together, each in [−1, 1].
@@ -34,14 +34,14 @@ class Heard:
     Args:
         steps: excess of each certain step.
         reward: excess of the rewards.
-        known: fraction of certain steps.
+        certain_fraction: fraction of certain steps.
         missed: mean of 1 − p(true) over certain steps.
         reward_error: |Σ (r − E r)| over certain steps, summed over the team and all agents, in the environment's unit.
     """
 
     steps: tuple[float, ...]
     reward: float
-    known: float
+    certain_fraction: float
     missed: float
     reward_error: float
 
@@ -53,76 +53,80 @@ class Trust:
     The bets are against the model while the model is enabled, and for the model while it is disabled.
     """
 
-    on: bool = True
-    steps: Logs = NOTHING
-    rewards: Logs = NOTHING
+    enabled: bool = True
+    steps: LogCapital = ZERO_CAPITAL
+    rewards: LogCapital = ZERO_CAPITAL
 
-    def after(self, heard: Sequence[Heard], bound: float, alarm: float) -> Trust:
+    def update(self, errors: Sequence[PredictionErrors], bound: float, alarm: float) -> Trust:
         """Return the trust after more real episodes.
 
         Args:
-            heard: prediction errors of the episodes.
+            errors: prediction errors of the episodes.
             bound: tolerated mean excess.
             alarm: false alarm rate: at most one false alarm per 1 / alarm observations, on average.
         """
-        trust, enough = self, float(np.log(1 / alarm))
-        for episode in heard:
+        trust, threshold = self, float(np.log(1 / alarm))
+        for episode in errors:
             trust = replace(
                 trust,
-                steps=_bet(trust.steps, episode.steps, bound, against=trust.on),
-                rewards=_bet(trust.rewards, [episode.reward] if episode.steps else [], bound, against=trust.on),
+                steps=_update_capital(trust.steps, episode.steps, bound, against=trust.enabled),
+                rewards=_update_capital(
+                    trust.rewards, [episode.reward] if episode.steps else [], bound, against=trust.enabled
+                ),
             )
-            won = [float(log_capital(np.array(logs))) >= enough for logs in (trust.steps, trust.rewards)]
-            if any(won) if trust.on else all(won):
-                trust = Trust(on=not trust.on)
+            rejected = [float(log_capital(np.array(logs))) >= threshold for logs in (trust.steps, trust.rewards)]
+            if any(rejected) if trust.enabled else all(rejected):
+                trust = Trust(enabled=not trust.enabled)
         return trust
 
 
-def _bet(logs: Logs, excess: Sequence[float], bound: float, *, against: bool) -> Logs:
+def _update_capital(logs: LogCapital, excess: Sequence[float], bound: float, *, against: bool) -> LogCapital:
     """Return the log capital of each bet after more observations; capital below 1 is reset to 1."""
     capital = np.array(logs)
-    for one in excess:
-        x, mean = (one + 1) / 2, (bound + 1) / 2
+    for value in excess:
+        x, mean = (value + 1) / 2, (bound + 1) / 2
         factors = log_factors(x, mean) if against else log_factors(1 - x, 1 - mean)
         capital = np.maximum(capital, 0.0) + factors
     return tuple(capital.tolist())
 
 
-def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, widths: Mapping[str, float]) -> Heard:
+def compute_errors(
+    model: WorldModel, transitions: Sequence[ObservedTransition], cutoff: float, widths: Mapping[str, float]
+) -> PredictionErrors:
     """Return a model's prediction errors on a real episode's steps.
 
     Args:
         model: fitted world model.
-        lived: transitions of the episode.
+        transitions: transitions of the episode.
         cutoff: uncertainty above which a step is skipped, because imagined episodes end there, too.
         widths: range of returns of the team ("") and of each agent; 0 for constant returns.
     """
     steps, missed = list[float](), list[float]()
-    off, expected = dict.fromkeys(widths, 0.0), 0.0
-    for one in lived:
-        said = model.predict(one.situation, one.action)
-        if not said.outcomes or said.uncertainty > cutoff:
+    reward_errors, expected = dict.fromkeys(widths, 0.0), 0.0
+    for transition in transitions:
+        prediction = model.predict(transition.history, transition.action)
+        if not prediction.outcomes or prediction.uncertainty > cutoff:
             continue
-        excess, miss = of_step(said, one.outcome.following)
+        excess, miss = step_excess(prediction, transition.outcome.next_observation)
         steps.append(excess)
         missed.append(miss)
         for role in widths:
-            off[role] += one.outcome.earned(role) - said.reward(role)
-            expected += said.spread(role)
-    error, width = sum(map(abs, off.values())), sum(widths.values())
-    reward = _clipped((error - expected) / width) if width else float(error > expected + 1e-9)
-    return Heard(
-        tuple(steps), reward, len(steps) / len(lived) if lived else 0.0, float(np.mean(missed)) if missed else 0.0,
-        error,
+            reward_errors[role] += transition.outcome.reward_for(role) - prediction.reward(role)
+            expected += prediction.reward_deviation(role)
+    error, width = sum(map(abs, reward_errors.values())), sum(widths.values())
+    reward = _clip((error - expected) / width) if width else float(error > expected + 1e-9)
+    return PredictionErrors(
+        tuple(steps), reward, len(steps) / len(transitions) if transitions else 0.0,
+        float(np.mean(missed)) if missed else 0.0, error,
     )  # fmt: skip
 
 
-def of_step(said: Prediction, following: str) -> tuple[float, float]:
+def step_excess(prediction: Prediction, next_observation: str) -> tuple[float, float]:
     """Return a step's excess and missed probability: ``Σ p² − p(true)``, ``1 − p(true)``."""
-    ways = said.ways
-    true = ways.get(following, 0.0)
-    return _clipped(sum(p * p for p in ways.values()) - true), 1.0 - true
+    probabilities = prediction.next_probabilities
+    true = probabilities.get(next_observation, 0.0)
+    return _clip(sum(p * p for p in probabilities.values()) - true), 1.0 - true
 
 
-def _clipped(value: float) -> float:
+def _clip(value: float) -> float:
     return float(np.clip(value, -1.0, 1.0))

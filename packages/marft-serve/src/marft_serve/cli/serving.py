@@ -7,18 +7,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from marft.cli.commands import console, quieten
-from marft.common.satellites import install_command
-from marft_serve.serving.observers import Observer, SecondTeam, observer_named
-from marft_serve.serving.offering import Also, Place, announced
+from marft.cli.handlers import console, silence_transformers
+from marft.common.packages import install_command
+from marft_serve.serving.options import ListenOptions, ProtocolOptions, format_startup
+from marft_serve.serving.sidecars import ShadowTeam, SidecarSpec, load_sidecar
 
-SHADOW = "--shadow."
+SHADOW_PREFIX = "--shadow."
 
 
 def serve(
-    path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
-    limits: tuple[int, int, float], *, grace: int, record: Path | None, also: tuple[str, bool, str], trust_code: bool,
-    shadow: Path | None = None, shadow_checkpoint: str = "best", shadow_output: Path | None = None,
+    path: Path, overrides: Sequence[str], checkpoint: str, listen: tuple[str, int, str, bool],
+    limits: tuple[int, int, float], *, grace: int, record: Path | None, protocols: tuple[str, bool, str],
+    trust_code: bool, shadow: Path | None = None, shadow_checkpoint: str = "best", shadow_output: Path | None = None,
     grade: Path | None = None,
 ) -> None:  # fmt: skip
     """``marft serve``."""
@@ -31,52 +31,52 @@ def serve(
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ValueError(f"serving needs packages that are not installed: {install_command('serve')}")
-    mcp, a2a, _ = also
+    mcp, a2a, _ = protocols
     if mcp not in ("", "http", "stdio"):
         raise ValueError(f"--mcp: {mcp!r} is none of http, stdio")
     if mcp and find_spec("mcp") is None:
         raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
     if a2a and (find_spec("a2a") is None or find_spec("sse_starlette") is None):
         raise ValueError(f"A2A needs packages that are not installed: {install_command('a2a')}")
-    where, offered = Place(*place), Also(cast("Any", mcp), *also[1:])
-    where.check()
-    offered.check()
-    quieten()
+    listen_options, protocol_options = ListenOptions(*listen), ProtocolOptions(cast("Any", mcp), *protocols[1:])
+    listen_options.check()
+    protocol_options.check()
+    silence_transformers()
     from marft_serve.serving.app import Limits
-    from marft_serve.serving.server import serve as run_server
-    from marft_serve.serving.settings import served
+    from marft_serve.serving.server import run_server
+    from marft_serve.serving.settings import load_served_team
 
-    observer = Observer()
+    observer = SidecarSpec()
     if shadow is not None and record is not None:
-        mine = [*of_shadow(overrides)]
-        second = SecondTeam(shadow, shadow_checkpoint, mine, trust_code, record, shadow_output, grade)
-        observer, overrides = observer_named("shadow", second), [*others(overrides)]
+        shadow_overrides = [*select_shadow_overrides(overrides)]
+        second = ShadowTeam(shadow, shadow_checkpoint, shadow_overrides, trust_code, record, shadow_output, grade)
+        observer, overrides = load_sidecar("shadow", second), [*select_served_overrides(overrides)]
 
     def ready(address: str, models: Sequence[str]) -> None:
         if mcp != "stdio":  # with stdio, standard output belongs to the protocol
-            lines = [*announced(address, models, where, offered, record)]
+            lines = [*format_startup(address, models, listen_options, protocol_options, record)]
             lines += [observer.announcement] if observer.announcement else []
             console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     run_server(
-        served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,
-        also=offered, ready=ready, begin=observer.begin,
+        load_served_team(path, checkpoint, overrides, trust_code), listen_options, Limits(*limits), grace=grace,
+        record=record, protocol_options=protocol_options, ready=ready, begin=observer.begin,
     )  # fmt: skip
 
 
-def of_shadow(words: Sequence[str]) -> Iterator[str]:
+def select_shadow_overrides(arguments: Sequence[str]) -> Iterator[str]:
     """Return the overrides for the shadow team."""
-    return (word for pair in _pairs(words) if pair[0].startswith(SHADOW) for word in pair)
+    return (argument for pair in _iter_pairs(arguments) if pair[0].startswith(SHADOW_PREFIX) for argument in pair)
 
 
-def others(words: Sequence[str]) -> Iterator[str]:
+def select_served_overrides(arguments: Sequence[str]) -> Iterator[str]:
     """Return the overrides for the served team."""
-    return (word for pair in _pairs(words) if not pair[0].startswith(SHADOW) for word in pair)
+    return (argument for pair in _iter_pairs(arguments) if not pair[0].startswith(SHADOW_PREFIX) for argument in pair)
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _iter_pairs(arguments: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield overrides in pairs: ``--key value``, or a single ``--key=value``."""
-    left = iter(words)
-    for word in left:
-        value = None if "=" in word or not word.startswith("--") else next(left, None)
-        yield (word,) if value is None else (word, value)
+    remaining = iter(arguments)
+    for argument in remaining:
+        value = None if "=" in argument or not argument.startswith("--") else next(remaining, None)
+        yield (argument,) if value is None else (argument, value)

@@ -10,16 +10,22 @@ from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, wide_console
 from marft.common.errors import RunError
-from marft.common.texts import visible
-from marft_serve.tracing.episode import Tracer
+from marft.common.texts import sanitize
+from marft_serve.tracing.episode_spans import Tracer
 from marft_serve.tracing.otlp import check_installed
-from marft_serve.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
-from marft_serve.tracing.recorded import Recording, Sent, Take, to_file, to_receiver
+from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
+from marft_serve.tracing.recorded_episodes import (
+    ExportProgress,
+    Recording,
+    SendSpans,
+    build_receiver_sender,
+    open_file_sender,
+)
 
-AGAIN = "Nothing is lost: the same command sends them again, under the same ids"
+RETRY_HINT = "Nothing is lost: the same command sends them again, under the same ids"
 
 
-def trace(
+def run_trace(
     path: Path, otlp: str, file: Path | None, step: int, task: str, headers: Sequence[str], timeout: float,
     content: bool,
 ) -> None:  # fmt: skip
@@ -34,35 +40,39 @@ def trace(
         raise ValueError("say where to:  --otlp http://localhost:4318  or  --json traces.jsonl")
     if file and headers:
         raise ValueError("--header goes with --otlp")
-    recording = Recording.of(path, step, task)
+    recording = Recording.from_folder(path, step, task)
     if file:
-        with to_file(file) as take:
-            sent = _send(recording, take, content)
-        _say(f"{sent} written to {file}")
+        with open_file_sender(file) as make_sender:
+            progress = _export(recording, make_sender, content)
+        _print_line(f"{progress} written to {file}")
         return
     check_installed()
-    sent = _send(recording, to_receiver(Receiver(traces_url(otlp), headers_of(headers), timeout)), content)
-    if sent.rejected:
-        raise RunError(f"{sent} sent, of which the receiver did not take {'; '.join(dict.fromkeys(sent.rejected))}")
-    _say(f"{sent} sent to {otlp}")
+    progress = _export(
+        recording, build_receiver_sender(Receiver(build_traces_url(otlp), parse_headers(headers), timeout)), content
+    )
+    if progress.rejected:
+        raise RunError(
+            f"{progress} sent, of which the receiver did not take {'; '.join(dict.fromkeys(progress.rejected))}"
+        )
+    _print_line(f"{progress} sent to {otlp}")
 
 
-def _send(recording: Recording, take: Callable[[Tracer], Take], content: bool) -> Sent:
-    sent = Sent()
+def _export(recording: Recording, make_sender: Callable[[Tracer], SendSpans], content: bool) -> ExportProgress:
+    progress_counts = ExportProgress()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = wide_console()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("files of episodes", total=len(recording.files))
         try:
-            recording.send(take, content, sent, lambda: progress.advance(bar))
-        except UnsentError as error:
-            raise RunError(f"{sent} sent, then no more: {error}. {AGAIN}") from error
+            recording.export(make_sender, content, progress_counts, lambda: progress.advance(bar))
+        except ExportError as error:
+            raise RunError(f"{progress_counts} sent, then no more: {error}. {RETRY_HINT}") from error
         except KeyboardInterrupt:
             progress.stop()
-            _say(f"stopped: {sent} sent. {AGAIN}")
+            _print_line(f"stopped: {progress_counts} sent. {RETRY_HINT}")
             raise SystemExit(INTERRUPTED) from None
-    return sent
+    return progress_counts
 
 
-def _say(text: str) -> None:
-    wide_console().print(Text(visible(text)), soft_wrap=True)
+def _print_line(text: str) -> None:
+    wide_console().print(Text(sanitize(text)), soft_wrap=True)

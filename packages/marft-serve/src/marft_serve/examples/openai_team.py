@@ -17,21 +17,21 @@ from marft_serve.gateway.client import Client
 
 
 @cache
-def shared() -> OpenAI:
+def get_shared_client() -> OpenAI:
     """Return the connection pool for all episodes; creating a client takes longer than a request to a small model."""
     return OpenAI(base_url="http://127.0.0.1", api_key="none")
 
 
 def solve(task: Task, clients: Mapping[str, Client]) -> str:
     """Let the reasoner work out the first step, then let the actor answer."""
-    thought = ask(clients["reasoner"], task.prompt)
-    return ask(clients["actor"], f"{task.prompt}\n\nMessage from reasoner:\n{thought}")
+    reasoning = ask_agent(clients["reasoner"], task.prompt)
+    return ask_agent(clients["actor"], f"{task.prompt}\n\nMessage from reasoner:\n{reasoning}")
 
 
-def ask(client: Client, question: str) -> str:
+def ask_agent(client: Client, question: str) -> str:
     """Send a question to an agent; return the reply."""
     completion = (
-        shared()
+        get_shared_client()
         .with_options(**client.keywords)
         .chat.completions.create(
             model=client.model,

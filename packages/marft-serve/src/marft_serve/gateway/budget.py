@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from marft_serve.gateway.refusals import spent
+from marft_serve.gateway.errors import limit_exceeded_error
 
 
 class Budget:
@@ -19,47 +19,47 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._spent = self._taken = 0
-        self._turn = asyncio.Lock()  # requests reserve in the order of arrival
-        self._given = asyncio.Event()
+        self._spent = self._reserved = 0
+        self._lock = asyncio.Lock()  # requests reserve in the order of arrival
+        self._released = asyncio.Event()
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Tokens neither reserved nor spent."""
-        return self.limit - self._spent - self._taken
+        return self.limit - self._spent - self._reserved
 
-    async def take(self, actions: int, most: int) -> int:
+    async def reserve(self, actions: int, max_tokens: int) -> int:
         """Reserve tokens for ``actions`` actions; return the maximum for each action.
 
-        The maximum is ``most``, or an equal share of the remaining tokens. If tokens reserved by other requests
+        The maximum is ``max_tokens``, or an equal share of the remaining tokens. If tokens reserved by other requests
         leave too few, wait for their release.
 
         Args:
             actions: number of actions of the request.
-            most: requested maximum length of an action, in tokens.
+            max_tokens: requested maximum length of an action, in tokens.
 
         Raises:
             RequestError: less than one token per action remains.
         """
         if not self.limit:
-            return most
-        async with self._turn:
-            while self._taken and self.left < actions * most:
-                self._given.clear()
-                await self._given.wait()
-            share = min(most, self.left // actions)
+            return max_tokens
+        async with self._lock:
+            while self._reserved and self.remaining < actions * max_tokens:
+                self._released.clear()
+                await self._released.wait()
+            share = min(max_tokens, self.remaining // actions)
             if share < 1:
-                raise spent("tokens", self.limit)
-            self._taken += actions * share
+                raise limit_exceeded_error("tokens", self.limit)
+            self._reserved += actions * share
             return share
 
-    def give_back(self, taken: int, sampled: int) -> None:
+    def release(self, reserved: int, sampled: int) -> None:
         """Release a reservation and count sampled tokens against the budget.
 
         Args:
-            taken: number of reserved tokens.
+            reserved: number of reserved tokens.
             sampled: number of sampled tokens.
         """
         self._spent += sampled
-        self._taken -= taken if self.limit else 0
-        self._given.set()
+        self._reserved -= reserved if self.limit else 0
+        self._released.set()

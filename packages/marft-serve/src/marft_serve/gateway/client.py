@@ -48,7 +48,7 @@ class Client:
         return {"base_url": self.base_url.removesuffix("/v1"), "api_key": self.api_key}
 
 
-def environment(clients: Mapping[str, Client]) -> dict[str, str]:
+def build_environment(clients: Mapping[str, Client]) -> dict[str, str]:
     """Return the clients in the form of environment variables for a command.
 
     Each agent has ``MARFT_<ROLE>_URL``, ``MARFT_<ROLE>_MODEL`` and ``MARFT_<ROLE>_INSTRUCTIONS``. A team of one

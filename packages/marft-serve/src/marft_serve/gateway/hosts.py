@@ -1,4 +1,4 @@
-"""Checks against DNS rebinding for the ``Host`` and ``Origin`` headers.
+"""Checks against DNS rebinding for the ``Host`` and ``RowSource`` headers.
 
 In DNS rebinding, a foreign web page points its own domain at the server's address. The visitor's browser then sends
 requests to the server, with the page's domain in ``Host``.
@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Collection
 
-EVERYWHERE = ("0.0.0.0", "::")
+ANY_HOSTS = ("0.0.0.0", "::")
 HOST = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]*)|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{1,5}))?")
 ORIGIN = re.compile(r"https?://(.+)", re.IGNORECASE)
 
@@ -24,43 +24,43 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_ours(host: str, listening: str, names: Collection[str] = ()) -> bool:
+def is_allowed_host(host: str, listen_host: str, names: Collection[str] = ()) -> bool:
     """Return True if only this server can have the ``Host``: loopback, the listening host or a configured name.
 
     If the server listens beyond loopback, IP addresses count too, since no page can use an IP address as its
     domain.
 
-    >>> [is_ours(host, "127.0.0.1") for host in ("localhost:8000", "[::1]", "evil.example", "10.0.0.5", "")]
+    >>> [is_allowed_host(host, "127.0.0.1") for host in ("localhost:8000", "[::1]", "evil.example", "10.0.0.5", "")]
     [True, True, False, False, False]
-    >>> [is_ours(host, "127.0.0.1") for host in ("localhost/x", "localhost:evil", "evil.example@localhost")]
+    >>> [is_allowed_host(host, "127.0.0.1") for host in ("localhost/x", "localhost:evil", "evil.example@localhost")]
     [False, False, False]
 
     Args:
         host: value of the header.
-        listening: the host that the server listens on.
+        listen_host: the host that the server listens on.
         names: further names of the server, in lower case.
     """
-    found = HOST.fullmatch(host)
-    if found is None or int(found[3] or 0) > 65_535:
+    match = HOST.fullmatch(host)
+    if match is None or int(match[3] or 0) > 65_535:
         return False
-    name = (found[1] or found[2]).lower()
-    if found[2] and not _is_address(name):
+    name = (match[1] or match[2]).lower()
+    if match[2] and not _is_address(name):
         return False
-    if is_loopback(name) or name == listening.lower() or name in names:
+    if is_loopback(name) or name == listen_host.lower() or name in names:
         return True
-    if is_loopback(listening):
+    if is_loopback(listen_host):
         return False
-    return _is_address(name) or (listening in EVERYWHERE and name == socket.gethostname().lower())
+    return _is_address(name) or (listen_host in ANY_HOSTS and name == socket.gethostname().lower())
 
 
-def is_our_origin(origin: str, listening: str, names: Collection[str] = ()) -> bool:
-    """Return True for an ``Origin`` with only a scheme and a host accepted by :func:`is_ours`.
+def is_allowed_origin(origin: str, listen_host: str, names: Collection[str] = ()) -> bool:
+    """Return True for an ``RowSource`` with only a scheme and a host accepted by :func:`is_allowed_host`.
 
-    >>> [is_our_origin(origin, "127.0.0.1") for origin in ("http://localhost:80", "localhost", "null", "http://[::1")]
+    >>> [is_allowed_origin(origin, "127.0.0.1") for origin in ("http://localhost:80", "localhost", "null", "http://[::1")]
     [True, False, False, False]
     """
-    found = ORIGIN.fullmatch(origin)
-    return found is not None and is_ours(found[1], listening, names)
+    match = ORIGIN.fullmatch(origin)
+    return match is not None and is_allowed_host(match[1], listen_host, names)
 
 
 def _is_address(name: str) -> bool:

@@ -15,16 +15,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from marft.common.texts import storable
+from marft.common.texts import replace_surrogates
+from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.base import NO_CONVERSATIONS, Event, ParsedRequest, Protocol
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol
-from marft_serve.gateway.protocol.reading import Said
-from marft_serve.gateway.refusals import RequestError
+from marft_serve.gateway.protocol.parsing import ClientMessage
 
 T = TypeVar("T")
-LARGE = 2**15  # bytes; larger bodies are parsed on a thread
-NOT_SERVED = {  # common paths of other APIs, with the error message for each
+LARGE_BODY_BYTES = 2**15  # bytes; larger bodies are parsed on a thread
+UNSUPPORTED_PATHS = {  # common paths of other APIs, with the error message for each
     "completions": "agents are asked in chats, at chat/completions, responses or messages",
     "embeddings": "agents write text, and embed none",
 }
@@ -32,7 +32,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class BodyLimits:
     """Limits on a request body.
 
     Args:
@@ -44,68 +44,70 @@ class Bounds:
     body_seconds: float = 30.0
 
 
-async def body_of(request: Request, bounds: Bounds) -> bytes:
+async def read_body(request: Request, limits: BodyLimits) -> bytes:
     """Read a request's body.
 
     Raises:
         RequestError: the body is too large, or did not arrive within the timeout.
     """
-    most, body = bounds.body_bytes, bytearray()
-    too_large = RequestError(413, "request_too_large", f"a request has at most {most} bytes")
+    max_bytes, body = limits.body_bytes, bytearray()
+    too_large = RequestError(413, "request_too_large", f"a request has at most {max_bytes} bytes")
     with suppress(ValueError):
-        if int(request.headers.get("content-length", "0")) > most:
+        if int(request.headers.get("content-length", "0")) > max_bytes:
             raise too_large
     try:
-        async with asyncio.timeout(bounds.body_seconds):
+        async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > most:
+                if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
-        seconds = f"{bounds.body_seconds:g} s"
+        seconds = f"{limits.body_seconds:g} s"
         raise RequestError(408, "request_timeout", f"the body did not come in {seconds}") from None
     except ClientDisconnect:
         raise RequestError(400, "invalid_value", "the body ended before it was whole") from None
     return bytes(body)
 
 
-async def asked_by(protocol: Protocol, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
+async def parse_request(
+    protocol: Protocol, body: bytes, earlier: Mapping[str, tuple[ClientMessage, ...]] = NO_CONVERSATIONS
+) -> ParsedRequest:
     """Parse a request, on a thread if the body is large.
 
     Raises:
         RequestError: the request is invalid.
     """
-    if len(body) < LARGE:
-        return protocol.read(body, earlier)
-    return await asyncio.to_thread(protocol.read, body, earlier)
+    if len(body) < LARGE_BODY_BYTES:
+        return protocol.parse_request(body, earlier)
+    return await asyncio.to_thread(protocol.parse_request, body, earlier)
 
 
-def not_served(path: str, served: str) -> RequestError:
+def unsupported_path_error(path: str, supported: str) -> RequestError:
     """Return the error for an unsupported path below a valid address.
 
     Args:
         path: the path after ``v1/``.
-        served: list of the supported paths, for the message.
+        supported: list of the supported paths, for the message.
     """
-    why = NOT_SERVED.get(path.strip("/"), "there is nothing at this address")
-    named = storable(path)[:100] or "the address of an agent alone"
-    return RequestError(404, "not_found", f"{named} is not served: {why}; served are {served}")
+    reason = UNSUPPORTED_PATHS.get(path.strip("/"), "there is nothing at this address")
+    path_name = replace_surrogates(path)[:100] or "the address of an agent alone"
+    return RequestError(404, "not_found", f"{path_name} is not served: {reason}; served are {supported}")
 
 
-def protocol_at(path: str) -> Protocol:
+def get_protocol(path: str) -> Protocol:
     """Return the protocol for responses at a path."""
     return Messages() if "/messages" in path else ChatCompletions()
 
 
-def unexpected(error: Exception) -> RequestError:
+def internal_error(error: Exception) -> RequestError:
     """Log an internal error and return a generic error for the client."""
     logging.getLogger("marft").error("a request could not be answered", exc_info=error)
     return RequestError(500, "internal_error", "the server could not answer this request; its log says why")
 
 
-def in_words(
+def build_endpoint(
     protocol: Protocol, answer: Callable[[Request], Awaitable[Response]],
-    headers_of: Callable[[RequestError], dict[str, str]],
+    get_headers: Callable[[RequestError], dict[str, str]],
 ) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
     """Return an endpoint with every error, including internal errors, in a protocol's format."""
 
@@ -113,38 +115,38 @@ def in_words(
         try:
             return await answer(request)
         except RequestError as error:
-            told = error
+            request_error = error
         except Exception as error:  # noqa: BLE001  internal error
-            told = unexpected(error)
-        return JSONResponse(protocol.error(told), told.status, headers_of(told))
+            request_error = internal_error(error)
+        return JSONResponse(protocol.build_error(request_error), request_error.status, get_headers(request_error))
 
     return endpoint
 
 
-def written(event: Event) -> str:
+def format_event(event: Event) -> str:
     """Format a server-sent event."""
-    name, said = event
-    data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, allow_nan=False)
+    name, payload = event
+    data = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, allow_nan=False)
     return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
 
 
-async def gone(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
+async def cancel_on_disconnect(request: Request, answer: Awaitable[T]) -> T | None:
     """Return an awaitable's result; cancel it and return None if the client disconnects first."""
-    answering = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(gone(request))
+    answer_task = asyncio.ensure_future(answer)
+    disconnect_task = asyncio.ensure_future(wait_for_disconnect(request))
     try:
-        await asyncio.wait([answering, watching], return_when=asyncio.FIRST_COMPLETED)
-        return await answering if answering.done() else None
+        await asyncio.wait([answer_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
+        return await answer_task if answer_task.done() else None
     finally:
-        for task in (answering, watching):
+        for task in (answer_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(answering, watching, return_exceptions=True)
+        await asyncio.gather(answer_task, disconnect_task, return_exceptions=True)
 
 
 class EventStream(StreamingResponse):
@@ -157,16 +159,16 @@ class EventStream(StreamingResponse):
         texts: generator of the texts.
         headers: headers of the response.
         first: a text already taken from the generator.
-        ended: callback at the end. It also runs if the generator was never started.
+        on_end: callback at the end. It also runs if the generator was never started.
     """
 
     def __init__(
         self, protocol: Protocol, texts: AsyncGenerator[str], headers: Mapping[str, str], first: str = "",
-        ended: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        self._texts, self._ended = texts, ended
-        self._sent = self._with_errors(protocol, first)
-        super().__init__(self._sent, headers=headers, media_type="text/event-stream")
+        self._texts, self._on_end = texts, on_end
+        self._stream = self._with_errors(protocol, first)
+        super().__init__(self._stream, headers=headers, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the texts.
@@ -176,8 +178,8 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._ended()
-            await self._sent.aclose()
+            self._on_end()
+            await self._stream.aclose()
             await self._texts.aclose()
 
     async def _with_errors(self, protocol: Protocol, first: str) -> AsyncGenerator[str]:
@@ -188,22 +190,26 @@ class EventStream(StreamingResponse):
                 yield text
                 await asyncio.sleep(0)  # let other tasks run
         except Exception as error:  # noqa: BLE001  internal unless a RequestError
-            refusal = error if isinstance(error, RequestError) else unexpected(error)
-            yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(refusal)))
+            request_error = error if isinstance(error, RequestError) else internal_error(error)
+            yield format_event(
+                ("" if isinstance(protocol, ChatCompletions) else "error", protocol.build_error(request_error))
+            )
 
 
-def no_address(unknown: Callable[[], RequestError]) -> Callable[[Request, Exception], Awaitable[Response]]:
+def build_error_handler(
+    not_found_error: Callable[[], RequestError],
+) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Return the handler of routing errors: unknown address or method not allowed.
 
     Args:
-        unknown: function that returns the error for an unknown address.
+        not_found_error: function that returns the error for an unknown address.
     """
 
-    async def said(request: Request, error: Exception) -> Response:
+    async def handle_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        other = RequestError(error.status_code, "not_allowed", error.detail)
-        refusal = unknown() if error.status_code == 404 else other
-        body: Mapping[str, Any] = protocol_at(request.url.path).error(refusal)
-        return JSONResponse(body, refusal.status, error.headers)
+        method_error = RequestError(error.status_code, "not_allowed", error.detail)
+        request_error = not_found_error() if error.status_code == 404 else method_error
+        body: Mapping[str, Any] = get_protocol(request.url.path).build_error(request_error)
+        return JSONResponse(body, request_error.status, error.headers)
 
-    return said
+    return handle_error

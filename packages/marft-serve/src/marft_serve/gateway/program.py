@@ -14,23 +14,23 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.agents import Agents
-from marft.agents.loop_threads import LoopThread, OverdueError, RaisedError
+from marft.agents.environment_calls import RefusedError
+from marft.agents.loop_threads import CallTimeoutError, LoopThread, UserCodeError
 from marft.agents.outcome import Outcome
-from marft.agents.reading import RefusedError
-from marft.agents.tasks import own_data
+from marft.agents.task_copies import copy_data
 from marft.common.errors import EpisodeFailedError
-from marft.common.satellites import install_command
+from marft.common.packages import install_command
 from marft.common.types import JointAction, Observation, Task
 from marft.config.agents import Strings
-from marft.config.endpoint import names_server
-from marft.config.folders import from_recipe
-from marft.config.given import ImportPath
-from marft.config.parts import OrganizationPart
-from marft.config.plugins import import_path
-from marft.config.settings import Count, CountOrNone, Filled, Positive
+from marft.config.endpoint import is_server_url
+from marft.config.paths import resolve_recipe_path
+from marft.config.plugin_types import OrganizationPart
+from marft.config.plugins import import_object
+from marft.config.python_objects import ImportPath
+from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive
 from marft_serve.gateway.client import Client, Clients
-from marft_serve.gateway.masking import without
-from marft_serve.gateway.solving import call, command
+from marft_serve.gateway.masking import mask_secrets
+from marft_serve.gateway.program_runner import call_function, run_command
 
 if TYPE_CHECKING:
     from marft_serve.gateway.server import Gateway
@@ -56,7 +56,7 @@ class Program(OrganizationPart):
         python = "/opt/their_team/bin/python" # interpreter of a separate environment
     """
 
-    own_words: ClassVar[bool] = True
+    writes_prompts: ClassVar[bool] = True
     own_timeout: ClassVar[bool] = True
     call: ImportPath = ""  # import path of a function of the task and the clients by role
     # or a command, with the task as JSON on standard input and the clients in environment variables
@@ -69,9 +69,9 @@ class Program(OrganizationPart):
     # Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no longer wait
     # for this program, if requests are admitted in order.
     wait_seconds: Positive = 60.0
-    tokens: CountOrNone = 0  # maximum number of sampled tokens per episode, over all agents; 0: no limit
-    requests: CountOrNone = 0  # maximum number of requests per episode; 0: no limit
-    host: Filled = "127.0.0.1"  # host that the gateway listens on; default: this machine only
+    tokens: NonNegativeCount = 0  # maximum number of sampled tokens per episode, over all agents; 0: no limit
+    requests: NonNegativeCount = 0  # maximum number of requests per episode; 0: no limit
+    host: NonEmptyString = "127.0.0.1"  # host that the gateway listens on; default: this machine only
     port: Annotated[int, Field(ge=0, le=65_535)] = 0  # port of the gateway; 0: any free port
     # public URL of the gateway, for programs in a container for example: "http://host.docker.internal:8123"; "": host
     # and port
@@ -81,74 +81,74 @@ class Program(OrganizationPart):
 
     @field_validator("call")
     @classmethod
-    def _can_be_called(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_path(path, info.context)):
+    def _check_callable(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_object(path, info.context)):
             raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
         return path
 
     @field_validator("address")
     @classmethod
-    def _can_be_reached(cls, address: str) -> str:
-        if address and not names_server(address):
+    def _check_address(cls, address: str) -> str:
+        if address and not is_server_url(address):
             raise PydanticCustomError("address", "must look like http://host:8123")
         return address
 
     @field_validator("folder")
     @classmethod
-    def _in_the_recipe(cls, folder: str, info: ValidationInfo) -> str:
-        return from_recipe(folder, info.context)
+    def _resolve_folder(cls, folder: str, info: ValidationInfo) -> str:
+        return resolve_recipe_path(folder, info.context)
 
     @model_validator(mode="after")
-    def _one_way_to_run(self) -> Program:
+    def _check_command(self) -> Program:
         if bool(self.call) == bool(self.command):
             raise ValueError("needs either a function to call, or a command")
         if self.call and self.python:
             raise ValueError("python does nothing for a function, which is called here; remove it, or use a command")
-        if self.command and shutil.which(self.words[0], path=self._path()) is None:
-            raise ValueError(f"there is no program {self.words[0]!r}")
+        if self.command and shutil.which(self.resolved_command[0], path=self._search_path()) is None:
+            raise ValueError(f"there is no program {self.resolved_command[0]!r}")
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
             raise ValueError(f"the gateway needs packages that are not installed: {install_command('gateway')}")
         return self
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def resolved_command(self) -> tuple[str, ...]:
         """The command with the configured interpreter."""
-        first, *rest = self.command
-        return (self.python if self.python and first in PYTHON else first, *rest)
+        first, *arguments = self.command
+        return (self.python if self.python and first in PYTHON else first, *arguments)
 
     @property
-    def grades(self) -> bool:
+    def grades_answers(self) -> bool:
         """True if the program returns the reward."""
         return self.graded_by == "program"
 
-    def opened(self, task: Task, seed: int) -> Episode:  # noqa: ARG002  the program seeds itself
+    def open(self, task: Task, seed: int) -> ProgramEpisode:  # noqa: ARG002  the program seeds itself
         """Return the program for an episode."""
-        return Episode(self, task)
+        return ProgramEpisode(self, task)
 
     def close(self) -> None:
         """Do nothing; each episode owns its program."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Play a single step in a separate episode."""
-        episode = self.opened(Task("", observation.text), 0)
+        episode = self.open(Task("", observation.text), 0)
         try:
             return await episode.act(observation, agents)
         finally:
             episode.close()
 
-    def gateway(self) -> Gateway:
+    def start_gateway(self) -> Gateway:
         """Start the gateway, shared between episodes."""
-        from marft_serve.gateway.http import Bounds  # needs an extra; reading a recipe does not
+        from marft_serve.gateway.http import BodyLimits  # needs an extra; reading a recipe does not
         from marft_serve.gateway.server import Gateway
 
-        return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds), self.address)
+        return Gateway(self.host, self.port, BodyLimits(self.body_bytes, self.body_seconds), self.address)
 
-    def _path(self) -> str:
+    def _search_path(self) -> str:
         return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])
 
 
-class Episode:
+class ProgramEpisode:
     """An episode's program: one gateway session, and a program run per step."""
 
     own_timeout = True
@@ -159,9 +159,9 @@ class Episode:
         self._session: Session | None = None
         self._address = ""
 
-    def opened(self, task: Task, seed: int) -> Episode:
+    def open(self, task: Task, seed: int) -> ProgramEpisode:
         """Return the program for another episode."""
-        return self.program.opened(task, seed)
+        return self.program.open(task, seed)
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run the program on an observation.
@@ -171,55 +171,63 @@ class Episode:
         """
         from marft_serve.gateway.session import Limits, Session
 
-        program, outside = self.program, agents.outside()
+        program, outside = self.program, agents.external_context()
         if self._session is None:
-            self._gateway = outside.threads.kept("gateway", program.gateway)
+            self._gateway = outside.threads.get_shared("gateway", program.start_gateway)
             self._session = Session(Limits(program.tokens, program.requests, program.wait_seconds))
         assert self._gateway is not None, "the session came with it"
-        self._gateway.leave(self._session)
-        self._session.renew()
-        self._address = self._gateway.open(self._session)
+        self._gateway.end_step(self._session)
+        self._session.renew_secret()
+        self._address = self._gateway.open_session(self._session)
         thread, failed = outside.threads.acquire(), True
-        self._session.begin(agents, observation)
+        self._session.begin_step(agents, observation)
         try:
-            outcome = await self._run(thread, observation, self._clients(agents))
+            outcome = await self._run(thread, observation, self._build_clients(agents))
             failed = False
             return outcome
-        except OverdueError as error:
+        except CallTimeoutError as error:
             raise EpisodeFailedError("timed_out", f"the program took over {program.timeout_seconds:g} s") from error
-        except RaisedError as error:
-            raise EpisodeFailedError("failed", self._masked(f"the program raised {error}")) from error
+        except UserCodeError as error:
+            raise EpisodeFailedError("failed", self._mask_secrets(f"the program raised {error}")) from error
         except RefusedError as error:
-            raise EpisodeFailedError("failed", self._masked(f"the program {error}")) from error
+            raise EpisodeFailedError("failed", self._mask_secrets(f"the program {error}")) from error
         finally:
             with outside.external_wait():
-                await self._session.end()
-                await outside.threads.release(thread, suspect=failed)
+                await self._session.end_step()
+                await outside.threads.release(thread, failed=failed)
 
     def close(self) -> None:
         """End the episode; the gateway rejects further requests."""
         if self._session is not None and self._gateway is not None:
             self._session.close()
-            self._gateway.forget(self._session)
+            self._gateway.remove_session(self._session)
 
     async def _run(self, thread: LoopThread, observation: Observation, clients: Mapping[str, Client]) -> Outcome:
         program = self.program
-        task = Task(self.task.id, observation.text, own_data(self.task.data) if program.grades else {})
+        task = Task(self.task.id, observation.text, copy_data(self.task.data) if program.grades_answers else {})
         run = (
-            partial(call, import_path(program.call), task, clients, program.grades)
+            partial(call_function, import_object(program.call), task, clients, program.grades_answers)
             if program.call
-            else partial(command, program.words, program.folder, task, clients, program.grades, self._masked)
-        )
-        return await thread.call_theirs(run, timeout=program.timeout_seconds, passing=RefusedError)
-
-    def _clients(self, agents: Agents) -> Clients:
-        return Clients({
-            seat.role: Client(
-                f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy,
-                seat.agent.profile.instructions, f"{self._address}/waiting",
+            else partial(
+                run_command,
+                program.resolved_command,
+                program.folder,
+                task,
+                clients,
+                program.grades_answers,
+                self._mask_secrets,
             )
-            for seat in agents
+        )
+        return await thread.call_user_code(run, timeout=program.timeout_seconds, passthrough=RefusedError)
+
+    def _build_clients(self, agents: Agents) -> Clients:
+        return Clients({
+            handle.role: Client(
+                f"{self._address}/{quote(handle.role, safe='')}/v1", "none", handle.agent.policy,
+                handle.agent.profile.instructions, f"{self._address}/waiting",
+            )
+            for handle in agents
         })  # fmt: skip
 
-    def _masked(self, said: str) -> str:
-        return without(self._session.secrets if self._session else (), said)
+    def _mask_secrets(self, text: str) -> str:
+        return mask_secrets(self._session.secrets if self._session else (), text)

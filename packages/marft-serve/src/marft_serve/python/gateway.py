@@ -12,27 +12,28 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.agents.tasks import own_copy
-from marft.cli.python.asked import check_place
-from marft.cli.python.commands import Changes, Recipe, run_of
+from marft.agents.task_copies import copy_task
+from marft.cli.python.arguments import check_path
+from marft.cli.python.commands import RecipeChanges, RecipeLike, resolve_run
 from marft.cli.python.run import Run
-from marft.common.faults import described
+from marft.common.error_origin import describe_error
 from marft.common.types import Episode, Task
-from marft.config.folders import at_home
-from marft.config.given import Given
 from marft.config.load import parse_recipe, to_toml
+from marft.config.paths import expand_user
+from marft.config.python_objects import ObjectPlaceholder
 from marft.config.run import RunSettings
 from marft.evaluation.session import BASE, find_checkpoint
 from marft_serve.gateway.program import Program
 from marft_serve.python.session import Session
 
 if TYPE_CHECKING:
-    from marft.rollout.rollouts import LocalRollouts
-    from marft_serve.serving.recording import Recorder
+    from marft.rollout.local_runner import LocalRolloutRunner
+    from marft_serve.serving.recorder import Recorder
 
 STREAM = "session"
-HOUR = 3600.0
-CALLED = "marft_serve.python.session:Session"  # import path of the recipe's program; each episode has its own session
+DEFAULT_TIMEOUT = 3600.0
+# import path of the recipe's program; each episode has its own session
+SESSION_PATH = "marft_serve.python.session:Session"
 
 
 class Gateway:
@@ -57,27 +58,27 @@ class Gateway:
     """
 
     def __init__(
-        self, recipe: Recipe | Run, changes: Changes = (), /, *, checkpoint: str = "",
-        record: str | Path | None = None, timeout: float = HOUR, given: Iterable[Any] = (), **more: Any,
+        self, recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, checkpoint: str = "",
+        record: str | Path | None = None, timeout: float = DEFAULT_TIMEOUT, given: Iterable[Any] = (), **more: Any,
     ) -> None:  # fmt: skip
         if record is not None:
-            check_place(record, "record: the sessions' folder")
-        settings, folder = run_of(recipe, changes, given, more)
-        self.run = _asked_by_anybody(settings, timeout)
+            check_path(record, "record: the sessions' folder")
+        settings, folder = resolve_run(recipe, changes, given, more)
+        self.run = _build_gateway_run(settings, timeout)
         weights = find_checkpoint(self.run, folder, checkpoint or ("last" if folder else BASE))
-        self._open: set[asyncio.Task[Episode]] = set()
+        self._open_tasks: set[asyncio.Task[Episode]] = set()
         self._numbers = count()
-        self._began: Future[tuple[LocalRollouts, asyncio.AbstractEventLoop]] = Future()
-        self._ending: asyncio.Event | None = None
+        self._started: Future[tuple[LocalRolloutRunner, asyncio.AbstractEventLoop]] = Future()
+        self._closing: asyncio.Event | None = None
         self._recorder: Recorder | None = None
         self._thread = threading.Thread(target=self._serve, args=(weights,), name="marft-gateway", daemon=True)
         self._thread.start()
-        self._rollouts, self._loop = self._began.result()
+        self._rollouts, self._loop = self._started.result()
         if record is not None:
-            from marft_serve.serving.recording import Recorder
+            from marft_serve.serving.recorder import Recorder
 
             try:
-                self._recorder = Recorder(at_home(record), lambda _: None)
+                self._recorder = Recorder(expand_user(record), lambda _: None)
             except ValueError:
                 self.close()
                 raise
@@ -88,11 +89,11 @@ class Gateway:
         Raises:
             ValueError: the split does not exist, or has no tasks.
         """
-        from marft.envs.tasks import tasks_of
+        from marft.envs.tasks import read_tasks
 
         if split not in ("train", "validation", "test"):
             raise ValueError(f"split: {split!r} is none of train, validation, test")
-        return [own_copy(task) for task in tasks_of(self.run.environment, split)]  # type: ignore[arg-type]
+        return [copy_task(task) for task in read_tasks(self.run.environment, split)]  # type: ignore[arg-type]
 
     def session(self, task: str | Task) -> Session:
         """Start an episode.
@@ -104,23 +105,23 @@ class Gateway:
         Raises:
             ValueError: the gateway is closed, or the episode failed to start.
         """
-        if self._ending is None or self._ending.is_set():
+        if self._closing is None or self._closing.is_set():
             raise ValueError("the gateway is closed")
         if not isinstance(task, str | Task):
             raise ValueError(f"a task is one of gateway.tasks(), or words, and this is of type {type(task).__name__}")
         number = next(self._numbers)
-        told = Task(f"session-{number:06d}", task) if isinstance(task, str) else task
-        session = Session(told, graded=told is not task)
-        asyncio.run_coroutine_threadsafe(self._begin(session, number), self._loop).result()
-        session._wait()
+        session_task = Task(f"session-{number:06d}", task) if isinstance(task, str) else task
+        session = Session(session_task, graded=session_task is not task)
+        asyncio.run_coroutine_threadsafe(self._start_session(session, number), self._loop).result()
+        session._process_event()
         if session.episode is not None:
             raise ValueError(f"the session could not begin: {session.episode.error}")
         return session
 
     def close(self) -> None:
         """Cancel all sessions and stop the gateway."""
-        if self._thread.is_alive() and self._ending is not None:
-            self._loop.call_soon_threadsafe(self._ending.set)
+        if self._thread.is_alive() and self._closing is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
         if self._recorder is not None:
             self._recorder.close()
@@ -132,70 +133,72 @@ class Gateway:
         self.close()
 
     def _serve(self, weights: Path | None) -> None:
-        from marft.rollout.rollouts import LocalRollouts
+        from marft.rollout.local_runner import LocalRolloutRunner
         from marft.runs.checkpoints import load_policies
-        from marft.runs.stated import told_at
+        from marft.runs.state_schema import read_learned_prompts
 
         try:
-            with LocalRollouts(self.run) as rollouts:
+            with LocalRolloutRunner(self.run) as rollouts:
                 if weights is not None:
                     load_policies(weights, rollouts.models, dict.fromkeys(self.run.trained_policies))
-                    rollouts.instruct(told_at(weights))
+                    rollouts.instruct(read_learned_prompts(weights))
                 rollouts.publish(0)
-                rollouts.wait_for(self._until_closed(rollouts))
+                rollouts.wait_for(self._run_until_closed(rollouts))
         except Exception as error:
-            if self._began.done():
+            if self._started.done():
                 raise
-            self._began.set_exception(error)
+            self._started.set_exception(error)
 
-    async def _until_closed(self, rollouts: LocalRollouts) -> None:
-        self._ending = asyncio.Event()
-        self._began.set_result((rollouts, asyncio.get_running_loop()))
-        await self._ending.wait()
-        for task in self._open:
+    async def _run_until_closed(self, rollouts: LocalRolloutRunner) -> None:
+        self._closing = asyncio.Event()
+        self._started.set_result((rollouts, asyncio.get_running_loop()))
+        await self._closing.wait()
+        for task in self._open_tasks:
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-        await rollouts.engine.settle()
+        await asyncio.gather(*self._open_tasks, return_exceptions=True)
+        await rollouts.engine.wait_idle()
 
-    async def _begin(self, session: Session, number: int) -> None:
-        playing = asyncio.create_task(self._played(session, number))
-        self._open.add(playing)
-        session._calling_off = lambda: self._loop.call_soon_threadsafe(playing.cancel)
+    async def _start_session(self, session: Session, number: int) -> None:
+        episode_task = asyncio.create_task(self._play_episode(session, number))
+        self._open_tasks.add(episode_task)
+        session._cancel = lambda: self._loop.call_soon_threadsafe(episode_task.cancel)
 
-        def over(_: object) -> None:
+        def on_done(_: object) -> None:
             """Record the finished episode."""
-            self._open.discard(playing)
-            error = None if playing.cancelled() else playing.exception()
-            reason = "it was called off" if playing.cancelled() else described(error) if error else ""
+            self._open_tasks.discard(episode_task)
+            error = None if episode_task.cancelled() else episode_task.exception()
+            reason = "it was called off" if episode_task.cancelled() else describe_error(error) if error else ""
             failed = Episode(session.task, STREAM, number, (), "failed", error=reason)
-            episode = failed if reason else playing.result()
+            episode = failed if reason else episode_task.result()
             if self._recorder is not None:
-                self._recorder.add(episode if session._earned else replace(episode, transitions=()))
-            session._over(episode)
+                self._recorder.add_episode(episode if session._has_reward else replace(episode, transitions=()))
+            session._set_episode(episode)
 
-        playing.add_done_callback(over)
+        episode_task.add_done_callback(on_done)
 
-    async def _played(self, session: Session, number: int) -> Episode:
+    async def _play_episode(self, session: Session, number: int) -> Episode:
         from marft.agents.game import Attempt
         from marft.agents.play import play
-        from marft_serve.serving.asking import Question
+        from marft_serve.serving.team_handler import QuestionEnvironment
 
         rollouts = self._rollouts
         graded_by = "program" if session.graded else "environment"
-        program = _program(self.run).model_copy(update={"call": Given(session._answer), "graded_by": graded_by})
+        program = _get_program(self.run).model_copy(
+            update={"call": ObjectPlaceholder(session._answer), "graded_by": graded_by}
+        )
         game = replace(rollouts.game, team=replace(rollouts.game.team, organization=program))
         if session.graded:
-            game = replace(game, environment=Question(session.task.prompt))
+            game = replace(game, environment=QuestionEnvironment(session.task.prompt))
         episode = await play(game, Attempt(session.task, STREAM, number))
         return episode if session.graded else await rollouts.compose(episode)
 
 
-def _program(run: RunSettings) -> Program:
+def _get_program(run: RunSettings) -> Program:
     assert isinstance(run.team, Program)
     return run.team
 
 
-def _asked_by_anybody(run: RunSettings, timeout: float) -> RunSettings:
+def _build_gateway_run(run: RunSettings, timeout: float) -> RunSettings:
     """Return the recipe with a program as its organization and without ordered admission of requests.
 
     Raises:
@@ -203,8 +206,8 @@ def _asked_by_anybody(run: RunSettings, timeout: float) -> RunSettings:
     """
     table = tomllib.loads(to_toml(run))
     settings = table["team"] if isinstance(run.team, Program) else {}
-    kept = {key: value for key, value in settings.items() if key not in ("call", "command", "python", "graded_by")}
-    team = {**kept, "organization": "program", "call": CALLED, "timeout_seconds": timeout}
+    remaining = {key: value for key, value in settings.items() if key not in ("call", "command", "python", "graded_by")}
+    team = {**remaining, "organization": "program", "call": SESSION_PATH, "timeout_seconds": timeout}
     if table["engine"]["kind"] == "local":
         table["engine"]["admission"] = "continuous"
-    return parse_recipe({**table, "team": team}, (), run.name, {}, run.given.values())
+    return parse_recipe({**table, "team": team}, (), run.name, {}, run.python_objects.values())

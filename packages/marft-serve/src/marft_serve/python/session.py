@@ -9,10 +9,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from marft.agents.reading import RefusedError
+from marft.agents.environment_calls import RefusedError
 from marft.common.types import Episode, Task
 from marft_serve.gateway.client import Client
-from marft_serve.gateway.solving import outcome_of
+from marft_serve.gateway.program_runner import parse_outcome
 
 Clients = Mapping[str, Client]
 
@@ -35,8 +35,8 @@ class Session:
         self.episode: Episode | None = None
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Future[Mapping[str, Any]]] | None = None
-        self._calling_off: Callable[[], object] = lambda: None
-        self._earned = not graded  # whether the episode has a reward
+        self._cancel: Callable[[], object] = lambda: None
+        self._has_reward = not graded  # whether the episode has a reward
 
     def step(
         self, answer: str | None = None, *, reward: float | None = None, success: bool | None = None,
@@ -55,22 +55,22 @@ class Session:
         """
         if self.episode is not None:
             raise ValueError(f"the session is over: {self.episode.error or self.episode.status}")
-        said = {"answer": answer, "reward": reward, "success": success, "agent_rewards": agent_rewards}
-        table = {key: value for key, value in said.items() if value is not None}
+        fields = {"answer": answer, "reward": reward, "success": success, "agent_rewards": agent_rewards}
+        table = {key: value for key, value in fields.items() if value is not None}
         if not self.graded and len(table) > ("answer" in table):
             raise ValueError("a task of the environment is graded by the environment: give the answer alone")
         if self.graded:
             table.setdefault("reward", 0.0)
         try:
-            outcome_of(table, self.clients, self.graded)
+            parse_outcome(table, self.clients, self.graded)
         except RefusedError as error:
             raise ValueError(f"the session {error}") from None
-        self._earned = self._earned or reward is not None
+        self._has_reward = self._has_reward or reward is not None
         assert self._turn is not None, "a session that somebody holds has begun"
         loop, turn = self._turn
         with suppress(RuntimeError):  # the episode is over, and reports the reason
-            loop.call_soon_threadsafe(_told, turn, table)
-        self._wait()
+            loop.call_soon_threadsafe(_resolve_turn, turn, table)
+        self._process_event()
         return None if self.episode is not None else self.observation
 
     def end(
@@ -85,17 +85,17 @@ class Session:
             ValueError: as for :meth:`step`; or the environment expects more answers, and the episode is cancelled.
         """
         if self.step(answer, reward=reward, success=success, agent_rewards=agent_rewards) is not None:
-            self.call_off()
+            self.cancel()
             raise ValueError("the environment goes on: give every answer with step(), until that returns None")
         assert self.episode is not None
         return self.episode
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Cancel the episode and record a failure."""
         while self.episode is None:
             with suppress(RuntimeError):  # the gateway is closed, and has cancelled the episode
-                self._calling_off()
-            self._wait()
+                self._cancel()
+            self._process_event()
 
     def __enter__(self) -> Session:
         return self
@@ -104,27 +104,27 @@ class Session:
         if self.episode is None and kind is None:
             self.end()
         else:
-            self.call_off()
+            self.cancel()
 
     async def _answer(self, task: Task, clients: Clients) -> Mapping[str, Any]:
         """Program for the episode, on a separate thread: hand over the clients and wait for the answer."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[Mapping[str, Any]] = loop.create_future()
 
-        def begun() -> None:
+        def store_turn() -> None:
             """Store the clients and the observation."""
             self.clients, self.observation, self._turn = clients, task.prompt, (loop, turn)
 
-        self._events.put(begun)
+        self._events.put(store_turn)
         return await turn
 
-    def _over(self, episode: Episode) -> None:
+    def _set_episode(self, episode: Episode) -> None:
         self._events.put(lambda: setattr(self, "episode", episode))
 
-    def _wait(self) -> None:
+    def _process_event(self) -> None:
         self._events.get()()
 
 
-def _told(turn: asyncio.Future[Mapping[str, Any]], table: Mapping[str, Any]) -> None:
+def _resolve_turn(turn: asyncio.Future[Mapping[str, Any]], table: Mapping[str, Any]) -> None:
     if not turn.done():  # timed out or cancelled
         turn.set_result(table)

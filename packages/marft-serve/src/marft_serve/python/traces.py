@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.cli.python.asked import check_roles, places_in
-from marft.cli.python.commands import Changes, Recipe, Warned, in_words, learned, load_recipe, run_of
+from marft.cli.python.arguments import check_roles, to_paths
+from marft.cli.python.commands import (
+    RecipeChanges,
+    RecipeLike,
+    WarningCallback,
+    explain_file_errors,
+    load_recipe,
+    resolve_run,
+    train_run,
+)
 from marft.cli.python.run import Run
-from marft.common.observing import Observer
-from marft.config.load import keys_of
+from marft.common.callbacks import Callback
+from marft.config.load import override_keys
 from marft.config.run import RunSettings
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 from marft_serve.traces.settings import SftSettings
 
 if TYPE_CHECKING:
@@ -22,8 +30,8 @@ Traces = str | Path | Sequence[str | Path]
 
 
 def score(
-    recipe: Recipe | Run, traces: Traces = (), changes: Changes = (), /, *, roles: Mapping[str, str] | None = None,
-    overwrite: bool = False, given: Iterable[Any] = (), **more: Any,
+    recipe: RecipeLike | Run, traces: Traces = (), changes: RecipeChanges = (), /, *,
+    roles: Mapping[str, str] | None = None, overwrite: bool = False, given: Iterable[Any] = (), **more: Any,
 ) -> Scores:  # fmt: skip
     """Score traces with a recipe's environment and reward terms, without a model.
 
@@ -41,26 +49,26 @@ def score(
         ValueError: a file does not exist, or the recipe or folder is invalid.
         RunError: writing failed.
     """
-    run, _ = _run_of(recipe, traces, changes, roles, given, more, "score")
-    if not SftSettings.of(run).traces:
+    run, _ = _resolve_run(recipe, traces, changes, roles, given, more, "score")
+    if not SftSettings.from_run(run).traces:
         raise ValueError('no file of traces is named: marft_serve.score(recipe, "traces.jsonl")')
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)
-    with in_words():
-        from marft_serve.traces.record import Tally
-        from marft_serve.traces.scores import score as score_traces
+    with explain_file_errors():
+        from marft_serve.traces.scores import score_traces
+        from marft_serve.traces.types import SkipCounter
 
-        tally, observer = Tally(), Warned()
-        scores = score_traces(run, folder, tally, overwrite=overwrite)
-        for line in tally.lines():
-            observer.note(f"left out: {line}")
+        skip_counter, callback = SkipCounter(), WarningCallback()
+        scores = score_traces(run, folder, skip_counter, overwrite=overwrite)
+        for line in skip_counter.format_lines():
+            callback.on_note(f"left out: {line}")
     return scores
 
 
 def sft(
-    recipe: Recipe | Run, traces: Traces = (), changes: Changes = (), /, *, roles: Mapping[str, str] | None = None,
-    resume: bool = False, start_from: str | Path | None = None, overwrite: bool = False,
-    observer: Observer | None = None, given: Iterable[Any] = (), **more: Any,
+    recipe: RecipeLike | Run, traces: Traces = (), changes: RecipeChanges = (), /, *,
+    roles: Mapping[str, str] | None = None, resume: bool = False, start_from: str | Path | None = None,
+    overwrite: bool = False, callback: Callback | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
     """Warm start a team from traces by imitation; return the run.
 
@@ -75,33 +83,35 @@ def sft(
         resume: True to resume the run ``recipe``, exactly as if it had never stopped.
         start_from: checkpoint folder with the initial weights.
         overwrite: True to replace an existing run.
-        observer: callbacks for progress and messages; optional.
+        callback: callbacks for progress and messages; optional.
 
     Raises:
         ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
         RunError: a step produced a non-finite value, or writing failed.
     """
-    run, folder = _run_of(recipe, traces, changes, roles, given, more, "sft")
+    run, folder = _resolve_run(recipe, traces, changes, roles, given, more, "sft")
 
-    def learn(*arguments: Any, **options: Any) -> None:
+    def run_trainer(*arguments: Any, **options: Any) -> None:
         """Run the warm start."""
         from marft_serve.traces.warm_start import warm_start
 
         warm_start(*arguments, **options)
 
-    return learned(run, folder, learn, resume=resume, start_from=start_from, overwrite=overwrite, observer=observer)
+    return train_run(
+        run, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+    )
 
 
-def _run_of(
-    recipe: Recipe | Run, traces: Traces, changes: Changes, roles: Mapping[str, str] | None, given: Iterable[Any],
-    more: Mapping[str, Any], what: str,
+def _resolve_run(
+    recipe: RecipeLike | Run, traces: Traces, changes: RecipeChanges, roles: Mapping[str, str] | None,
+    given: Iterable[Any], more: Mapping[str, Any], command: str,
 ) -> tuple[RunSettings, RunFolder | None]:  # fmt: skip
     """Return the recipe with the given traces, and the folder for a resumed warm start."""
-    from marft_serve.traces.asked import changes_of
+    from marft_serve.traces.overrides import build_overrides
 
-    run, folder = run_of(recipe, changes, given, more)
-    asked = changes_of(run, places_in(traces, "traces"), check_roles(roles))
-    if folder and what == "sft":
-        return (load_recipe(run, asked) if asked else run), folder
-    keys = {*more, *(changes if isinstance(changes, Mapping) else keys_of(changes))}
-    return load_recipe(run, asked if "name" in keys else {**asked, "name": f"{run.name}-{what}"}), None
+    run, folder = resolve_run(recipe, changes, given, more)
+    overrides = build_overrides(run, to_paths(traces, "traces"), check_roles(roles))
+    if folder and command == "sft":
+        return (load_recipe(run, overrides) if overrides else run), folder
+    keys = {*more, *(changes if isinstance(changes, Mapping) else override_keys(changes))}
+    return load_recipe(run, overrides if "name" in keys else {**overrides, "name": f"{run.name}-{command}"}), None

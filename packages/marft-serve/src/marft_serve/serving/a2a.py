@@ -37,73 +37,75 @@ from starlette.routing import Route
 from starlette.types import Message as Received
 
 from marft.agents.chat import Chat
-from marft_serve.gateway.http import body_of
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.http import read_body
+from marft_serve.gateway.protocol.base import ParsedRequest
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Asked
-from marft_serve.gateway.refusals import RequestError
 from marft_serve.serving.admission import BusyError
-from marft_serve.serving.agent_card import agent_card
-from marft_serve.serving.app import App, OneRequest, headers_of
-from marft_serve.serving.asking import Answered
-from marft_serve.serving.calls import refusal_of
-from marft_serve.serving.measuring import NOBODY
-from marft_serve.serving.offering import A2A_PATH
-from marft_serve.serving.settings import Served
+from marft_serve.serving.agent_card import build_agent_card
+from marft_serve.serving.app import App, ServedRequest, get_error_headers
+from marft_serve.serving.metrics import UNKNOWN_MODEL
+from marft_serve.serving.options import A2A_PATH
+from marft_serve.serving.rpc_checks import find_body_error
+from marft_serve.serving.settings import ServedTeam
+from marft_serve.serving.team_handler import RequestResult
 
-ENDED = (
+FINAL_STATES = (
     TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_REJECTED,
 )  # fmt: skip
-TEXT = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
-KEPT, KEPT_BYTES = 1000, 64 * 2**20  # limits for finished tasks: number, total bytes
-QUIET = (  # loggers that would log client errors
+TEXT_MODES = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
+MAX_FINISHED_TASKS, MAX_FINISHED_BYTES = 1000, 64 * 2**20  # limits for finished tasks: number, total bytes
+QUIET_LOGGERS = (  # loggers that would log client errors
     "a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter",
     "a2a.server.request_handlers.request_handler",
 )  # fmt: skip
 
 
-def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
+def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> list[Route]:
     """Return the A2A routes for a team; its tasks share the request queue.
 
     Args:
         app: the server's app.
-        served: the team.
+        served_team: the team.
         address: public URL of the server; "" for the URL in the request for the card.
     """
-    for name in QUIET:
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    def card(base: str) -> AgentCard:
+    def build_card(base: str) -> AgentCard:
         """Return the agent card for a base URL."""
-        return agent_card(app.asking, served, bool(app.token), base.rstrip("/") + A2A_PATH)
+        return build_agent_card(app.handler, served_team, bool(app.token), base.rstrip("/") + A2A_PATH)
 
-    handler = Handler(TeamExecutor(app), Kept(), card(address))
+    handler = Handler(TeamExecutor(app), BoundedTaskStore(), build_card(address))
     rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
 
-    async def shown(request: Request) -> Response:
+    async def serve_card(request: Request) -> Response:
         """Respond with the agent card."""
-        response: Response = await create_agent_card_routes(card(address or str(request.base_url)))[0].endpoint(request)
+        response: Response = await create_agent_card_routes(build_card(address or str(request.base_url)))[0].endpoint(
+            request
+        )
         return response
 
     return [
-        Route(AGENT_CARD_WELL_KNOWN_PATH, shown, methods=["GET"]),
-        Route(A2A_PATH, _guarded(app, rpc), methods=["POST"]),
+        Route(AGENT_CARD_WELL_KNOWN_PATH, serve_card, methods=["GET"]),
+        Route(A2A_PATH, _add_checks(app, rpc), methods=["POST"]),
     ]
 
 
-def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _add_checks(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """Wrap an endpoint with checks for the token and the body."""
 
     async def endpoint(request: Request) -> Response:
         """Check a request, then pass it on."""
         try:
-            app.check(request)
-            body = await body_of(request, app.bounds)
+            app.check_token(request)
+            body = await read_body(request, app.body_limits)
         except RequestError as error:
-            app.measured.requests.labels(NOBODY, error.status).inc()
-            return JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))
-        if refusal := await refusal_of(body):
-            return JSONResponse(refusal)
+            app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
+            return JSONResponse(ChatCompletions().build_error(error), error.status, get_error_headers(error))
+        if rpc_error := await find_body_error(body):
+            return JSONResponse(rpc_error)
 
         async def receive() -> Received:
             """Return the body already read."""
@@ -114,7 +116,7 @@ def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callabl
     return endpoint
 
 
-class Updater(TaskUpdater):
+class StatusUpdater(TaskUpdater):
     """Publisher for a task's status; ignores updates after a final status, for example after a cancellation."""
 
     async def update_status(self, *arguments: Any, **named: Any) -> None:
@@ -131,7 +133,7 @@ class TeamExecutor(AgentExecutor):
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self._updaters: dict[str, Updater] = {}
+        self._updaters: dict[str, StatusUpdater] = {}
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Run a task to its end."""
@@ -141,10 +143,10 @@ class TeamExecutor(AgentExecutor):
         assert message
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
         task = Task(id=id, context_id=context.context_id, status=status, history=[message])
-        updater = self._updaters[id] = Updater(event_queue, id, context.context_id)
+        updater = self._updaters[id] = StatusUpdater(event_queue, id, context.context_id)
         try:
             await event_queue.enqueue_event(task)
-            await self._work(text_of(message), updater)
+            await self._run_task(get_text(message), updater)
         finally:
             del self._updaters[id]
 
@@ -154,62 +156,71 @@ class TeamExecutor(AgentExecutor):
         if updater is not None:
             await updater.cancel()
 
-    async def _work(self, text: str, updater: Updater) -> None:
-        name, asked = self.app.asking.teams[0], Asked(Chat(messages=({"role": "user", "content": text},)))
+    async def _run_task(self, text: str, updater: StatusUpdater) -> None:
+        name, parsed_request = (
+            self.app.handler.team_names[0],
+            ParsedRequest(Chat(messages=({"role": "user", "content": text},))),
+        )
 
-        async def tell(said: Mapping[str, str]) -> None:
+        async def report(progress: Mapping[str, str]) -> None:
             """Publish progress."""
-            await _tell(said, updater)
+            await _publish_progress(progress, updater)
 
         try:
-            one = OneRequest(self.app, ChatCompletions(), asked, name, self.app.asking.next_name())
-            one.begin(self.app.gate.enter())
-            answered = await one.answer(tell)
+            served_request = ServedRequest(
+                self.app, ChatCompletions(), parsed_request, name, self.app.handler.next_request_id()
+            )
+            served_request.start(self.app.admission.enter())
+            result = await served_request.wait_for_answer(report)
         except RequestError as error:
-            about: dict[str, Any] = {"status": error.status}
+            metadata: dict[str, Any] = {"status": error.status}
             if isinstance(error, BusyError):  # other errors are counted by the request itself
-                self.app.measured.requests.labels(name, error.status).inc()
-                await updater.reject(_message(updater, str(error), {**about, "retryAfterSeconds": error.seconds}))
+                self.app.metrics.requests.labels(name, error.status).inc()
+                await updater.reject(
+                    _build_message(updater, str(error), {**metadata, "retryAfterSeconds": error.retry_seconds})
+                )
             else:
-                await updater.failed(_message(updater, str(error), about))
+                await updater.failed(_build_message(updater, str(error), metadata))
             return
-        answer = str(answered.replies[0].message["content"])
-        await updater.add_artifact([Part(text=answer)], name="answer", metadata=_about(one, answered), last_chunk=True)
+        answer = str(result.replies[0].message["content"])
+        await updater.add_artifact(
+            [Part(text=answer)], name="answer", metadata=_build_metadata(served_request, result), last_chunk=True
+        )
         await updater.complete()
 
 
-async def _tell(said: Mapping[str, str], updater: Updater) -> None:
+async def _publish_progress(progress: Mapping[str, str], updater: StatusUpdater) -> None:
     """Publish progress: the requested agent, or a finished action.
 
     The update for an action includes its text unless it is the answer.
     """
-    if said["state"] == "asked":
-        await updater.update_status(TaskState.TASK_STATE_WORKING, metadata={"asked": said["agent"]})
-    elif said["state"] == "acted":
-        about = {"agent": said["agent"], "action": said["action"]}
-        if "text" in said:
-            await updater.start_work(_message(updater, said["text"], about))
+    if progress["state"] == "asked":
+        await updater.update_status(TaskState.TASK_STATE_WORKING, metadata={"asked": progress["agent"]})
+    elif progress["state"] == "acted":
+        metadata = {"agent": progress["agent"], "action": progress["action"]}
+        if "text" in progress:
+            await updater.start_work(_build_message(updater, progress["text"], metadata))
         else:
-            await updater.update_status(TaskState.TASK_STATE_WORKING, metadata=about)
+            await updater.update_status(TaskState.TASK_STATE_WORKING, metadata=metadata)
 
 
-def _message(updater: Updater, text: str, about: Mapping[str, Any]) -> Message:
-    return updater.new_agent_message([Part(text=text)], dict(about))
+def _build_message(updater: StatusUpdater, text: str, metadata: Mapping[str, Any]) -> Message:
+    return updater.new_agent_message([Part(text=text)], dict(metadata))
 
 
-def _about(one: OneRequest, answered: Answered) -> dict[str, Any]:
-    return {"request": one.name, "tokens": {"read": answered.read, "sampled": answered.said}}
+def _build_metadata(served_request: ServedRequest, result: RequestResult) -> dict[str, Any]:
+    return {"request": served_request.name, "tokens": {"read": result.prompt_tokens, "sampled": result.sampled_tokens}}
 
 
 class Handler(DefaultRequestHandler):
     """Request handler with immediate A2A errors for unsupported requests."""
 
-    def __init__(self, executor: TeamExecutor, store: Kept, card: AgentCard) -> None:
+    def __init__(self, executor: TeamExecutor, store: BoundedTaskStore, card: AgentCard) -> None:
         super().__init__(agent_executor=executor, task_store=store, agent_card=card)
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
         """Run a task and respond at its end."""
-        check(params)
+        check_message(params)
         answer: Message | Task = await super().on_message_send(params, context)
         return answer
 
@@ -217,7 +228,7 @@ class Handler(DefaultRequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Run a task and stream its events."""
-        check(params)
+        check_message(params)
         async for event in super().on_message_send_stream(params, context):
             yield event
 
@@ -232,7 +243,7 @@ class Handler(DefaultRequestHandler):
         return listed
 
 
-def check(params: SendMessageRequest) -> None:
+def check_message(params: SendMessageRequest) -> None:
     """Check that a team can work on a message.
 
     Raises:
@@ -241,7 +252,7 @@ def check(params: SendMessageRequest) -> None:
     modes, message = params.configuration.accepted_output_modes, params.message
     if params.configuration.HasField("task_push_notification_config"):
         raise PushNotificationNotSupportedError
-    if modes and not set(modes) & set(TEXT):
+    if modes and not set(modes) & set(TEXT_MODES):
         raise ContentTypeNotSupportedError(f"a team answers in text/plain, and {', '.join(modes)} is asked for")
     if message.task_id:
         raise UnsupportedOperationError("a team works on a task once: send a message without taskId")
@@ -249,30 +260,30 @@ def check(params: SendMessageRequest) -> None:
         kind = part.media_type.partition(";")[0].strip()
         if part.WhichOneof("content") != "text" or kind not in ("", "text/plain"):
             raise ContentTypeNotSupportedError("a team reads text/plain alone")
-    if message.parts and not text_of(message).strip():
+    if message.parts and not get_text(message).strip():
         raise InvalidParamsError("the message has no text")
 
 
-def text_of(message: Message) -> str:
+def get_text(message: Message) -> str:
     """Return a message's text: its text parts, joined by line breaks."""
     return "\n".join(part.text for part in message.parts)
 
 
-class Kept(InMemoryTaskStore):
+class BoundedTaskStore(InMemoryTaskStore):
     """Store for all running tasks and the latest finished tasks, limited by number and total bytes."""
 
-    def __init__(self, most: int = KEPT, most_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, max_tasks: int = MAX_FINISHED_TASKS, max_bytes: int = MAX_FINISHED_BYTES) -> None:
         super().__init__()
-        self._most, self._most_bytes = most, most_bytes
-        self._ended: dict[str, int] = {}  # size in bytes by id, in order of completion
+        self._max_tasks, self._max_bytes = max_tasks, max_bytes
+        self._finished_sizes: dict[str, int] = {}  # size in bytes by id, in order of completion
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
         """Store a task's current state; drop the oldest finished tasks beyond the limits."""
         await super().save(task, context)
-        if task.status.state not in ENDED:
+        if task.status.state not in FINAL_STATES:
             return
-        self._ended[task.id] = task.ByteSize()
-        while len(self._ended) > self._most or sum(self._ended.values()) > self._most_bytes:
-            oldest = next(iter(self._ended))
-            del self._ended[oldest]
+        self._finished_sizes[task.id] = task.ByteSize()
+        while len(self._finished_sizes) > self._max_tasks or sum(self._finished_sizes.values()) > self._max_bytes:
+            oldest = next(iter(self._finished_sizes))
+            del self._finished_sizes[oldest]
             await self.delete(oldest, context)

@@ -6,75 +6,75 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from marft_serve.gateway.refusals import RequestError
+from marft_serve.gateway.errors import RequestError
 
 
 class BusyError(RequestError):
     """Error for a full queue.
 
     Args:
-        seconds: seconds to wait before a retry.
+        retry_seconds: seconds to wait before a retry.
     """
 
-    def __init__(self, seconds: int) -> None:
-        super().__init__(429, "rate_limit_exceeded", f"all places are taken; try again in {seconds} s")
-        self.seconds = seconds
+    def __init__(self, retry_seconds: int) -> None:
+        super().__init__(429, "rate_limit_exceeded", f"all places are taken; try again in {retry_seconds} s")
+        self.retry_seconds = retry_seconds
 
 
-class Gate:
-    """First-in, first-out queue with ``places`` concurrent requests and up to ``queue`` waiting requests.
+class AdmissionQueue:
+    """First-in, first-out queue with ``max_running`` concurrent requests and up to ``max_waiting`` waiting requests.
 
     All methods run on one event loop.
 
     Args:
-        places: maximum number of concurrent requests.
-        queue: maximum number of waiting requests.
-        tell: callback with the number of running and waiting requests, after each change.
+        max_running: maximum number of concurrent requests.
+        max_waiting: maximum number of waiting requests.
+        on_change: callback with the number of running and waiting requests, after each change.
     """
 
-    def __init__(self, places: int, queue: int, tell: Callable[[int], None] = lambda _: None) -> None:
-        self.places, self.queue, self._tell = places, queue, tell
+    def __init__(self, max_running: int, max_waiting: int, on_change: Callable[[int], None] = lambda _: None) -> None:
+        self.max_running, self.max_waiting, self._on_change = max_running, max_waiting, on_change
         self.running = self.waiting = 0
-        self.free = asyncio.Semaphore(places)
-        self.seconds = 1.0  # moving average of a request's duration
+        self.semaphore = asyncio.Semaphore(max_running)
+        self.mean_seconds = 1.0  # moving average of a request's duration
 
-    def enter(self) -> Place:
+    def enter(self) -> QueueSlot:
         """Enter the queue; always release the returned slot.
 
         Raises:
             BusyError: the queue is full.
         """
-        if self.running + self.waiting >= self.places + self.queue:
-            raise BusyError(max(1, math.ceil(self.seconds * (self.waiting + 1) / self.places)))
+        if self.running + self.waiting >= self.max_running + self.max_waiting:
+            raise BusyError(max(1, math.ceil(self.mean_seconds * (self.waiting + 1) / self.max_running)))
         self.waiting += 1
-        self.changed()
-        return Place(self)
+        self.notify()
+        return QueueSlot(self)
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Report the number of running and waiting requests."""
-        self._tell(self.running + self.waiting)
+        self._on_change(self.running + self.waiting)
 
 
-class Place:
+class QueueSlot:
     """Slot for a request, first waiting, then running."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self._began = gate, 0.0
+    def __init__(self, queue: AdmissionQueue) -> None:
+        self._queue, self._start_time = queue, 0.0
 
-    async def work(self) -> None:
+    async def acquire(self) -> None:
         """Wait for the request's turn."""
-        await self._gate.free.acquire()
-        self._gate.waiting -= 1
-        self._gate.running += 1
-        self._began = asyncio.get_running_loop().time()
+        await self._queue.semaphore.acquire()
+        self._queue.waiting -= 1
+        self._queue.running += 1
+        self._start_time = asyncio.get_running_loop().time()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Release the slot, waiting or running. Call it once."""
-        gate = self._gate
-        if not self._began:
-            gate.waiting -= 1
+        queue = self._queue
+        if not self._start_time:
+            queue.waiting -= 1
         else:
-            gate.running -= 1
-            gate.seconds = 0.8 * gate.seconds + 0.2 * (asyncio.get_running_loop().time() - self._began)
-            gate.free.release()
-        gate.changed()
+            queue.running -= 1
+            queue.mean_seconds = 0.8 * queue.mean_seconds + 0.2 * (asyncio.get_running_loop().time() - self._start_time)
+            queue.semaphore.release()
+        queue.notify()

@@ -5,37 +5,38 @@ from __future__ import annotations
 from a2a.types import AgentCapabilities, AgentCard, AgentSkill
 
 from marft.common.version import __version__
-from marft_serve.serving.asking import TEAM, Asking
-from marft_serve.serving.settings import Served
+from marft_serve.serving.settings import ServedTeam
+from marft_serve.serving.team_handler import TEAM_ALIAS, TeamHandler
 
-VERSIONS = ("1.0", "0.3")  # supported protocol versions, in order of preference
-MODES = ("text/plain",)
+PROTOCOL_VERSIONS = ("1.0", "0.3")  # supported protocol versions, in order of preference
+TEXT_MODES = ("text/plain",)
 
 
-def agent_card(asking: Asking, served: Served, token: bool, url: str) -> AgentCard:
+def build_agent_card(handler: TeamHandler, served_team: ServedTeam, token: bool, url: str) -> AgentCard:
     """Return the agent card for a team.
 
     Args:
-        asking: the request handler of the team.
-        served: the team.
+        handler: the request handler of the team.
+        served_team: the team.
         token: True if requests need a token.
         url: URL for tasks.
     """
-    name = asking.teams[0]
-    works = (
+    name = handler.team_names[0]
+    usage = (
         "Give it a task in words; it works on it once, in one go, and its answer is a text. Each message is a task of "
         "its own: earlier ones of the same context are not read."
     )
     skill = AgentSkill(
-        id=TEAM, name=f"Ask the team {name}", description=works, tags=["marft", "multi-agent"], input_modes=MODES,
-        output_modes=MODES,
+        id=TEAM_ALIAS, name=f"Ask the team {name}", description=usage, tags=["marft", "multi-agent"],
+        input_modes=TEXT_MODES, output_modes=TEXT_MODES,
     )  # fmt: skip
     card = AgentCard(
-        name=name, description=f"{described(served)} {works}", version=_weights(served) or __version__, skills=[skill],
-        capabilities=AgentCapabilities(streaming=True, push_notifications=False), default_input_modes=MODES,
-        default_output_modes=MODES,
+        name=name, description=f"{describe_team(served_team)} {usage}",
+        version=_get_checkpoint_name(served_team) or __version__, skills=[skill],
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False), default_input_modes=TEXT_MODES,
+        default_output_modes=TEXT_MODES,
     )  # fmt: skip
-    for version in VERSIONS:
+    for version in PROTOCOL_VERSIONS:
         card.supported_interfaces.add(url=url, protocol_binding="JSONRPC", protocol_version=version)
     if token:
         card.security_schemes["bearer"].http_auth_security_scheme.scheme = "Bearer"
@@ -46,33 +47,36 @@ def agent_card(asking: Asking, served: Served, token: bool, url: str) -> AgentCa
     return card
 
 
-def described(served: Served) -> str:
+def describe_team(served_team: ServedTeam) -> str:
     """Return a description with the team's agents, organization, weights and accuracy."""
-    agents = [agent.role + (" (answers)" if agent.answers else "") for agent in served.run.agents]
-    organization = served.run.model_dump(mode="json", include={"team"})["team"]["organization"]
+    agents = [agent.role + (" (answers)" if agent.answers else "") for agent in served_team.run.agents]
+    organization = served_team.run.model_dump(mode="json", include={"team"})["team"]["organization"]
     sentences = [
         f"A team of language models that was trained with MARFT: {', '.join(agents)}.",
         f"Organization: {organization}.",
     ]
-    weights = _weights(served)
+    weights = _get_checkpoint_name(served_team)
     if weights:
         sentences.append(f"Weights: {weights}.")
-    return " ".join([*sentences, *_figures(served)])
+    return " ".join([*sentences, *_describe_accuracies(served_team)])
 
 
-def _weights(served: Served) -> str:
-    if served.export is not None:
-        return served.export.manifest.checkpoint.name
-    return served.checkpoint.name if served.checkpoint is not None else ""
+def _get_checkpoint_name(served_team: ServedTeam) -> str:
+    if served_team.export is not None:
+        return served_team.export.manifest.checkpoint.name
+    return served_team.checkpoint.name if served_team.checkpoint is not None else ""
 
 
-def _figures(served: Served) -> list[str]:
+def _describe_accuracies(served_team: ServedTeam) -> list[str]:
     """Return sentences with the accuracies in an export's manifest."""
-    if served.export is None:
+    if served_team.export is None:
         return []
-    weights = _weights(served)
+    weights = _get_checkpoint_name(served_team)
     return [
-        f"Accuracy on {one['tasks']} held-out tasks: {100 * one['accuracy']:.1f} % ({one['mode']})."
-        for one in served.export.manifest.evaluations
-        if one["checkpoint"] == weights and one.get("accuracy") is not None and not one["shuffled_messages"]
+        f"Accuracy on {evaluation['tasks']} held-out tasks: "
+        f"{100 * evaluation['accuracy']:.1f} % ({evaluation['mode']})."
+        for evaluation in served_team.export.manifest.evaluations
+        if evaluation["checkpoint"] == weights
+        and evaluation.get("accuracy") is not None
+        and not evaluation["shuffled_messages"]
     ]

@@ -21,33 +21,33 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marft.agents.chat import Reply
-from marft.agents.live import Begun, Live
-from marft_serve.gateway.hearing import Hearing, Telling
-from marft_serve.gateway.hosts import is_our_origin, is_ours
+from marft.agents.streaming import ActionStart, TokenStream
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.hosts import is_allowed_host, is_allowed_origin
 from marft_serve.gateway.http import (
-    Bounds,
+    BodyLimits,
     EventStream,
-    asked_by,
-    body_of,
-    in_words,
-    no_address,
-    protocol_at,
-    unexpected,
-    unless_gone,
-    written,
+    build_endpoint,
+    build_error_handler,
+    cancel_on_disconnect,
+    format_event,
+    get_protocol,
+    internal_error,
+    parse_request,
+    read_body,
 )
-from marft_serve.gateway.protocol.anthropic import Counted, Messages
+from marft_serve.gateway.protocol.anthropic import CountTokensRequest, Messages
+from marft_serve.gateway.protocol.base import Event, ParsedRequest, Protocol
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Asked, Event, Protocol
 from marft_serve.gateway.protocol.responses import Responses
-from marft_serve.gateway.refusals import RequestError
-from marft_serve.serving.admission import BusyError, Gate, Place
-from marft_serve.serving.asking import HONOURED, Answered, Asking
-from marft_serve.serving.measuring import NOBODY, Measured
+from marft_serve.gateway.stream_buffer import StreamBuffer, StreamResponse
+from marft_serve.serving.admission import AdmissionQueue, BusyError, QueueSlot
+from marft_serve.serving.metrics import UNKNOWN_MODEL, ServerMetrics
+from marft_serve.serving.team_handler import APPLIED_OPTIONS, RequestResult, TeamHandler
 
 T = TypeVar("T")
-NOBODY_READS = Response(status_code=499)
-NAMED = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # model name in an unparsed body
+CLIENT_CLOSED = Response(status_code=499)
+MODEL_PATTERN = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # model name in an unparsed body
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,112 +71,126 @@ class App:
     It runs on the server's thread. The team runs on the engine's event loop.
 
     Args:
-        asking: request handler of the team.
+        handler: request handler of the team.
         loop: the engine's event loop.
         token: token that requests must have; "" for none.
         limits: limits for requests.
-        busy: callback with the number of requests, after each change.
+        on_load_change: callback with the number of requests, after each change.
         host: listening host; without a token, requests must use this or another known host name.
         names: further host names of the server.
     """
 
     def __init__(
-        self, asking: Asking, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
-        busy: Callable[[int], None] = lambda _: None, host: str = "127.0.0.1", names: Sequence[str] = (),
+        self, handler: TeamHandler, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
+        on_load_change: Callable[[int], None] = lambda _: None, host: str = "127.0.0.1", names: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.host, self.names = host, names
-        self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
-        self.gate = Gate(limits.concurrency, limits.queue, busy)
-        self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
-        self.beside: list[str] = []  # paths served by other servers
+        self.handler, self.loop, self.token, self.limits, self.body_limits = handler, loop, token, limits, BodyLimits()
+        self.admission = AdmissionQueue(limits.concurrency, limits.queue, on_load_change)
+        self.metrics = ServerMetrics(lambda: self.admission.running, lambda: self.admission.waiting)
+        self.other_paths: list[str] = []  # paths served by other servers
         self.asgi = Starlette(
             routes=[
-                Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
-                Route("/v1/responses", self._endpoint(Responses()), methods=["POST"]),
-                Route("/v1/messages", self._endpoint(Messages()), methods=["POST"]),
+                Route("/v1/chat/completions", self._build_endpoint(ChatCompletions()), methods=["POST"]),
+                Route("/v1/responses", self._build_endpoint(Responses()), methods=["POST"]),
+                Route("/v1/messages", self._build_endpoint(Messages()), methods=["POST"]),
                 Route(
                     "/v1/messages/count_tokens",
-                    in_words(Messages(Counted), self._counted, headers_of),
+                    build_endpoint(Messages(CountTokensRequest), self._count_tokens, get_error_headers),
                     methods=["POST"],
                 ),
-                Route("/v1/models", in_words(ChatCompletions(), self._models, headers_of), methods=["GET"]),
                 Route(
-                    "/v1/models/{model:path}", in_words(ChatCompletions(), self._models, headers_of), methods=["GET"]
+                    "/v1/models",
+                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
+                    methods=["GET"],
                 ),
-                Route("/healthz", self._healthy, methods=["GET"]),
-                Route("/metrics", in_words(ChatCompletions(), self._metrics, headers_of), methods=["GET"]),
+                Route(
+                    "/v1/models/{model:path}",
+                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
+                    methods=["GET"],
+                ),
+                Route("/healthz", self._check_health, methods=["GET"]),
+                Route(
+                    "/metrics", build_endpoint(ChatCompletions(), self._get_metrics, get_error_headers), methods=["GET"]
+                ),
             ],
-            exception_handlers={HTTPException: no_address(self._unknown)},
-            middleware=[Middleware(Guarded, app_=self)],
+            exception_handlers={HTTPException: build_error_handler(self._not_found_error)},
+            middleware=[Middleware(OriginMiddleware, app_=self)],
         )
         self.asgi.router.redirect_slashes = False  # an unknown address stays unknown with a trailing slash
 
-    def _unknown(self) -> RequestError:
+    def _not_found_error(self) -> RequestError:
         paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]
-        outer = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
-        served = ", ".join([*outer, *self.beside])
-        return RequestError(404, "not_found", f"nothing is served at this address; these are: {served}")
+        top_paths = [path for path in paths if not any(path.startswith(f"{prefix}/") for prefix in paths)]
+        supported = ", ".join([*top_paths, *self.other_paths])
+        return RequestError(404, "not_found", f"nothing is served at this address; these are: {supported}")
 
-    def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
+    def _build_endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             """Answer a request; count and report its errors."""
-            uncounted = [NOBODY]
+            pending_labels = [UNKNOWN_MODEL]
             try:
-                return await self._answer(protocol, request, uncounted)
+                return await self._answer(protocol, request, pending_labels)
             except RequestError as error:
-                told = error
+                request_error = error
             except Exception as error:  # noqa: BLE001  internal error
-                told = unexpected(error)
-            for model in uncounted:
-                self.measured.requests.labels(model, told.status).inc()
-            return JSONResponse(protocol.error(told), told.status, headers_of(told))
+                request_error = internal_error(error)
+            for model in pending_labels:
+                self.metrics.requests.labels(model, request_error.status).inc()
+            return JSONResponse(
+                protocol.build_error(request_error), request_error.status, get_error_headers(request_error)
+            )
 
         return endpoint
 
-    async def _answer(self, protocol: Protocol, request: Request, uncounted: list[str]) -> Response:
+    async def _answer(self, protocol: Protocol, request: Request, pending_labels: list[str]) -> Response:
         """Answer a request.
 
         Args:
             protocol: wire protocol of the client.
             request: the request.
-            uncounted: list with the model name for the error count; emptied once the request counts itself.
+            pending_labels: list with the model name for the error count; emptied once the request counts itself.
 
         Raises:
             RequestError: the request was rejected or failed.
         """
-        self.check(request)
-        body = await body_of(request, self.bounds)
-        uncounted[0] = self._named_in(body)
-        place = self.gate.enter()
+        self.check_token(request)
+        body = await read_body(request, self.body_limits)
+        pending_labels[0] = self._find_model_name(body)
+        slot = self.admission.enter()
         try:
-            asked = replace(await asked_by(protocol, body), turns=None)  # nothing is stored for later requests
-            model = asked.model or self.asking.teams[0]
-            uncounted[0] = model if model in self.asking.models else NOBODY
-            self.asking.check(model, asked)
-            if asked.chat.constraint:
-                await asyncio.to_thread(self.asking.check_form, model, asked)  # compiling a grammar may take a second
-            one = OneRequest(self, protocol, asked, model, self.asking.next_name())
+            parsed_request = replace(
+                await parse_request(protocol, body), turns=None
+            )  # nothing is stored for later requests
+            model = parsed_request.model or self.handler.team_names[0]
+            pending_labels[0] = model if model in self.handler.models else UNKNOWN_MODEL
+            self.handler.check_request(model, parsed_request)
+            if parsed_request.chat.constraint:
+                await asyncio.to_thread(
+                    self.handler.check_format, model, parsed_request
+                )  # compiling a grammar may take a second
+            served_request = ServedRequest(self, protocol, parsed_request, model, self.handler.next_request_id())
         except BaseException:
-            place.leave()
+            slot.release()
             raise
-        one.begin(place)
-        uncounted.clear()
-        headers = {"x-request-id": one.name}
-        if asked.stream and model in self.asking.teams:
-            return EventStream(protocol, one.live(), headers, ended=one.end)
-        if asked.stream:
-            first = await one.unless_gone(request, anext(texts := one.live()))
-            return EventStream(protocol, texts, headers, first) if first else NOBODY_READS
-        answered = await one.unless_gone(request, one.answer())
-        return JSONResponse(one.body(answered), headers=headers) if answered else NOBODY_READS
+        served_request.start(slot)
+        pending_labels.clear()
+        headers = {"x-request-id": served_request.name}
+        if parsed_request.stream and model in self.handler.team_names:
+            return EventStream(protocol, served_request.stream(), headers, on_end=served_request.cancel)
+        if parsed_request.stream:
+            first = await served_request.cancel_on_disconnect(request, anext(texts := served_request.stream()))
+            return EventStream(protocol, texts, headers, first) if first else CLIENT_CLOSED
+        result = await served_request.cancel_on_disconnect(request, served_request.wait_for_answer())
+        return JSONResponse(served_request.build_body(result), headers=headers) if result else CLIENT_CLOSED
 
-    def _named_in(self, body: bytes) -> str:
+    def _find_model_name(self, body: bytes) -> str:
         """Return a known model's name from an unparsed body, for error counts."""
-        found = NAMED.search(body)
-        name = found[1].decode("utf-8", "replace") if found else ""
-        return name if name in self.asking.models else NOBODY
+        match = MODEL_PATTERN.search(body)
+        name = match[1].decode("utf-8", "replace") if match else ""
+        return name if name in self.handler.models else UNKNOWN_MODEL
 
-    def check(self, request: Request) -> None:
+    def check_token(self, request: Request) -> None:
         """Check the token in a request.
 
         Raises:
@@ -185,57 +199,57 @@ class App:
         if not self.token:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
+        token = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
             raise RequestError(401, "invalid_api_key", "this needs the server's token, as a bearer token")
 
-    def check_page(self, headers: Headers) -> None:
+    def check_origin(self, headers: Headers) -> None:
         """Check that a request without a token does not come from a foreign web page in a local browser.
 
         Raises:
-            RequestError: ``Host`` or ``Origin`` is foreign.
+            RequestError: ``Host`` or ``RowSource`` is foreign.
         """
         if self.token:
             return
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not is_ours(hosts[0], self.host, self.names):
+        if len(hosts) != 1 or not is_allowed_host(hosts[0], self.host, self.names):
             raise RequestError(
                 421, "wrong_host", "this host is not answered to without a token; use the server's address"
             )
-        if origins and (len(origins) != 1 or not is_our_origin(origins[0], self.host, self.names)):
+        if origins and (len(origins) != 1 or not is_allowed_origin(origins[0], self.host, self.names)):
             raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
 
-    async def _counted(self, request: Request) -> Response:
+    async def _count_tokens(self, request: Request) -> Response:
         """Return the number of prompt tokens for a role."""
-        self.check(request)
-        asked = await asked_by(Messages(Counted), await body_of(request, self.bounds))
-        counting = self.asking.count(asked.model or self.asking.teams[0], asked)
-        counted = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counting, self.loop))
-        return JSONResponse({"input_tokens": counted})
+        self.check_token(request)
+        parsed_request = await parse_request(Messages(CountTokensRequest), await read_body(request, self.body_limits))
+        coroutine = self.handler.count_tokens(parsed_request.model or self.handler.team_names[0], parsed_request)
+        token_count = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        return JSONResponse({"input_tokens": token_count})
 
-    async def _models(self, request: Request) -> Response:
-        self.check(request)
-        named = request.path_params.get("model")
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.asking.models]
-        if named is None:
+    async def _list_models(self, request: Request) -> Response:
+        self.check_token(request)
+        model_name = request.path_params.get("model")
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.handler.models]
+        if model_name is None:
             return JSONResponse({"object": "list", "data": models})
-        if named not in self.asking.models:
+        if model_name not in self.handler.models:
             raise RequestError(404, "model_not_found", "there is no such model", "model")
-        return JSONResponse(models[self.asking.models.index(named)])
+        return JSONResponse(models[self.handler.models.index(model_name)])
 
-    async def _healthy(self, _: Request) -> Response:
+    async def _check_health(self, _: Request) -> Response:
         """Report whether the engine works; after an engine failure, every request still tries again."""
-        problem = self.asking.problem or ("" if self.loop.is_running() else "its event loop has ended")
+        problem = self.handler.problem or ("" if self.loop.is_running() else "its event loop has ended")
         return PlainTextResponse(
             f"the engine cannot go on: {problem}\n" if problem else "ok\n", 503 if problem else 200
         )
 
-    async def _metrics(self, request: Request) -> Response:
-        self.check(request)
-        return Response(self.measured.text(), media_type="text/plain; version=0.0.4")
+    async def _get_metrics(self, request: Request) -> Response:
+        self.check_token(request)
+        return Response(self.metrics.format_text(), media_type="text/plain; version=0.0.4")
 
 
-class Guarded:
+class OriginMiddleware:
     """ASGI middleware for all routes; rejects requests from foreign web pages."""
 
     def __init__(self, app: ASGIApp, app_: App) -> None:
@@ -244,64 +258,68 @@ class Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._app.check_page(Headers(scope=scope))
+                self._app.check_origin(Headers(scope=scope))
             except RequestError as error:
-                self._app.measured.requests.labels(NOBODY, error.status).inc()
-                refusal = JSONResponse(protocol_at(scope["path"]).error(error), error.status, headers_of(error))
-                await refusal(scope, receive, send)
+                self._app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
+                response = JSONResponse(
+                    get_protocol(scope["path"]).build_error(error), error.status, get_error_headers(error)
+                )
+                await response(scope, receive, send)
                 return
         await self._inner(scope, receive, send)
 
 
-class OneRequest:
+class ServedRequest:
     """Request from its entry into the queue to its answer."""
 
-    def __init__(self, app: App, protocol: Protocol, asked: Asked, model: str, name: str) -> None:
-        self.app, self.protocol, self.asked, self.model, self.name = app, protocol, asked, model, name
-        self._hearing = Hearing()
-        self._lives = [Live() for _ in range(asked.count)] if asked.stream else []
-        self._began = time.perf_counter()
-        self._task: asyncio.Task[Answered]
+    def __init__(self, app: App, protocol: Protocol, parsed_request: ParsedRequest, model: str, name: str) -> None:
+        self.app, self.protocol, self.parsed_request, self.model, self.name = app, protocol, parsed_request, model, name
+        self._buffer = StreamBuffer()
+        self._live_actions = [TokenStream() for _ in range(parsed_request.count)] if parsed_request.stream else []
+        self._start_time = time.perf_counter()
+        self._task: asyncio.Task[RequestResult]
 
-    def begin(self, place: Place) -> None:
+    def start(self, slot: QueueSlot) -> None:
         """Start a task that waits for the request's turn and then runs it."""
-        self._task = asyncio.create_task(self._asked(place))
-        self._task.add_done_callback(lambda task: self._ended(place, task))
+        self._task = asyncio.create_task(self._run(slot))
+        self._task.add_done_callback(lambda task: self._on_done(slot, task))
 
-    async def answer(self, tell: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> Answered:
+    async def wait_for_answer(
+        self, on_progress: Callable[[Mapping[str, str]], Awaitable[None]] | None = None
+    ) -> RequestResult:
         """Wait for the answer; if the caller is cancelled, the request is cancelled too.
 
         Args:
-            tell: callback with progress before the answer: requested agents and their messages.
+            on_progress: callback with progress before the answer: requested agents and their messages.
 
         Raises:
             RequestError: the request failed.
         """
         try:
-            if tell:
-                async for heard in self._hearing.told(self._task):
-                    if isinstance(heard, Mapping):
-                        await tell(heard)
+            if on_progress:
+                async for update in self._buffer.iter_updates(self._task):
+                    if isinstance(update, Mapping):
+                        await on_progress(update)
             return await self._task
         finally:
             self._task.cancel()
 
-    async def unless_gone(self, request: Request, answer: Awaitable[T]) -> T | None:
+    async def cancel_on_disconnect(self, request: Request, answer: Awaitable[T]) -> T | None:
         """Return the result of an awaitable; if the client disconnects first, cancel the request and return None.
 
         Raises:
             RequestError: the request failed.
         """
-        found = await unless_gone(request, answer)
-        if found is None:
+        result = await cancel_on_disconnect(request, answer)
+        if result is None:
             self._task.cancel()
-        return found
+        return result
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """Cancel the request if still running."""
         self._task.cancel()
 
-    async def live(self) -> AsyncGenerator[str]:
+    async def stream(self) -> AsyncGenerator[str]:
         """Yield a streamed response.
 
         For a team, it starts with progress: requested agents and their messages. Then it streams the answer.
@@ -315,94 +333,107 @@ class OneRequest:
             """Return the final replies."""
             return (await self._task).replies
 
-        self._hearing.hear(self._lives)
-        telling = Telling(self.protocol, self.asked, self._hearing, self._about, self._written, self._progress)
+        self._buffer.subscribe(self._live_actions)
+        response = StreamResponse(
+            self.protocol,
+            self.parsed_request,
+            self._buffer,
+            self._build_metadata,
+            self._format_event,
+            self._format_progress,
+        )
         try:
-            async with aclosing(telling.texts(asyncio.ensure_future(replies()))) as texts:
+            async with aclosing(response.iter_texts(asyncio.ensure_future(replies()))) as texts:
                 async for text in texts:
                     yield text
         finally:
             self._task.cancel()
 
-    def body(self, answered: Answered) -> dict[str, Any]:
+    def build_body(self, result: RequestResult) -> dict[str, Any]:
         """Return the body of a complete response."""
-        return self._named(self.protocol.response(self.asked, answered.replies, self._about()))
+        return self._add_id(self.protocol.build_response(self.parsed_request, result.replies, self._build_metadata()))
 
-    async def _asked(self, place: Place) -> Answered:
-        await place.work()
+    async def _run(self, slot: QueueSlot) -> RequestResult:
+        await slot.acquire()
         limit = self.app.limits.seconds
-        asking = self.app.asking.ask(self.model, self.asked, self.name, self._hearing.note, self._lives)
-        answer = asyncio.run_coroutine_threadsafe(asking, self.app.loop)
+        coroutine = self.app.handler.answer(
+            self.model, self.parsed_request, self.name, self._buffer.add_note, self._live_actions
+        )
+        answer = asyncio.run_coroutine_threadsafe(coroutine, self.app.loop)
         try:
             async with asyncio.timeout(limit):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise RequestError(504, "timeout", f"the answer took over {limit:g} s") from None
 
-    def _ended(self, place: Place, task: asyncio.Task[Answered]) -> None:
-        place.leave()
-        measured = self.app.measured
+    def _on_done(self, slot: QueueSlot, task: asyncio.Task[RequestResult]) -> None:
+        slot.release()
+        metrics = self.app.metrics
         if task.cancelled():
-            measured.requests.labels(self.model, 499).inc()
+            metrics.requests.labels(self.model, 499).inc()
             return
         error = task.exception()
         if error is not None:
-            measured.requests.labels(self.model, error.status if isinstance(error, RequestError) else 500).inc()
+            metrics.requests.labels(self.model, error.status if isinstance(error, RequestError) else 500).inc()
             return
-        answered = task.result()
-        measured.requests.labels(self.model, 200).inc()
-        measured.seconds.labels(self.model).observe(time.perf_counter() - self._began)
-        measured.tokens.labels(self.model, "read").inc(answered.read)
-        measured.tokens.labels(self.model, "sampled").inc(answered.said)
-        for action in answered.episode.actions:
-            measured.actions.labels(action.agent).inc()
+        result = task.result()
+        metrics.requests.labels(self.model, 200).inc()
+        metrics.seconds.labels(self.model).observe(time.perf_counter() - self._start_time)
+        metrics.tokens.labels(self.model, "read").inc(result.prompt_tokens)
+        metrics.tokens.labels(self.model, "sampled").inc(result.sampled_tokens)
+        for action in result.episode.actions:
+            metrics.actions.labels(action.agent).inc()
 
-    def _progress(self, said: Mapping[str, str]) -> str:
+    def _format_progress(self, update: Mapping[str, str]) -> str:
         """Format progress for a stream: as reasoning in Chat Completions, as a comment in other protocols."""
         if not isinstance(self.protocol, ChatCompletions):
-            return f": {said['agent']} {said['state']}\n\n"
-        text = f"{said['agent']} …\n" if said["state"] == "asked" else ""
-        if "text" in said:
-            text = f"{said['agent']}: {said['text']}\n\n"
+            return f": {update['agent']} {update['state']}\n\n"
+        text = f"{update['agent']} …\n" if update["state"] == "asked" else ""
+        if "text" in update:
+            text = f"{update['agent']}: {update['text']}\n\n"
         delta = {"reasoning_content": text} if text else {}
         choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
         head = {"object": "chat.completion.chunk", "created": int(time.time()), "model": self.model}
-        progress = {key: value for key, value in said.items() if key != "text"}
-        return written(("", self._named(head | {"choices": [choice], "marft": {"progress": progress}})))
+        progress = {key: value for key, value in update.items() if key != "text"}
+        return format_event(("", self._add_id(head | {"choices": [choice], "marft": {"progress": progress}})))
 
-    def _named(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def _add_id(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Give a Chat Completions response a unique id."""
-        named = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
-        return {**said, **named}
+        id_field = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
+        return {**body, **id_field}
 
-    def _written(self, event: Event) -> str:
-        name, said = event
-        return written((name, said if isinstance(said, str) else self._named(said)))
+    def _format_event(self, event: Event) -> str:
+        name, payload = event
+        return format_event((name, payload if isinstance(payload, str) else self._add_id(payload)))
 
-    def _about(self, begun: Sequence[Begun] = ()) -> dict[str, Any]:
+    def _build_metadata(self, started_actions: Sequence[ActionStart] = ()) -> dict[str, Any]:
         """Return a response's metadata.
 
         Args:
-            begun: actions started so far; ignored once the request has finished, when all actions are known.
+            started_actions: actions started so far; ignored once the request has finished, when all actions are known.
         """
-        chat = self.asked.chat
-        actions = [Begun.of(one) for one in self._task.result().episode.actions] if self._task.done() else begun
-        about: dict[str, Any] = {
+        chat = self.parsed_request.chat
+        actions = (
+            [ActionStart.from_action(action) for action in self._task.result().episode.actions]
+            if self._task.done()
+            else started_actions
+        )
+        metadata: dict[str, Any] = {
             "request": self.name,
-            "actions": [{"id": one.id, "policy": one.policy, "sees": list(one.sees)} for one in actions],
+            "actions": [{"id": action.id, "policy": action.policy, "sees": list(action.sees)} for action in actions],
         }
-        only = {name: value for name, value in chat.wishes.items() if name not in HONOURED}
-        named = _unless_empty(recorded_only=only, ignored=list(self.asked.ignored))
-        return {"model": self.model, "marft": about | named}
+        recorded_only = {name: value for name, value in chat.recorded_options.items() if name not in APPLIED_OPTIONS}
+        field_notes = _drop_empty(recorded_only=recorded_only, ignored=list(self.parsed_request.ignored))
+        return {"model": self.model, "marft": metadata | field_notes}
 
 
-def _unless_empty(**fields: Any) -> dict[str, Any]:
+def _drop_empty(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def headers_of(error: RequestError) -> dict[str, str]:
+def get_error_headers(error: RequestError) -> dict[str, str]:
     """Return the headers for an error response."""
     if isinstance(error, BusyError):
-        return {"retry-after": str(error.seconds)}
+        return {"retry-after": str(error.retry_seconds)}
     headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
     return headers | ({"www-authenticate": "Bearer"} if error.status == 401 else {})

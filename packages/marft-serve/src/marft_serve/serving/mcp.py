@@ -19,15 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marft.agents.chat import Chat
 from marft.common.version import __version__
-from marft_serve.gateway.http import body_of
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.http import read_body
+from marft_serve.gateway.protocol.base import ParsedRequest
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.exchange import Asked
-from marft_serve.gateway.refusals import RequestError
 from marft_serve.serving.admission import BusyError
-from marft_serve.serving.app import App, Guarded, OneRequest, headers_of
-from marft_serve.serving.calls import refusal_of
-from marft_serve.serving.measuring import NOBODY
-from marft_serve.serving.offering import MCP_PATH, TOOL
+from marft_serve.serving.app import App, OriginMiddleware, ServedRequest, get_error_headers
+from marft_serve.serving.metrics import UNKNOWN_MODEL
+from marft_serve.serving.options import MCP_PATH, TOOL_NAME
+from marft_serve.serving.rpc_checks import find_body_error
 
 
 class TeamServer(MCPServer[Any]):
@@ -40,8 +40,8 @@ class TeamServer(MCPServer[Any]):
             ToolError: the tool does not exist, or the call has no task.
         """
         task = arguments.get("task")
-        if name == TOOL and not (isinstance(task, str) and task.strip()):
-            raise ToolError(f'{TOOL} needs a task in words: {{"task": "…"}}')
+        if name == TOOL_NAME and not (isinstance(task, str) and task.strip()):
+            raise ToolError(f'{TOOL_NAME} needs a task in words: {{"task": "…"}}')
         return await super().call_tool(name, arguments, *context, **named)
 
     async def get_prompt(self, name: str, *arguments: Any, **named: Any) -> Any:  # noqa: ARG002
@@ -50,82 +50,88 @@ class TeamServer(MCPServer[Any]):
         Raises:
             MCPError: always; a different error would be logged as a server fault.
         """
-        raise MCPError(INVALID_PARAMS, f"there is no such prompt: a team has one tool, {TOOL}")
+        raise MCPError(INVALID_PARAMS, f"there is no such prompt: a team has one tool, {TOOL_NAME}")
 
 
-def team_server(app: App) -> MCPServer[Any]:
+def build_team_server(app: App) -> MCPServer[Any]:
     """Return a server with one tool, from a task to the team's answer; calls share the request queue."""
-    name = app.asking.teams[0]
-    nothing = logging.NullHandler()
+    name = app.handler.team_names[0]
+    null_handler = logging.NullHandler()
     # with an existing handler, the library does not change the root logger's level and handlers
-    logging.root.addHandler(nothing)
+    logging.root.addHandler(null_handler)
     try:
         server = TeamServer(name, version=__version__)
     finally:
-        logging.root.removeHandler(nothing)
+        logging.root.removeHandler(null_handler)
     logging.getLogger("mcp").setLevel(logging.ERROR)
 
     async def ask_team(task: str) -> str:
-        asked = Asked(Chat(messages=({"role": "user", "content": task},)))
+        parsed_request = ParsedRequest(Chat(messages=({"role": "user", "content": task},)))
         try:
-            one = OneRequest(app, ChatCompletions(), asked, name, app.asking.next_name())
-            one.begin(app.gate.enter())
-            return str((await one.answer()).replies[0].message["content"])
+            served_request = ServedRequest(app, ChatCompletions(), parsed_request, name, app.handler.next_request_id())
+            served_request.start(app.admission.enter())
+            return str((await served_request.wait_for_answer()).replies[0].message["content"])
         except RequestError as error:
             if isinstance(error, BusyError):  # other errors are counted by the request itself
-                app.measured.requests.labels(name, error.status).inc()
+                app.metrics.requests.labels(name, error.status).inc()
             raise ToolError(str(error)) from error
 
-    roles = ", ".join(app.asking.roles)
-    server.add_tool(ask_team, name=TOOL, description=f"Give a task to the team {name} ({roles}) and get its answer.")
+    roles = ", ".join(app.handler.roles)
+    server.add_tool(
+        ask_team, name=TOOL_NAME, description=f"Give a task to the team {name} ({roles}) and get its answer."
+    )
     return server
 
 
-def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
+def combine_apps(app: App, server: MCPServer[Any]) -> ASGIApp:
     """Combine an app with an MCP server at ``/mcp``, under the same token."""
-    anywhere = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the app checks access itself
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the app checks access itself
     inner = server.streamable_http_app(
-        streamable_http_path=MCP_PATH, stateless_http=True, json_response=True, transport_security=anywhere
+        streamable_http_path=MCP_PATH, stateless_http=True, json_response=True, transport_security=security
     )
-    app.beside.append(MCP_PATH)
-    main = Starlette(routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_running(server))
+    app.other_paths.append(MCP_PATH)
+    main = Starlette(
+        routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_build_lifespan(server)
+    )
     main.router.redirect_slashes = False
 
-    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request to the app or to the MCP server."""
         if scope["type"] != "http" or scope["path"] != MCP_PATH:
             await main(scope, receive, send)
             return
         request = Request(scope, receive)
         try:
-            app.check(request)
-            body = await body_of(request, app.bounds)
+            app.check_token(request)
+            body = await read_body(request, app.body_limits)
         except RequestError as error:
-            app.measured.requests.labels(NOBODY, error.status).inc()
-            await JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))(scope, receive, send)
+            app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
+            await JSONResponse(ChatCompletions().build_error(error), error.status, get_error_headers(error))(
+                scope, receive, send
+            )
             return
-        if refusal := await refusal_of(body):
-            await JSONResponse(refusal, 400)(scope, receive, send)
+        if rpc_error := await find_body_error(body):
+            await JSONResponse(rpc_error, 400)(scope, receive, send)
             return
-        await inner(scope, _replayed(body, receive), send)
+        await inner(scope, _replay_body(body, receive), send)
 
-    return Guarded(both, app)
+    return OriginMiddleware(route, app)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a ``receive`` that starts with a body already read."""
     parts = [body]
 
-    async def received() -> Message:
+    async def receive_body() -> Message:
         """Return the body first, then further messages."""
         if parts:
             return {"type": "http.request", "body": parts.pop(), "more_body": False}
         return await receive()
 
-    return received
+    return receive_body
 
 
-def _running(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _build_lifespan(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         """Run the MCP server's session manager."""

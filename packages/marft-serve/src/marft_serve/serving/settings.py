@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from marft.agents.environment import Session, Split
-from marft.common.texts import raised
+from marft.common.texts import format_error
 from marft.common.types import Task
 from marft.common.user_modules import is_export
 from marft.config.load import parse_recipe
-from marft.config.parts import EnvironmentPart
-from marft.config.references import ENVIRONMENT
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.references import ENVIRONMENT_TOOLS
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.runs.checkpoints import RECIPE, Checkpoints, read_record
-from marft.runs.export.loading import recipe_of
+from marft.runs.checkpoints import RECIPE, CheckpointManager, read_record
+from marft.runs.export.loader import read_recipe_table
 from marft.runs.export.manifest import Export, load_export
-from marft.runs.folder import RunFolder
+from marft.runs.run_folder import RunFolder
 
-ACTED_WITH = (
+SERVING_KEYS = (
     "name", "seed", "recipe_folder", "device", "threads", "models", "policies", "tools", "agents", "team", "channel",
     "engine", "shadow",
 )  # fmt: skip
@@ -46,7 +46,7 @@ class Questions(EnvironmentPart):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTeam:
     """Team to serve.
 
     Args:
@@ -60,7 +60,9 @@ class Served:
     export: Export | None = None
 
 
-def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_code: bool = False) -> Served:
+def load_served_team(
+    path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_code: bool = False
+) -> ServedTeam:
     """Load the description of a team from a run or an export.
 
     Args:
@@ -74,46 +76,46 @@ def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_cod
     """
     if is_export(path):
         export = load_export(path)
-        recipe = recipe_of(export, trust_code)
+        recipe = read_recipe_table(export, trust_code)
         try:
-            table = served_table(recipe)
+            table = build_served_table(recipe)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: its recipe is none that MARFT writes ({raised(error)})") from error
-        return Served(parse_recipe(table, overrides, str(path)), export=export)
+            raise ValueError(f"{path}: its recipe is none that MARFT writes ({format_error(error)})") from error
+        return ServedTeam(parse_recipe(table, overrides, str(path)), export=export)
     folder = RunFolder.open(path)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
-    record = read_record(Checkpoints(folder, CheckpointSettings()).find(name))
-    table = served_table(tomllib.loads((record.path / RECIPE).read_text(encoding="utf-8")))
-    return Served(parse_recipe(table, overrides, str(path)), checkpoint=record.path)
+    record = read_record(CheckpointManager(folder, CheckpointSettings()).find(name))
+    table = build_served_table(tomllib.loads((record.path / RECIPE).read_text(encoding="utf-8")))
+    return ServedTeam(parse_recipe(table, overrides, str(path)), checkpoint=record.path)
 
 
-def _without_askers(table: dict[str, Any]) -> dict[str, Any]:
+def _drop_unused_policies(table: dict[str, Any]) -> dict[str, Any]:
     """Remove unused policies and their models from the tables.
 
     Unused policies belong to no agent: helper models, and models that only write instructions. Models with other
     users stay.
     """
-    acting = {agent["policy"] for agent in table["agents"]}
-    policies = {name: policy for name, policy in table["policies"].items() if name in acting}
+    used = {agent["policy"] for agent in table["agents"]}
+    policies = {name: policy for name, policy in table["policies"].items() if name in used}
     models = {policy["model"] for policy in policies.values()}
-    gone = {policy["model"] for name, policy in table["policies"].items() if name not in acting} - models
-    kept = {name: model for name, model in table["models"].items() if name not in gone}
-    return {**table, "policies": policies, "models": kept}
+    unused_models = {policy["model"] for name, policy in table["policies"].items() if name not in used} - models
+    remaining_models = {name: model for name, model in table["models"].items() if name not in unused_models}
+    return {**table, "policies": policies, "models": remaining_models}
 
 
-def served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def build_served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's tables for serving, with continuous admission and without grading.
 
     Raises:
         ValueError: an agent uses tools from the environment's sessions.
     """
     for agent in recipe["agents"]:
-        if ENVIRONMENT in agent.get("tools", ()):
+        if ENVIRONMENT_TOOLS in agent.get("tools", ()):
             raise ValueError(
                 f"agents.{agent['role']}.tools: those of the environment belong to its sessions, and a team that is "
                 "served has none; export a team without them"
             )
-    table = _without_askers({key: recipe[key] for key in ACTED_WITH if key in recipe})
+    table = _drop_unused_policies({key: recipe[key] for key in SERVING_KEYS if key in recipe})
     rollout = recipe.get("rollout", {})
     table["rollout"] = {key: rollout[key] for key in ("timeout_seconds",) if key in rollout}
     table["environment"] = {"name": "marft_serve.serving.settings:Questions"}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, Strict
 
 from marft.config.algorithm import LearningRate, OptimizerSettings
-from marft.config.folders import AtHome
+from marft.config.paths import ExpandUser
 from marft.config.sections import Section
-from marft.config.settings import Count, CountOrNone, Few, Filled, Fraction
+from marft.config.settings import Count, Fraction, NonEmptyString, NonNegativeCount, SmallCount
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -21,22 +21,24 @@ class SftSettings(Section):
     key: ClassVar[str] = "sft"
 
     # files or row folders; --from overrides them
-    traces: Annotated[tuple[Annotated[Filled, AtHome], ...], Strict(False)] = ()
-    roles: dict[Filled, Filled] = {}  # role for each agent name in the traces; --role "name=role" adds an entry
+    traces: Annotated[tuple[Annotated[NonEmptyString, ExpandUser], ...], Strict(False)] = ()
+    roles: dict[
+        NonEmptyString, NonEmptyString
+    ] = {}  # role for each agent name in the traces; --role "name=role" adds an entry
     # source of the prompts: "recipe" renders them with the recipe's team, "trace" uses the recorded messages, "auto"
     # selects "trace" for a team in an external program, else "recipe"
     prompts: Literal["auto", "recipe", "trace"] = "auto"
     thinking: Literal["keep", "drop"] = "keep"  # "keep" trains recorded reasoning, "drop" removes it
-    epochs: Few = 1  # passes over the turns
+    epochs: SmallCount = 1  # passes over the turns
     batch_tokens: Count = 16384  # tokens per step, prompts included
     learning_rate: LearningRate = 1e-4  # peak learning rate of every policy
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # decay of the learning rate, to 0
     warmup: Fraction = 0.05  # fraction of the steps with linear warmup
     # fraction of the episodes that are held out of training, to measure the loss
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    every: CountOrNone = 10  # steps between evaluations on held-out episodes; 0: only at the end
+    every: NonNegativeCount = 10  # steps between evaluations on held-out episodes; 0: only at the end
 
-    def optimizer(self, run: RunSettings, steps: int) -> OptimizerSettings:
+    def build_optimizer(self, run: RunSettings, steps: int) -> OptimizerSettings:
         """Return the run's optimizer with a warm start's learning rate and schedule, for ``steps`` steps."""
         return run.algorithm.optimizer.model_copy(
             update={

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from marft_serve.traces.record import Tally, UnreadableError
+from marft_serve.traces.types import SkipCounter, UnreadableError
 
-LONGEST_ID = 128
+MAX_ID_CHARS = 128
 Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SpanEvent:
     """Event of a span."""
 
     name: str
@@ -23,7 +23,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ImportedSpan:
     """Imported span. Times are in seconds since 1970, or 0 if unknown.
 
     Args:
@@ -34,9 +34,9 @@ class Span:
         attributes: attributes of the span.
         events: events of the span.
         links: ids of the linked spans.
-        started: start of the span.
-        ended: end of the span.
-        place: file and line number.
+        start_time: start of the span.
+        end_time: end of the span.
+        location: file and line number.
         size: approximate size in characters.
     """
 
@@ -45,122 +45,131 @@ class Span:
     parent: str
     name: str
     attributes: Attributes
-    events: tuple[Event, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
     links: tuple[str, ...] = ()
-    started: float = 0.0
-    ended: float = 0.0
-    place: str = ""
+    start_time: float = 0.0
+    end_time: float = 0.0
+    location: str = ""
     size: int = 0
 
 
-def is_spans(table: Mapping[str, Any]) -> bool:
+def has_spans(table: Mapping[str, Any]) -> bool:
     """Return True if a line contains spans in either format."""
     return "resourceSpans" in table or "resource_spans" in table or isinstance(table.get("context"), Mapping)
 
 
-def spans_of(table: Mapping[str, Any], place: str, tally: Tally) -> Iterator[Span]:
+def parse_spans(table: Mapping[str, Any], location: str, skip_counter: SkipCounter) -> Iterator[ImportedSpan]:
     """Yield a line's spans; skip and count invalid spans."""
     if isinstance(table.get("context"), Mapping):
-        found, read = [table], _readable_span
+        entries, parse = [table], _parse_readable_span
     else:
-        found, read = list(_exported(table)), _otlp_span
-    for one in found:
+        entries, parse = list(_iter_spans(table)), _parse_otlp_span
+    for entry in entries:
         try:
-            yield replace(read(one, place), size=len(str(one)))
+            yield replace(parse(entry, location), size=len(str(entry)))
         except (UnreadableError, RecursionError) as error:
-            tally.skip("span", str(error) if isinstance(error, UnreadableError) else "it is nested too deep", place)
+            skip_counter.skip(
+                "span", str(error) if isinstance(error, UnreadableError) else "it is nested too deep", location
+            )
 
 
-def _exported(table: Mapping[str, Any]) -> Iterator[Any]:
-    for resource in _list(table.get("resourceSpans", table.get("resource_spans"))):
-        for scope in _list(_of(resource, "scopeSpans", "scope_spans", "instrumentationLibrarySpans")):
-            yield from _list(_of(scope, "spans"))
+def _iter_spans(table: Mapping[str, Any]) -> Iterator[Any]:
+    for resource in _as_list(table.get("resourceSpans", table.get("resource_spans"))):
+        for scope in _as_list(_get_first(resource, "scopeSpans", "scope_spans", "instrumentationLibrarySpans")):
+            yield from _as_list(_get_first(scope, "spans"))
 
 
-def _otlp_span(table: Any, place: str) -> Span:
-    return Span(
-        trace=_id(_of(table, "traceId", "trace_id"), "trace id"),
-        id=_id(_of(table, "spanId", "span_id"), "span id"),
-        parent=str(_of(table, "parentSpanId", "parent_span_id") or "")[:LONGEST_ID],
-        name=str(_of(table, "name") or ""),
-        attributes=_attributes(_of(table, "attributes")),
+def _parse_otlp_span(table: Any, location: str) -> ImportedSpan:
+    return ImportedSpan(
+        trace=_parse_id(_get_first(table, "traceId", "trace_id"), "trace id"),
+        id=_parse_id(_get_first(table, "spanId", "span_id"), "span id"),
+        parent=str(_get_first(table, "parentSpanId", "parent_span_id") or "")[:MAX_ID_CHARS],
+        name=str(_get_first(table, "name") or ""),
+        attributes=_parse_attributes(_get_first(table, "attributes")),
         events=tuple(
-            Event(str(_of(event, "name") or ""), _attributes(_of(event, "attributes")))
-            for event in _list(_of(table, "events"))
+            SpanEvent(str(_get_first(event, "name") or ""), _parse_attributes(_get_first(event, "attributes")))
+            for event in _as_list(_get_first(table, "events"))
         ),
-        links=tuple(str(_of(link, "spanId", "span_id")) for link in _list(_of(table, "links"))),
-        started=_seconds(_of(table, "startTimeUnixNano", "start_time_unix_nano")),
-        ended=_seconds(_of(table, "endTimeUnixNano", "end_time_unix_nano")),
-        place=place,
+        links=tuple(str(_get_first(link, "spanId", "span_id")) for link in _as_list(_get_first(table, "links"))),
+        start_time=_parse_timestamp(_get_first(table, "startTimeUnixNano", "start_time_unix_nano")),
+        end_time=_parse_timestamp(_get_first(table, "endTimeUnixNano", "end_time_unix_nano")),
+        location=location,
     )
 
 
-def _readable_span(table: Any, place: str) -> Span:
+def _parse_readable_span(table: Any, location: str) -> ImportedSpan:
     context = table["context"]
-    return Span(
-        trace=_id(context.get("trace_id"), "trace id"),
-        id=_id(context.get("span_id"), "span id"),
-        parent=str(table.get("parent_id") or "").removeprefix("0x")[:LONGEST_ID],
+    return ImportedSpan(
+        trace=_parse_id(context.get("trace_id"), "trace id"),
+        id=_parse_id(context.get("span_id"), "span id"),
+        parent=str(table.get("parent_id") or "").removeprefix("0x")[:MAX_ID_CHARS],
         name=str(table.get("name") or ""),
-        attributes=_plain(table.get("attributes")),
+        attributes=_as_attributes(table.get("attributes")),
         events=tuple(
-            Event(str(_of(event, "name") or ""), _plain(_of(event, "attributes")))
-            for event in _list(table.get("events"))
+            SpanEvent(str(_get_first(event, "name") or ""), _as_attributes(_get_first(event, "attributes")))
+            for event in _as_list(table.get("events"))
         ),
-        links=tuple(str(_of(_of(link, "context"), "span_id")).removeprefix("0x") for link in _list(table.get("links"))),
-        started=_moment(table.get("start_time")),
-        ended=_moment(table.get("end_time")),
-        place=place,
+        links=tuple(
+            str(_get_first(_get_first(link, "context"), "span_id")).removeprefix("0x")
+            for link in _as_list(table.get("links"))
+        ),
+        start_time=_parse_iso_time(table.get("start_time")),
+        end_time=_parse_iso_time(table.get("end_time")),
+        location=location,
     )
 
 
-def _id(value: object, what: str) -> str:
+def _parse_id(value: object, label: str) -> str:
     """Return a trace or span id.
 
     Raises:
         UnreadableError: the id is missing.
     """
     if not isinstance(value, str) or not value.removeprefix("0x").strip("0"):
-        raise UnreadableError(f"it has no {what}")
-    return value.removeprefix("0x")[:LONGEST_ID]
+        raise UnreadableError(f"it has no {label}")
+    return value.removeprefix("0x")[:MAX_ID_CHARS]
 
 
-def _of(table: object, *names: str) -> Any:
+def _get_first(table: object, *names: str) -> Any:
     """Return a table's first existing field; None without a match."""
     return next((table[name] for name in names if name in table), None) if isinstance(table, Mapping) else None
 
 
-def _list(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _plain(value: object) -> Attributes:
+def _as_attributes(value: object) -> Attributes:
     return {str(key): inner for key, inner in value.items()} if isinstance(value, Mapping) else {}
 
 
-def _attributes(listed: object) -> Attributes:
+def _parse_attributes(listed: object) -> Attributes:
     """Return attributes from an OTLP list of keys and typed values, or from a plain table."""
     if isinstance(listed, Mapping):
-        return _plain(listed)
-    return {str(_of(one, "key")): _value(_of(one, "value")) for one in _list(listed) if _of(one, "key") is not None}
+        return _as_attributes(listed)
+    return {
+        str(_get_first(entry, "key")): _parse_value(_get_first(entry, "value"))
+        for entry in _as_list(listed)
+        if _get_first(entry, "key") is not None
+    }
 
 
-def _value(value: object) -> Any:
+def _parse_value(value: object) -> Any:
     """Convert a typed OTLP value (``AnyValue``) to Python."""
     if not isinstance(value, Mapping):
         return value
     for kind, inner in value.items():
         if kind in ("arrayValue", "array_value"):
-            return [_value(one) for one in _list(_of(inner, "values"))]
+            return [_parse_value(item) for item in _as_list(_get_first(inner, "values"))]
         if kind in ("kvlistValue", "kvlist_value"):
-            return _attributes(_of(inner, "values"))
+            return _parse_attributes(_get_first(inner, "values"))
         if kind in ("intValue", "int_value"):
-            return _whole(inner)
+            return _parse_int(inner)
         return inner
     return None
 
 
-def _whole(value: object) -> object:
+def _parse_int(value: object) -> object:
     """Convert an integer from text; OTLP JSON writes 64-bit integers as text."""
     try:
         return int(value) if isinstance(value, str) else value
@@ -168,15 +177,15 @@ def _whole(value: object) -> object:
         return value
 
 
-def _seconds(nanoseconds: object) -> float:
+def _parse_timestamp(value: object) -> float:
     try:
-        found = float(nanoseconds) / 1e9 if isinstance(nanoseconds, str | int | float) else 0.0
+        seconds = float(value) / 1e9 if isinstance(value, str | int | float) else 0.0
     except (ValueError, OverflowError):
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return seconds if math.isfinite(seconds) else 0.0
 
 
-def _moment(text: object) -> float:
+def _parse_iso_time(text: object) -> float:
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else 0.0
     except (ValueError, OverflowError, OSError):

@@ -12,47 +12,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from marft.common.callbacks import Callback, NullCallback
 from marft.common.errors import RunError
-from marft.common.observing import Observer, Silent
 from marft.config.run import RunSettings
-from marft.models.formats import load_formats
-from marft.models.pool import Models
-from marft.runs.checkpoints import Checkpoints, State
-from marft.runs.folder import RunFolder
-from marft.runs.sinks import MetricSinks
-from marft.trainer.cutting import length
-from marft.trainer.keeping import not_finite
-from marft.trainer.starting import IMITATED, Start
-from marft.trainer.supervised import Imitation, Supervisor
-from marft.trainer.undoing import Before
-from marft_serve.traces.lessons import Lessons, plan, read_lessons
-from marft_serve.traces.record import Tally
+from marft.models.policy_registry import PolicyRegistry
+from marft.models.tokenizer_format import load_formats
+from marft.runs.checkpoints import CheckpointManager, State
+from marft.runs.metric_sinks import MetricSinks
+from marft.runs.run_folder import RunFolder
+from marft.trainer.bin_packing import input_length
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.non_finite_guard import Snapshot
+from marft.trainer.run_init import SFT_PREFIX, RunInit
+from marft.trainer.sft import SftLearner, SftLoss
+from marft_serve.traces.imitation_data import ImitationData, load_imitation_data, plan_steps
 from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.types import SkipCounter
 
-HELD_OUT = "sft/held_out_loss"
+HELD_OUT_LOSS = "sft/held_out_loss"
 
 
 @dataclass(frozen=True, slots=True)
-class WarmStart:
+class WarmStartResult:
     """Result of a warm start.
 
     Args:
         state: state after the last step.
         steps: number of planned steps; ``state.step`` is lower if the warm start was stopped.
-        tally: counter of skipped items.
-        held_out: final loss on the held-out turns, in nats per token; NaN without held-out turns.
+        skip_counter: counter of skipped items.
+        held_out_loss: final loss on the held-out turns, in nats per token; NaN without held-out turns.
     """
 
     state: State
     steps: int
-    tally: Tally
-    held_out: float
+    skip_counter: SkipCounter
+    held_out_loss: float
 
 
 def warm_start(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
-    overwrite: bool = False, observer: Observer | None = None,
-) -> WarmStart:  # fmt: skip
+    overwrite: bool = False, callback: Callback | None = None,
+) -> WarmStartResult:  # fmt: skip
     """Imitate the traces of a recipe (``sft.traces``) to the end, or until the observer stops the run.
 
     Args:
@@ -61,102 +61,104 @@ def warm_start(
         resume: True to resume from the last checkpoint.
         start_from: checkpoint folder with the initial weights.
         overwrite: True to replace an existing run.
-        observer: callbacks for progress and messages; optional.
+        callback: callbacks for progress and messages; optional.
 
     Raises:
         ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
         RunError: a step produced a non-finite value.
     """
-    observer = observer or Silent()
-    if not SftSettings.of(run).traces:
+    callback = callback or NullCallback()
+    if not SftSettings.from_run(run).traces:
         raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --from traces.jsonl")
-    with folder.held():
-        start = Start.of(
-            run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from, imitates=True
+    with folder.acquire_lock():
+        init = RunInit.prepare(
+            run, folder, callback.on_note, resume=resume, overwrite=overwrite, start_from=start_from, is_sft=True
         )
-        formats, tally = load_formats(run), Tally()
-        lessons = read_lessons(run, formats, tally, lambda told: observer.episode(told.episode))
-        for line in (_summary(lessons), *tally.lines()):
-            observer.note(line)
-        steps = plan(lessons.trained, run)
-        models = Models(run, formats)
-        supervisor = Supervisor(run, models, len(steps), SftSettings.of(run).optimizer(run, len(steps)))
-        state = start.load(models, supervisor)
-        state = start.with_digest(state, IMITATED + lessons.digest, "turns of the traces")
-        start.commit(state, models, supervisor)
-        state, held_out = _Loop(run, folder, models, supervisor, lessons, observer).go_on(state, steps)
-        return WarmStart(state, len(steps), tally, held_out)
+        formats, skip_counter = load_formats(run), SkipCounter()
+        data = load_imitation_data(run, formats, skip_counter, lambda replayed: callback.on_episode(replayed.episode))
+        for line in (_summarize(data), *skip_counter.format_lines()):
+            callback.on_note(line)
+        steps = plan_steps(data.train, run)
+        policies = PolicyRegistry(run, formats)
+        learner = SftLearner(run, policies, len(steps), SftSettings.from_run(run).build_optimizer(run, len(steps)))
+        state = init.load(policies, learner)
+        state = init.with_digest(state, SFT_PREFIX + data.digest, "turns of the traces")
+        init.commit(state, policies, learner)
+        state, held_out_loss = _TrainLoop(run, folder, policies, learner, data, callback).train(state, steps)
+        return WarmStartResult(state, len(steps), skip_counter, held_out_loss)
 
 
-def _summary(lessons: Lessons) -> str:
-    return f"{lessons.episodes} episodes: {len(lessons.trained)} actions to imitate, {len(lessons.held_out)} held out"
+def _summarize(data: ImitationData) -> str:
+    return f"{data.episodes} episodes: {len(data.train)} actions to imitate, {len(data.held_out)} held out"
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
+class _TrainLoop:
     run: RunSettings
     folder: RunFolder
-    models: Models
-    supervisor: Supervisor
-    lessons: Lessons
-    observer: Observer
+    policies: PolicyRegistry
+    learner: SftLearner
+    data: ImitationData
+    callback: Callback
 
-    def go_on(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
+    def train(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
         """Train from the current step to the end; return the final state and the loss on the held-out turns."""
-        run, checkpoints = self.run, Checkpoints(self.folder, self.run.checkpoints)
-        held_out, every = self._held_out(), SftSettings.of(run).every
-        with MetricSinks(run, self.folder, state.step, self.observer) as sinks:
-            self.observer.began(state.step, len(steps))
-            if self.lessons.held_out:
-                sinks.note(f"held out: {held_out.mean():.4f} nats a token after step {state.step}")
-            stop = self.observer.wants_stop()
+        run, checkpoints = self.run, CheckpointManager(self.folder, self.run.checkpoints)
+        held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).every
+        with MetricSinks(run, self.folder, state.step, self.callback) as sinks:
+            self.callback.on_train_start(state.step, len(steps))
+            if self.data.held_out:
+                sinks.note(f"held out: {held_out_loss.mean():.4f} nats a token after step {state.step}")
+            stop = self.callback.wants_stop()
             while state.step < len(steps) and not stop:
-                state, metrics = self._step(state, steps)
+                state, metrics = self._run_step(state, steps)
                 last = state.step == len(steps)
-                if self.lessons.held_out and (last or (every and state.step % every == 0)):
-                    held_out = self._held_out()
-                    metrics |= _losses(held_out, HELD_OUT)
-                    if state.best_step == 0 or -held_out.mean() > state.best_score:
-                        state = replace(state, best_step=state.step, best_score=-held_out.mean(), best_by=HELD_OUT)
+                if self.data.held_out and (last or (eval_interval and state.step % eval_interval == 0)):
+                    held_out_loss = self._measure_held_out()
+                    metrics |= _build_metrics(held_out_loss, HELD_OUT_LOSS)
+                    if state.best_step == 0 or -held_out_loss.mean() > state.best_score:
+                        state = replace(
+                            state, best_step=state.step, best_score=-held_out_loss.mean(), best_by=HELD_OUT_LOSS
+                        )
                 sinks.write(state.step, metrics)
-                self.observer.step(state.step, metrics)
-                stop = self.observer.wants_stop()
-                due = state.step % run.checkpoints.every == 0 or state.step == state.best_step
-                if last or stop or due:
-                    checkpoints.save(state, run, self.models, self.supervisor, sinks.mark())
-        return state, held_out.mean()
+                self.callback.on_step_end(state.step, metrics)
+                stop = self.callback.wants_stop()
+                save_due = state.step % run.checkpoints.every == 0 or state.step == state.best_step
+                if last or stop or save_due:
+                    checkpoints.save(state, run, self.policies, self.learner, sinks.log_digest())
+        return state, held_out_loss.mean()
 
-    def _step(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, dict[str, float]]:
+    def _run_step(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, dict[str, float]]:
         """Run a single optimizer step.
 
         Raises:
             RunError: a value was not finite; the step was undone.
         """
-        began = time.perf_counter()
-        epoch, numbers = steps[state.step]
-        samples = [self.lessons.trained[number] for number in numbers]
-        before = Before(self.supervisor)
-        before.take()
-        imitation, metrics = self.supervisor.learn(samples, state.step)
-        if broken := not_finite(self.supervisor):
-            before.restore()
+        start_time = time.perf_counter()
+        epoch, indices = steps[state.step]
+        samples = [self.data.train[number] for number in indices]
+        snapshot = Snapshot(self.learner)
+        snapshot.take()
+        losses, metrics = self.learner.learn(samples, state.step)
+        if non_finite := find_non_finite(self.learner):
+            snapshot.restore()
             raise RunError(
-                f"step {state.step + 1}: {', '.join(broken)} did not stay finite. What was saved is whole; lower "
-                f"sft.learning_rate (now {SftSettings.of(self.run).learning_rate:g})"
+                f"step {state.step + 1}: {', '.join(non_finite)} did not stay finite. What was saved is whole; lower "
+                f"sft.learning_rate (now {SftSettings.from_run(self.run).learning_rate:g})"
             )
-        seconds = time.perf_counter() - began
-        metrics |= _losses(imitation, "sft/loss") | {
+        seconds = time.perf_counter() - start_time
+        metrics |= _build_metrics(losses, "sft/loss") | {
             "sft/epoch": epoch + 1.0,
-            "sft/tokens": float(sum(imitation.tokens.values())),
+            "sft/tokens": float(sum(losses.tokens.values())),
             "seconds": seconds,
-            "tokens_per_second/learning": sum(map(length, samples)) / seconds,
+            "tokens_per_second/learning": sum(map(input_length, samples)) / seconds,
         }
         return replace(state, step=state.step + 1), metrics
 
-    def _held_out(self) -> Imitation:
-        return self.supervisor.measure(self.lessons.held_out)
+    def _measure_held_out(self) -> SftLoss:
+        return self.learner.evaluate(self.data.held_out)
 
 
-def _losses(imitation: Imitation, name: str) -> dict[str, float]:
+def _build_metrics(losses: SftLoss, name: str) -> dict[str, float]:
     """Return the loss for the team and each agent, in nats per token."""
-    return {name: imitation.mean()} | {f"agents/{agent}/{name}": imitation.mean(agent) for agent in imitation.tokens}
+    return {name: losses.mean()} | {f"agents/{agent}/{name}": losses.mean(agent) for agent in losses.tokens}

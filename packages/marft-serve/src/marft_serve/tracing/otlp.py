@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from marft.common.satellites import install_command
+from marft.common.packages import install_command
 from marft.common.version import __version__
-from marft_serve.tracing.span import Link, Span, Value
+from marft_serve.tracing.span import AttributeValue, Span, SpanLink
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue
     from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
-SCOPE = "marft"
-SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
-ERROR = 2  # Status.StatusCode
+SCOPE_NAME = "marft"
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
+ERROR_STATUS = 2  # Status.StatusCode
 
 
 def check_installed() -> None:
@@ -35,50 +35,56 @@ def check_installed() -> None:
         raise ValueError(f"sending traces needs the package opentelemetry-proto: {install_command('otel')}")
 
 
-def json_line(spans: Sequence[Span], resource: Mapping[str, Value]) -> str:
+def encode_json_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> str:
     """Encode spans to one line for a trace file (``TracesData``)."""
-    scope = {"scope": {"name": SCOPE, "version": __version__}, "spans": [_span(span) for span in spans]}
-    whole = {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{**scope, "schemaUrl": SCHEMA}]}
-    return json.dumps({"resourceSpans": [whole]}, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    scope = {"scope": {"name": SCOPE_NAME, "version": __version__}, "spans": [_encode_span(span) for span in spans]}
+    resource_spans = {
+        "resource": {"attributes": _encode_attributes(resource)},
+        "scopeSpans": [{**scope, "schemaUrl": SCHEMA_URL}],
+    }
+    return (
+        json.dumps({"resourceSpans": [resource_spans]}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        + "\n"
+    )
 
 
-def protobuf(spans: Sequence[Span], resource: Mapping[str, Value]) -> bytes:
+def encode_protobuf(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> bytes:
     """Encode spans to a request body (``ExportTraceServiceRequest``)."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest()
-    whole = request.resource_spans.add()
-    whole.resource.attributes.extend(_pairs(resource))
-    scope = whole.scope_spans.add(schema_url=SCHEMA)
-    scope.scope.name, scope.scope.version = SCOPE, __version__
-    scope.spans.extend(_message(span) for span in spans)
+    resource_spans = request.resource_spans.add()
+    resource_spans.resource.attributes.extend(_build_pairs(resource))
+    scope = resource_spans.scope_spans.add(schema_url=SCHEMA_URL)
+    scope.scope.name, scope.scope.version = SCOPE_NAME, __version__
+    scope.spans.extend(_build_message(span) for span in spans)
     return bytes(request.SerializeToString())
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _encode_span(span: Span) -> dict[str, Any]:
     return {
         "traceId": span.trace,
         "spanId": span.id,
         **({"parentSpanId": span.parent} if span.parent else {}),
         "name": span.name,
         "kind": int(span.kind),
-        "startTimeUnixNano": str(span.started),
-        "endTimeUnixNano": str(span.ended),
-        "attributes": _attributes(span.attributes),
-        **({"links": [_link(link) for link in span.links]} if span.links else {}),
-        "status": {"code": ERROR, **({"message": span.error} if span.error else {})} if span.failed else {},
+        "startTimeUnixNano": str(span.start_time),
+        "endTimeUnixNano": str(span.end_time),
+        "attributes": _encode_attributes(span.attributes),
+        **({"links": [_encode_link(link) for link in span.links]} if span.links else {}),
+        "status": {"code": ERROR_STATUS, **({"message": span.error} if span.error else {})} if span.failed else {},
     }
 
 
-def _link(link: Link) -> dict[str, Any]:
-    return {"traceId": link.trace, "spanId": link.span, "attributes": _attributes(link.attributes)}
+def _encode_link(link: SpanLink) -> dict[str, Any]:
+    return {"traceId": link.trace, "spanId": link.span, "attributes": _encode_attributes(link.attributes)}
 
 
-def _attributes(attributes: Mapping[str, Value]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+def _encode_attributes(attributes: Mapping[str, AttributeValue]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _encode_value(value)} for key, value in attributes.items()]
 
 
-def _value(value: Value) -> dict[str, Any]:
+def _encode_value(value: AttributeValue) -> dict[str, Any]:
     if isinstance(value, str):
         return {"stringValue": value}
     if isinstance(value, bool):
@@ -86,16 +92,16 @@ def _value(value: Value) -> dict[str, Any]:
     if isinstance(value, int):
         return {"intValue": str(value)}
     if isinstance(value, float):
-        return {"doubleValue": value if math.isfinite(value) else _unwritable(value)}
-    return {"arrayValue": {"values": [_value(one) for one in value]}}
+        return {"doubleValue": value if math.isfinite(value) else _format_non_finite(value)}
+    return {"arrayValue": {"values": [_encode_value(item) for item in value]}}
 
 
-def _unwritable(value: float) -> str:
+def _format_non_finite(value: float) -> str:
     """Return protobuf's JSON text for NaN or an infinity."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _message(span: Span) -> SpanMessage:
+def _build_message(span: Span) -> SpanMessage:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
     from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
@@ -105,40 +111,42 @@ def _message(span: Span) -> SpanMessage:
         parent_span_id=bytes.fromhex(span.parent),
         name=span.name,
         kind=SpanMessage.SpanKind.ValueType(int(span.kind)),
-        start_time_unix_nano=span.started,
-        end_time_unix_nano=span.ended,
-        attributes=_pairs(span.attributes),
+        start_time_unix_nano=span.start_time,
+        end_time_unix_nano=span.end_time,
+        attributes=_build_pairs(span.attributes),
         status=Status(code=Status.STATUS_CODE_ERROR, message=span.error) if span.failed else Status(),
     )
     for link in span.links:
         message.links.add(
-            trace_id=bytes.fromhex(link.trace), span_id=bytes.fromhex(link.span), attributes=_pairs(link.attributes)
+            trace_id=bytes.fromhex(link.trace),
+            span_id=bytes.fromhex(link.span),
+            attributes=_build_pairs(link.attributes),
         )
     return message
 
 
-def _pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
+def _build_pairs(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
     pairs = []
     for key, value in attributes.items():
         pair = KeyValue(key=key)
-        _set(pair.value, value)
+        _set_value(pair.value, value)
         pairs.append(pair)
     return pairs
 
 
-def _set(place: Any, value: Value) -> None:
+def _set_value(target: Any, value: AttributeValue) -> None:
     """Write a value into an ``AnyValue``."""
     if isinstance(value, str):
-        place.string_value = value
+        target.string_value = value
     elif isinstance(value, bool):
-        place.bool_value = value
+        target.bool_value = value
     elif isinstance(value, int):
-        place.int_value = value
+        target.int_value = value
     elif isinstance(value, float):
-        place.double_value = value
+        target.double_value = value
     else:
-        place.array_value.SetInParent()
-        for one in value:
-            _set(place.array_value.values.add(), one)
+        target.array_value.SetInParent()
+        for item in value:
+            _set_value(target.array_value.values.add(), item)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.endpoint import names_server
+from marft.config.endpoint import is_server_url
 from marft.config.settings import Count, Positive
-from marft.trainer.seams import TrainingSection
+from marft.trainer.hooks import TrainingSection
 
 if TYPE_CHECKING:
-    from marft.common.observing import Observer
+    from marft.common.callbacks import Callback
     from marft.config.run import RunSettings
-    from marft.runs.folder import RunFolder
+    from marft.runs.run_folder import RunFolder
 
 
 class TracingSettings(TrainingSection):
@@ -32,8 +32,8 @@ class TracingSettings(TrainingSection):
 
     @field_validator("otlp")
     @classmethod
-    def _names_a_receiver(cls, url: str) -> str:
-        if url and not names_server(url):
+    def _check_url(cls, url: str) -> str:
+        if url and not is_server_url(url):
             raise PydanticCustomError(
                 "url",
                 "must look like http://localhost:4318, with what is secret in the environment variable "
@@ -42,10 +42,10 @@ class TracingSettings(TrainingSection):
         return url
 
     @contextmanager
-    def observe(self, observer: Observer, run: RunSettings, folder: RunFolder) -> Iterator[Observer]:
+    def observe(self, observer: Callback, run: RunSettings, folder: RunFolder) -> Iterator[Callback]:
         """Context manager with an observer that also exports the run's episodes."""
-        from marft_serve.tracing.live import traced
+        from marft_serve.tracing.live_exporter import export_live
 
-        later = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
-        with traced(self, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
-            yield watching
+        hint = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
+        with export_live(self, observer, folder.identity(), run.model_dump(mode="json"), hint) as tracing_callback:
+            yield tracing_callback

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marft.common.texts import cut, storable
+from marft.common.texts import replace_surrogates, truncate
 
-LONGEST = 65_536  # maximum length of a text in an attribute, in characters
-Value = str | bool | int | float | Sequence[str]
+MAX_TEXT_CHARS = 65_536  # maximum length of a text in an attribute, in characters
+AttributeValue = str | bool | int | float | Sequence[str]
 
 
-class Kind(IntEnum):
+class SpanKind(IntEnum):
     """OTLP's ``Span.SpanKind``."""
 
     INTERNAL = 1
@@ -22,7 +22,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SpanLink:
     """Link from one span to another, possibly in a different trace.
 
     Args:
@@ -33,7 +33,7 @@ class Link:
 
     trace: str
     span: str
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Span:
         parent: id of the parent span; "" for a root.
         name: name of the span.
         kind: kind of the span.
-        started: start in nanoseconds since 1970.
-        ended: end in nanoseconds since 1970.
+        start_time: start in nanoseconds since 1970.
+        end_time: end in nanoseconds since 1970.
         attributes: attributes of the span.
         links: links to other spans.
         failed: True if the operation failed.
@@ -58,11 +58,11 @@ class Span:
     id: str
     parent: str
     name: str
-    kind: Kind
-    started: int
-    ended: int
-    attributes: Mapping[str, Value]
-    links: tuple[Link, ...] = ()
+    kind: SpanKind
+    start_time: int
+    end_time: int
+    attributes: Mapping[str, AttributeValue]
+    links: tuple[SpanLink, ...] = ()
     failed: bool = False
     error: str = ""
 
@@ -81,17 +81,17 @@ def span_id(trace: str, *names: object) -> str:
     return _digest(trace, *names)[:16]
 
 
-def plain(text: str, most: int = LONGEST) -> str:
+def sanitize_text(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     """Return a text that every endpoint accepts: cut to a maximum length, without lone surrogates and NUL characters.
 
     Some databases reject NUL.
 
-    >>> plain("a\\x00b\\ud83d")
+    >>> sanitize_text("a\\x00b\\ud83d")
     'a�b?'
     """
-    return storable(cut(text, most)).replace("\0", "\ufffd")
+    return replace_surrogates(truncate(text, max_chars)).replace("\0", "\ufffd")
 
 
 def _digest(*names: object) -> str:
-    words = json.dumps([str(name) for name in names])
-    return hashlib.sha256(words.encode()).hexdigest()
+    serialized = json.dumps([str(name) for name in names])
+    return hashlib.sha256(serialized.encode()).hexdigest()

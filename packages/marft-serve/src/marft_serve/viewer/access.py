@@ -17,15 +17,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from marft_serve.gateway.hosts import is_ours
+from marft_serve.gateway.hosts import is_allowed_host
 
-TOKEN = "token"  # query parameter in the first URL
-POLICY = (
+TOKEN_PARAMETER = "token"  # query parameter in the first URL
+CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-HEADERS = {
-    "content-security-policy": POLICY,
+SECURITY_HEADERS = {
+    "content-security-policy": CONTENT_POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -34,7 +34,7 @@ HEADERS = {
 }
 
 
-class Access:
+class AccessMiddleware:
     """ASGI middleware that checks host, method and token, and adds security headers.
 
     Args:
@@ -46,71 +46,73 @@ class Access:
     def __init__(self, app: ASGIApp, token: str, host: str = "") -> None:
         self._app, self._token, self._host = app, token, host.lower()
         self._session = secrets.token_urlsafe(32)
-        mark = hashlib.sha256(token.encode()).hexdigest()[:12]  # a browser shares cookies between all ports of a host
-        self.cookie = f"marft_view_{mark}"
+        token_digest = hashlib.sha256(token.encode()).hexdigest()[
+            :12
+        ]  # a browser shares cookies between all ports of a host
+        self.cookie = f"marft_view_{token_digest}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        refused = self._answered(scope)
-        await (refused or self._app)(scope, receive, _closed_in(send))
+        response = self._check_request(scope)
+        await (response or self._app)(scope, receive, _add_security_headers(send))
 
-    def _answered(self, scope: Scope) -> Response | None:
+    def _check_request(self, scope: Scope) -> Response | None:
         """Return an error or a redirect; None for requests to pass on to the app."""
         headers = Headers(scope=scope)
-        if not is_ours(headers.get("host", ""), self._host):
-            return refusal(421, "this host is not answered to; use the address that marft view printed")
+        if not is_allowed_host(headers.get("host", ""), self._host):
+            return build_error_response(421, "this host is not answered to; use the address that marft view printed")
         if scope["method"] != "GET":
-            return refusal(405, "only GET is answered: the viewer changes nothing", {"allow": "GET"})
+            return build_error_response(405, "only GET is answered: the viewer changes nothing", {"allow": "GET"})
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         path = scope["path"]
-        if not path.startswith("/api") and TOKEN in dict(query):
-            return self._signed_in(path, query)
-        if path.startswith("/api") and not self._may_ask(headers):
-            return refusal(401, "this needs the viewer's token; open the address that marft view printed")
+        if not path.startswith("/api") and TOKEN_PARAMETER in dict(query):
+            return self._sign_in(path, query)
+        if path.startswith("/api") and not self._is_authorized(headers):
+            return build_error_response(401, "this needs the viewer's token; open the address that marft view printed")
         return None
 
-    def _signed_in(self, path: str, query: list[tuple[str, str]]) -> Response:
+    def _sign_in(self, path: str, query: list[tuple[str, str]]) -> Response:
         """Set the session cookie and redirect to the URL without the token."""
-        rest = urlencode([(name, value) for name, value in query if name != TOKEN])
-        there = RedirectResponse("/" + path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
-        if self._token and _same(dict(query)[TOKEN], self._token):
-            there.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
-        return there
+        remaining_query = urlencode([(name, value) for name, value in query if name != TOKEN_PARAMETER])
+        response = RedirectResponse("/" + path.lstrip("/") + (f"?{remaining_query}" if remaining_query else ""), 303)
+        if self._token and _secrets_equal(dict(query)[TOKEN_PARAMETER], self._token):
+            response.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
+        return response
 
-    def _may_ask(self, headers: Headers) -> bool:
+    def _is_authorized(self, headers: Headers) -> bool:
         if not self._token:
             return True
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(bearer.strip(), self._token):
+        if scheme.lower() == "bearer" and _secrets_equal(bearer.strip(), self._token):
             return True
         try:
-            given = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return False
-        return given is not None and _same(given.value, self._session)
+        return cookie is not None and _secrets_equal(cookie.value, self._session)
 
 
-def refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+def build_error_response(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
     """Return an error response in the page's format."""
     return JSONResponse({"error": sentence}, status, headers)
 
 
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+def _secrets_equal(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
-def _closed_in(send: Send) -> Send:
+def _add_security_headers(send: Send) -> Send:
     """Wrap ``send`` to add the security headers."""
 
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         """Send a message with the security headers."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
+            for name, value in SECURITY_HEADERS.items():
                 headers[name] = value
             if "cache-control" not in headers:
                 headers["cache-control"] = "no-store"
         await send(message)
 
-    return sending
+    return send_with_headers

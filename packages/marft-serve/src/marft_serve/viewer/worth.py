@@ -60,7 +60,7 @@ class _Episode(BaseModel):
     actions: list[_Action]
 
 
-class _Found(BaseModel):
+class _WorthFile(BaseModel):
     """Content read from ``worth.json``; files from earlier versions have no ``shown``."""
 
     headline: str = ""
@@ -71,21 +71,21 @@ class _Found(BaseModel):
     notes: list[str] = []
 
 
-def worth(run: Run) -> dict[str, Any]:
+def get_worth(run: Run) -> dict[str, Any]:
     """Return the results; None without results or with a damaged file, which ``problem`` reports."""
     path = run.folder.worth / "worth.json"
-    found, why = None, ""
+    results, problem = None, ""
     try:
-        found = _Found.model_validate(atomic.read_json(path)).model_dump()
+        results = _WorthFile.model_validate(atomic.read_json(path)).model_dump()
     except FileNotFoundError:
         pass
     except ValidationError as error:
-        why = first_problem(error)
+        problem = first_problem(error)
     except (OSError, ValueError) as error:
-        why = str(error)
+        problem = str(error)
     return {
-        "found": found,
-        "problem": f"{path} is damaged ({why}): ask again; what was played before is read" if why else "",
+        "found": results,
+        "problem": f"{path} is damaged ({problem}): ask again; what was played before is read" if problem else "",
         "command": shlex.join(["marft", "worth", str(run.folder.path)]),
         "page": str(path.with_suffix(".html")),
     }

@@ -9,9 +9,9 @@ from typing import Literal
 
 from marft.agents.chat import Chat, Reply
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.rendering import Cut, Renderer
+from marft.agents.renderer import Renderer, TruncationPolicy
 from marft.agents.tool_sources import ToolUse
-from marft.common.types import Action, Normalisation, Observation, Profile, Sampling
+from marft.common.types import Action, AgentProfile, Normalization, Observation, SamplingParams
 from marft.config.settings import did_you_mean
 
 
@@ -19,10 +19,10 @@ from marft.config.settings import did_you_mean
 class Agent:
     """One agent in a team: its profile, its policy and its sampling settings."""
 
-    profile: Profile
+    profile: AgentProfile
     policy: str
-    sampling: Sampling = Sampling()
-    cut: Cut = Cut()
+    sampling: SamplingParams = SamplingParams()
+    cut: TruncationPolicy = TruncationPolicy()
     tool_use: ToolUse = ToolUse()
     memory: Literal["none", "own"] = "none"
     thinking: Literal["keep", "drop"] = "keep"
@@ -34,14 +34,14 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class MessageOverride:
     """Action passed on with a different text: an excerpt instead of the whole message."""
 
     action: Action
     text: str
 
 
-Seen = Action | Excerpt
+VisibleAction = Action | MessageOverride
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +49,23 @@ class Request:
     """Request for one action: the observation, the visible actions and the way to produce the action."""
 
     observation: Observation
-    sees: tuple[Seen, ...] = ()
+    sees: tuple[VisibleAction, ...] = ()
     begins: Action | None = None  # the agent's turn continues this action's text
     options: tuple[str, ...] = ()  # the agent chooses one of these options instead of writing
-    normalisation: Normalisation = "tokens"  # how Z normalizes an option's log-probability
+    normalisation: Normalization = "tokens"  # how Z normalizes an option's log-probability
     chat: Chat | None = None  # the prompt is this chat from a client's program, not the observation
 
 
-Ask = Callable[[Agent, Request], Awaitable[Action]]
-Answer = Callable[[Agent, Request], Awaitable[Reply]]
+RequestAction = Callable[[Agent, Request], Awaitable[Action]]
+RequestReply = Callable[[Agent, Request], Awaitable[Reply]]
 
 
-async def _no_chats(agent: Agent, _: Request) -> Reply:
+async def _reject_chat(agent: Agent, _: Request) -> Reply:
     raise ValueError(f"{agent.role} takes no chats here")
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ExternalContext:
     """Context for an organization that runs an external program.
 
     Args:
@@ -81,12 +81,12 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class AgentHandle:
     """Handle to an agent in one step: ``await agents.coder(observation, sees=[plan])`` requests one decision."""
 
     agent: Agent
-    _ask: Ask
-    _answer: Answer = _no_chats
+    _ask: RequestAction
+    _answer: RequestReply = _reject_chat
 
     @property
     def role(self) -> str:
@@ -103,7 +103,7 @@ class Seat:
         return await self._answer(self.agent, Request(observation, chat=chat))
 
     async def __call__(
-        self, observation: Observation, sees: Sequence[Seen] = (), begins: Action | None = None
+        self, observation: Observation, sees: Sequence[VisibleAction] = (), begins: Action | None = None
     ) -> Action:
         """Act once.
 
@@ -116,8 +116,8 @@ class Seat:
         return await self._ask(self.agent, Request(observation, tuple(sees), begins))
 
     async def choose(
-        self, observation: Observation, options: Sequence[str], sees: Sequence[Seen] = (),
-        normalisation: Normalisation = "tokens",
+        self, observation: Observation, options: Sequence[str], sees: Sequence[VisibleAction] = (),
+        normalisation: Normalization = "tokens",
     ) -> Action:  # fmt: skip
         """Choose one option by the probability of its text, normalized by Z (TWOSOME).
 
@@ -139,27 +139,31 @@ class Agents:
     """Agent handles of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
 
     def __init__(
-        self, agents: Sequence[Agent], ask: Ask, answer: Answer = _no_chats, outside: Outside | None = None
+        self,
+        agents: Sequence[Agent],
+        ask: RequestAction,
+        answer: RequestReply = _reject_chat,
+        external_context: ExternalContext | None = None,
     ) -> None:
-        self._seats = {agent.role: Seat(agent, ask, answer) for agent in agents}
-        self._outside = outside
+        self._handles = {agent.role: AgentHandle(agent, ask, answer) for agent in agents}
+        self._external_context = external_context
 
-    def outside(self) -> Outside:
+    def external_context(self) -> ExternalContext:
         """Return the context for an organization that runs an external program."""
-        return self._outside or Outside()
+        return self._external_context or ExternalContext()
 
-    def __getitem__(self, role: str) -> Seat:
-        if role not in self._seats:
-            raise ValueError(f"the team has no agent {role!r}{did_you_mean(role, self._seats)}")
-        return self._seats[role]
+    def __getitem__(self, role: str) -> AgentHandle:
+        if role not in self._handles:
+            raise ValueError(f"the team has no agent {role!r}{did_you_mean(role, self._handles)}")
+        return self._handles[role]
 
-    def __getattr__(self, role: str) -> Seat:
+    def __getattr__(self, role: str) -> AgentHandle:
         if role.startswith("_"):
             raise AttributeError(role)
         return self[role]
 
-    def __iter__(self) -> Iterator[Seat]:
-        return iter(self._seats.values())
+    def __iter__(self) -> Iterator[AgentHandle]:
+        return iter(self._handles.values())
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._handles)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marft.agents.live import Live
-from marft.agents.rendering import ChatMessage
-from marft.common.marks import Grammar
-from marft.common.thoughts import Said
-from marft.common.types import Action, Sampling, Tool, ToolCall
+from marft.agents.renderer import ChatMessage
+from marft.agents.streaming import TokenStream
+from marft.common.reasoning import StopString
+from marft.common.token_data import Grammar
+from marft.common.types import Action, SamplingParams, Tool, ToolCall
 
 Refusal = Literal["invalid", "too_long", "unsupported", "failed"]
 
@@ -20,14 +20,14 @@ class ChatRefusedError(ValueError):
     """Chat rejected before sampling; nothing is recorded.
 
     Args:
-        why: ``invalid``, ``too_long`` (beyond the model's context), ``unsupported``, or ``failed`` (an engine error
+        reason: ``invalid``, ``too_long`` (beyond the model's context), ``unsupported``, or ``failed`` (an engine error
             that affects this chat only).
         message: explanation for the client.
     """
 
-    def __init__(self, why: Refusal, message: str) -> None:
+    def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
-        self.why = why
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ class Chat:
 
     Args:
         messages: in the format of chat templates. Tool calls and their results are matched by position
-            (:func:`exchange`).
+            (:func:`~marft.agents.renderer.tool_call_messages`).
         tools: the client's tools; the client executes the calls itself.
         calls: whether to parse tool calls in the response.
         max_tokens: maximum tokens in the response; the recipe's limit applies as well.
         stop: additional stop strings.
         sees: ids of the actions that the response depends on, if the client names them.
-        wishes: requested sampling parameters that are only recorded, such as a temperature. The recipe's values
-            apply.
+        recorded_options: requested sampling parameters that are only recorded, such as a temperature. The recipe's
+            values apply.
         constraint: required form of the response.
         pieces: whether to return the text of each token.
         alternatives: number of most likely alternative tokens to return at each position.
         parallel: whether one turn may make several calls, if calls are optional.
-        begun: the client's beginning of the response. The agent continues it, and it is not trained.
-        live: stream that receives the action while it is generated.
+        prefix: the client's beginning of the response. The agent continues it, and it is not trained.
+        token_stream: stream that receives the action while it is generated.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -71,40 +71,51 @@ class Chat:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sees: tuple[str, ...] | None = None
-    wishes: Mapping[str, float | int] = field(default_factory=dict)
+    recorded_options: Mapping[str, float | int] = field(default_factory=dict)
     constraint: Constraint | None = None
     pieces: bool = False
     alternatives: int = 0
     parallel: bool = True
-    begun: str = ""
-    live: Live | None = field(default=None, compare=False)
+    prefix: str = ""
+    token_stream: TokenStream | None = field(default=None, compare=False)
 
-    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str | Said = "") -> Sampling:
+    def resolve_sampling(
+        self, base: SamplingParams, room: int, grammar: Grammar | None = None, ends: str | StopString = ""
+    ) -> SamplingParams:
         """Return the sampling settings for the response.
 
         The recipe's settings apply, with a possibly lower token limit, additional stop strings and the constraint's
         grammar.
 
         Args:
-            own: the agent's sampling settings.
+            base: the agent's sampling settings.
             room: tokens left in the context.
             grammar: grammar for the constraint.
             ends: end marker of a tool call, if a call should end the turn.
         """
-        most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
-        last: tuple[str | Said, ...] = (ends,) if ends else ()
-        stop = tuple(dict.fromkeys((*own.stop, *self.stop, *last)))
-        held_to = grammar or own.grammar
-        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live)
+        max_tokens = min(base.max_new_tokens, room, self.max_tokens or base.max_new_tokens)
+        last: tuple[str | StopString, ...] = (ends,) if ends else ()
+        stop = tuple(dict.fromkeys((*base.stop, *self.stop, *last)))
+        final_grammar = grammar or base.grammar
+        return SamplingParams(
+            base.temperature,
+            max_tokens,
+            base.top_p,
+            base.top_k,
+            stop,
+            final_grammar,
+            self.alternatives,
+            self.token_stream,
+        )
 
     @property
-    def calls_once(self) -> bool:
+    def single_call(self) -> bool:
         """True if a turn should make at most one tool call without a constraint that enforces the limit."""
         return bool(self.tools) and self.calls and not self.parallel and self.constraint is None
 
-    def recorded(self) -> str:
+    def dump_recorded_options(self) -> str:
         """Return the recorded sampling wishes as JSON, or "" without wishes."""
-        return json.dumps(dict(self.wishes), sort_keys=True) if self.wishes else ""
+        return json.dumps(dict(self.recorded_options), sort_keys=True) if self.recorded_options else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +126,8 @@ class Reply:
         message: the turn. The client must send it back unchanged for a continuation by token ids.
         calls: tool calls for the client to execute.
         thought: reasoning, which the message omits.
-        begun: the client's beginning of the message.
-        stopped: the stop string that ended the message, or "".
+        prefix: the client's beginning of the message.
+        stop_string: the stop string that ended the message, or "".
         pieces: the text of each token, if requested.
         alternatives: for each token, the most likely alternative texts and their log-probabilities, if requested.
     """
@@ -125,7 +136,7 @@ class Reply:
     message: ChatMessage
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
-    begun: str = ""
-    stopped: str = ""
+    prefix: str = ""
+    stop_string: str = ""
     pieces: tuple[str, ...] = ()
     alternatives: tuple[tuple[tuple[str, float], ...], ...] = ()

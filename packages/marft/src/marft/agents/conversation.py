@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marft.agents.rendering import ChatMessage, NotExact
+from marft.agents.renderer import ChatMessage, NotExact
 from marft.common.types import TokenIds
 
 
@@ -25,7 +25,9 @@ class Template(Protocol):
     def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the ids for a new conversation, up to the start of the next turn."""
 
-    def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
+    def continue_chat(
+        self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
+    ) -> TokenIds | NotExact:
         """Return the ids to append after a turn: ``new`` and the start of the next turn.
 
         Return ``NotExact`` if the template cannot append them exactly.
@@ -40,35 +42,35 @@ class Node:
         messages: messages that the node adds to its parent's.
         ids: ids that the node adds to its parent's context, [T].
         context: ids from the root to this node, [C].
-        said: id of the action if the node is a turn; "" for a prompt.
+        action_id: id of the action if the node is a turn; "" for a prompt.
         sampled: whether the turn was sampled here. A turn copied from another branch was not.
-        restarted: reason why the node begins a new segment instead of continuing its predecessor.
-        shortened: reason why no continuation of the turn as sampled is possible: its messages contain less.
-        begun: the client's beginning of the next turn; its ids are the last ids of this node.
+        restart_reason: reason why the node begins a new segment instead of continuing its predecessor.
+        shortened_reason: reason why no continuation of the turn as sampled is possible: its messages contain less.
+        prefix: the client's beginning of the next turn; its ids are the last ids of this node.
     """
 
     parent: Node | None
     messages: tuple[ChatMessage, ...]
     ids: TokenIds
     context: TokenIds
-    said: str = ""
+    action_id: str = ""
     sampled: bool = False
-    restarted: str = ""
-    shortened: str = ""
-    begun: str = ""
+    restart_reason: str = ""
+    shortened_reason: str = ""
+    prefix: str = ""
     children: list[Node] = field(default_factory=list)
 
     @property
     def conversation(self) -> tuple[ChatMessage, ...]:
         """All messages from the root to this node."""
-        stretches, at = [self.messages], self.parent
+        segments, at = [self.messages], self.parent
         while at is not None:
-            stretches.append(at.messages)
+            segments.append(at.messages)
             at = at.parent
-        return tuple(message for stretch in reversed(stretches) for message in stretch)
+        return tuple(message for segment in reversed(segments) for message in segment)
 
     @property
-    def before(self) -> Node:
+    def previous(self) -> Node:
         """Parent node, missing for the root."""
         assert self.parent is not None, "nothing comes before the root"
         return self.parent
@@ -82,33 +84,33 @@ class Conversation:
         empty = np.empty(0, np.int32)
         self.root = Node(None, (), empty, empty)
 
-    def tell(self, new: Sequence[ChatMessage], after: Node) -> Node:
+    def add_messages(self, new: Sequence[ChatMessage], after: Node) -> Node:
         """Add messages after a turn or the root, and return the node that the next turn continues.
 
         Raises:
             ValueError: the chat template cannot render the messages.
         """
-        reason, rest, node = "", tuple(new), after
-        known = _told(after, rest)
-        if known is not None:
-            return known
-        while node.said:
+        reason, messages, node = "", tuple(new), after
+        existing = _find_prompt(after, messages)
+        if existing is not None:
+            return existing
+        while node.action_id:
             ids = (
-                NotExact(node.shortened)
-                if node.shortened
-                else self.template.go_on(node.context, node.conversation, rest)
+                NotExact(node.shortened_reason)
+                if node.shortened_reason
+                else self.template.continue_chat(node.context, node.conversation, messages)
             )
             if not isinstance(ids, NotExact):
-                return self._add(node, rest, ids, reason)
+                return self._add_prompt(node, messages, ids, reason)
             reason = reason or ids.reason
-            while node.said:  # go back over the turn and the prompt before it
-                told = node.before
-                node, rest = told.before, (*told.messages, *node.messages, *rest)
-                if not ids.everywhere:
+            while node.action_id:  # go back over the turn and the prompt before it
+                prompt_node = node.previous
+                node, messages = prompt_node.previous, (*prompt_node.messages, *node.messages, *messages)
+                if not ids.always:
                     break
-        return self._add(node, rest, self.template.start(rest), reason)
+        return self._add_prompt(node, messages, self.template.start(messages), reason)
 
-    def begin(self, messages: Sequence[ChatMessage], reason: str, ids: TokenIds | None = None) -> Node:
+    def add_rendered(self, messages: Sequence[ChatMessage], reason: str, ids: TokenIds | None = None) -> Node:
         """Add a conversation rendered as a whole, and return the node that the next turn continues.
 
         Args:
@@ -118,67 +120,77 @@ class Conversation:
         Raises:
             ValueError: the chat template cannot render the messages.
         """
-        known = _told(self.root, tuple(messages))
-        return known or self._add(
+        existing = _find_prompt(self.root, tuple(messages))
+        return existing or self._add_prompt(
             self.root, tuple(messages), self.template.start(messages) if ids is None else ids, reason
         )
 
-    def open(self, told: Node, begun: str, ids: TokenIds) -> Node:
+    def add_prefix(self, prompt_node: Node, prefix: str, ids: TokenIds) -> Node:
         """Add a client's beginning of the next turn, and return the node that the turn continues.
 
         Args:
-            told: the prompt before the turn.
-            begun: the text that begins the turn.
+            prompt_node: the prompt before the turn.
+            prefix: the text that begins the turn.
             ids: token ids for that text, [T].
         """
-        known = _told(told.before, told.messages, begun)
-        whole = np.concatenate([told.ids, ids])
-        return known or self._add(told.before, told.messages, whole, told.restarted, begun)
+        existing = _find_prompt(prompt_node.previous, prompt_node.messages, prefix)
+        prompt_ids = np.concatenate([prompt_node.ids, ids])
+        return existing or self._add_prompt(
+            prompt_node.previous, prompt_node.messages, prompt_ids, prompt_node.restart_reason, prefix
+        )
 
-    def say(
-        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True,
-        shortened: str = "",
+    def add_turn(
+        self, prompt_node: Node, messages: Sequence[ChatMessage], ids: TokenIds, action_id: str, sampled: bool = True,
+        shortened_reason: str = "",
     ) -> Node:  # fmt: skip
         """Add an agent's turn and return its node.
 
         Args:
             ids: the sampled ids with tool outputs between them, [T].
-            said: the action's id.
-            shortened: reason if the messages contain less than the sampled text.
+            action_id: the action's id.
+            shortened_reason: reason if the messages contain less than the sampled text.
         """
-        assert not told.said, "a turn follows on what an agent was told"
-        known = next((child for child in told.children if child.said == said), None)
-        if known is not None:
-            known.sampled |= sampled
-            return known
-        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled, shortened=shortened)
-        told.children.append(turn)
+        assert not prompt_node.action_id, "a turn follows on what an agent was told"
+        existing = next((child for child in prompt_node.children if child.action_id == action_id), None)
+        if existing is not None:
+            existing.sampled |= sampled
+            return existing
+        turn = Node(
+            prompt_node,
+            tuple(messages),
+            ids,
+            np.concatenate([prompt_node.context, ids]),
+            action_id,
+            sampled,
+            shortened_reason=shortened_reason,
+        )
+        prompt_node.children.append(turn)
         return turn
 
-    def reached(self, messages: Sequence[ChatMessage]) -> tuple[Node, int]:
+    def find_turn(self, messages: Sequence[ChatMessage]) -> tuple[Node, int]:
         """Return the deepest turn (or the root) continued by these messages, and the number of messages up to it."""
-        found, waiting = (self.root, 0), [(self.root, 0)]
+        last_turn, waiting = (self.root, 0), [(self.root, 0)]
         while waiting:
             node, at = waiting.pop()
-            if node.said and at > found[1]:
-                found = node, at
+            if node.action_id and at > last_turn[1]:
+                last_turn = node, at
             for child in reversed(node.children):
                 end = at + len(child.messages)
                 if child.messages == tuple(messages[at:end]):
                     waiting.append((child, end))
-        return found
+        return last_turn
 
-    def _add(
-        self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str, begun: str = ""
+    def _add_prompt(
+        self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str, prefix: str = ""
     ) -> Node:  # fmt: skip
-        known = _told(parent, messages, begun)
-        if known is not None:
-            return known
-        node = Node(parent, messages, ids, np.concatenate([parent.context, ids]), restarted=reason, begun=begun)
+        existing = _find_prompt(parent, messages, prefix)
+        if existing is not None:
+            return existing
+        node = Node(parent, messages, ids, np.concatenate([parent.context, ids]), restart_reason=reason, prefix=prefix)
         parent.children.append(node)
         return node
 
 
-def _told(parent: Node, messages: tuple[ChatMessage, ...], begun: str = "") -> Node | None:
+def _find_prompt(parent: Node, messages: tuple[ChatMessage, ...], prefix: str = "") -> Node | None:
     """Return the existing prompt child with the same messages and the same beginning of the next turn, or None."""
-    return next((child for child in parent.children if child.messages == messages and child.begun == begun), None)
+    return next((child for child in parent.children if child.messages == messages and child.prefix == prefix), None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Sampler(Protocol):
     """Sampler for policies by name."""
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Sample one action. The key names its random stream and its position among waiting requests."""
         ...
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Choose one option; return the choice and the policy versions behind it."""
         ...
 
@@ -57,7 +57,7 @@ class Engine(Sampler, Protocol):
         """
         ...
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until every computation ends, including cancelled requests."""
         ...
 
@@ -74,6 +74,6 @@ class Engine(Sampler, Protocol):
         ...
 
 
-def problem_of(engine: object) -> str:
+def engine_problem(engine: object) -> str:
     """Return the reason why an engine cannot continue (its ``problem``), or "" without one."""
     return str(getattr(engine, "problem", ""))

@@ -11,7 +11,7 @@ Split = Literal["train", "validation", "test"]
 
 
 Method = TypeVar("Method", bound=Callable[..., object])
-OFFERED = "__marft_tool__"
+TOOL_ATTRIBUTE = "__marft_tool__"
 
 
 def tool(method: Method) -> Method:
@@ -20,7 +20,7 @@ def tool(method: Method) -> Method:
     The environment names the session class: ``session: ClassVar[type] = MySession``. Tools and steps of a session
     share one state and one thread.
     """
-    setattr(method, OFFERED, True)
+    setattr(method, TOOL_ATTRIBUTE, True)
     return method
 
 

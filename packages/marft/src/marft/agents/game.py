@@ -8,25 +8,25 @@ from typing import Protocol
 
 from marft.agents.engine import Sampler
 from marft.agents.environment import Environment
-from marft.agents.live import Live
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.planting import Plant, heard
-from marft.agents.rendering import Message, Renderer
+from marft.agents.prompt_injection import PromptInjection, inject_message
+from marft.agents.renderer import Message, Renderer
+from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
 from marft.agents.tool_sources import ToolSource
 from marft.common.types import Action, ActionKey, Observation, Task
 
 
-class Watcher(Protocol):
+class EpisodeCallback(Protocol):
     """Observer for an episode in progress."""
 
-    def observed(self, observation: Observation) -> None:
+    def on_observation(self, observation: Observation) -> None:
         """Receive an observation."""
 
-    def asked(self, role: str, read: Sequence[Message]) -> Live | None:
+    def on_request(self, role: str, messages: Sequence[Message]) -> TokenStream | None:
         """Receive an agent's upcoming request and its messages; return a stream for the action's tokens, or None."""
 
-    def acted(self, action: Action) -> None:
+    def on_action(self, action: Action) -> None:
         """Receive a finished action."""
 
 
@@ -42,7 +42,7 @@ class Game:
     seed: int = 0
     max_steps: int = 32
     timeout: float = 60.0  # timeout of each call into the environment, in seconds
-    watcher: Watcher | None = None
+    callback: EpisodeCallback | None = None
     tools: Mapping[str, ToolSource] = field(default_factory=dict)
 
 
@@ -55,8 +55,8 @@ class Replay:
 
     Args:
         origin: name of the replayed episode.
-        at: id of the action to sample again. By default, this is the first action that is not served.
-        instead_of: the recorded action at the fork. The new action is sampled from the same prompt.
+        fork_id: id of the action to sample again. By default, this is the first action that is not served.
+        replaced_action: the recorded action at the fork. The new action is sampled from the same prompt.
         observations: recorded observations of the steps up to the fork.
         pause: end with the step that samples the first new action.
     """
@@ -65,23 +65,23 @@ class Replay:
     stream: str
     sample: int
     actions: Mapping[str, Action]
-    at: str = ""
-    instead_of: Action | None = None
+    fork_id: str = ""
+    replaced_action: Action | None = None
     observations: Sequence[str] = ()
     pause: bool = False
 
-    def recorded(self, name: str) -> Action | None:
+    def recorded_action(self, name: str) -> Action | None:
         """Return the recorded action with this id, whether served or sampled again."""
-        return self.instead_of if name == self.at else self.actions.get(name)
+        return self.replaced_action if name == self.fork_id else self.actions.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """Identity of an episode: a task, its pass and the number of the attempt at the task.
 
-    ``messages`` replaces the messages between agents, by action id: a probe for the effect of messages. ``plants``
-    are injected texts that agents read in observations, tool outputs and messages. ``questions`` is the number of
-    helper calls that an agent may make in one action. ``policies`` names, by role, the policy that replaces the
+    ``messages`` replaces the messages between agents, by action id: a probe for the effect of messages. ``injections``
+    are injected texts that agents read in observations, tool outputs and messages. ``max_helper_calls`` is the number
+    of helper calls that an agent may make in one action. ``policies`` names, by role, the policy that replaces the
     agent's own in this episode, such as one from a league pool.
     """
 
@@ -92,13 +92,13 @@ class Attempt:
     critic_states: bool = False  # whether a critic will read this episode
     replay: Replay | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
-    questions: int = 0
-    plants: tuple[Plant, ...] = ()
+    max_helper_calls: int = 0
+    injections: tuple[PromptInjection, ...] = ()
 
     def key(self, step: int, agent: str = "", call: int = 0) -> ActionKey:
         """Return the key that names an action."""
         return ActionKey(self.stream, self.task.id, self.sample, step, agent, call)
 
-    def heard(self, reader: str, action: Action, text: str) -> str:
+    def receive_text(self, reader: str, action: Action, text: str) -> str:
         """Return the message text that an agent receives from another agent's action."""
-        return heard(reader, action, self.messages.get(action.id, text), self.plants)
+        return inject_message(reader, action, self.messages.get(action.id, text), self.injections)

@@ -12,18 +12,18 @@ import numpy.typing as npt
 
 from marft.agents.agents import Agent, Request
 from marft.agents.chat import Chat, ChatRefusedError
-from marft.agents.chat_record import ChatRecord
-from marft.agents.consulting import Counsel, Quote
+from marft.agents.chat_history import ChatHistory
 from marft.agents.engine import Sampler
-from marft.agents.live import Live
-from marft.agents.rendering import NOTHING, ChatMessage, NotExact, Renderer
-from marft.agents.tool_belt import ToolBelt
+from marft.agents.helpers import HelperCall, HelperReply
+from marft.agents.renderer import NO_TOKENS, ChatMessage, NotExact, Renderer
+from marft.agents.streaming import TokenStream
+from marft.agents.tool_executor import ToolExecutor
 from marft.common.errors import EpisodeFailedError, RowFailedError
-from marft.common.marks import Mark, Masks, only
-from marft.common.segments import Restart
-from marft.common.texts import raised
-from marft.common.thoughts import Said, thinking_after
-from marft.common.types import Action, ActionKey, Completion, Finish, LogProbs, Option, Prompt, TokenIds, ToolCall
+from marft.common.reasoning import StopString, ends_in_reasoning
+from marft.common.segments import PromptReset
+from marft.common.texts import format_error
+from marft.common.token_data import GrammarMasks, TokenSource, single_token_mask
+from marft.common.types import Action, ActionKey, Completion, FinishReason, LogProbs, Option, Prompt, TokenIds, ToolCall
 from marft.common.usage import Usage
 
 
@@ -37,7 +37,7 @@ class ResponsePrefix:
     text: str = ""
 
 
-def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -> ResponsePrefix:
+def build_response_prefix(renderer: Renderer, policy: str, begins: Action | None) -> ResponsePrefix:
     """Return the beginning of a turn: a teammate's tokens with their marks and log-probabilities, as seen by others.
 
     If the teammate's action continued a freshly rendered chat, only the tokens after that chat count.
@@ -51,17 +51,17 @@ def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -
         raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
     count, start = renderer.response_prefix(policy, begins), begins.segments[-1].start
     log_probs = np.zeros(len(begins.tokens), np.float32)
-    log_probs[begins.sampled] = begins.log_probs
+    log_probs[begins.sampled_mask] = begins.log_probs
     if begins.teammate_log_probs is not None:
-        log_probs[begins.by_teammate] = begins.teammate_log_probs
-    written = begins.own | begins.by_teammate
-    marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
+        log_probs[begins.teammate_mask] = begins.teammate_log_probs
+    written = begins.own_mask | begins.teammate_mask
+    marks = np.where(written, np.uint8(TokenSource.TEAMMATE), begins.marks)[:count]
     return ResponsePrefix(
         begins.tokens[start:count], marks[start:], log_probs[start:count][written[start:count]], begins.text
     )
 
 
-def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option]:
+def encode_options(renderer: Renderer, policy: str, request: Request) -> list[Option]:
     """Return the request's options as token ids with their normalizers Z; empty if the agent writes."""
     options = []
     for text in request.options:
@@ -74,13 +74,13 @@ def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option
 async def generate(
     engine: Sampler,
     renderer: Renderer,
-    belt: ToolBelt,
+    tool_executor: ToolExecutor,
     agent: Agent,
     prompt: Prompt,
     prefix: ResponsePrefix,
     key: ActionKey,
-    live: Live | None = None,
-    counsel: Counsel | None = None,
+    token_stream: TokenStream | None = None,
+    helper_call: HelperCall | None = None,
 ) -> Action:
     """Sample a text after the prefix, with helper replies and tool outputs inserted as they occur.
 
@@ -88,45 +88,57 @@ async def generate(
     caller fills in the action's position in the episode.
 
     Args:
-        live: stream for the tokens. It is used only without a prefix, tools and helpers: otherwise the tokens sampled
-            first may not be the action's final text.
-        counsel: access to helpers, if the agent may call any.
+        token_stream: stream for the tokens. It is used only without a prefix, tools and helpers: otherwise the tokens
+            sampled first may not be the action's final text.
+        helper_call: access to helpers, if the agent may call any.
     """
-    draft = Draft(prompt, prefix)
-    limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
-    if live and not (agent.profile.tools or len(prefix.tokens) or counsel):
-        live.text = partial(renderer.live, agent.policy, agent.sampling.stop, agent.thinking == "drop", False)
-        agent = replace(agent, sampling=replace(agent.sampling, listener=live))
-    while True:
-        sampling = replace(counsel.sampling(agent.sampling) if counsel else agent.sampling, max_new_tokens=left)
-        completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, draft.samplings))
-        before, begun = draft.text, draft.turn
-        completion = _going_on(renderer, agent.policy, completion) if len(begun) else completion
-        draft.say(completion)
-        quote = await counsel.quote(agent, key, before, completion, rounds, bool(len(begun))) if counsel else None
-        if quote is not None:
-            room = renderer.context(agent.policy) - draft.length - len(quote.tokens)
-            left = min(agent.sampling.max_new_tokens - draft.sampled, room)
-            if left < 1:
-                return draft.action(key, agent, "length")
-            draft.quote(before, quote)
-            continue
-        calls = _calls_in(renderer, agent, completion, begun)
-        if not calls:
-            return draft.action(key, agent, completion.finish)
-        if rounds == limits.rounds:
-            return draft.action(key, agent, "length")
-        clip = partial(renderer.clip, agent.policy, tokens=limits.output_tokens)
-        answered = [replace(call, round=rounds) for call in await belt.use(limits, calls, clip)]
-        draft.calls += answered
-        heard = draft.heard(renderer, agent, completion, answered)
-        rounds += 1
-        left = min(
-            agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length_with(heard)
+    builder = ActionBuilder(prompt, prefix)
+    limits, max_new_tokens, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
+    if token_stream and not (agent.profile.tools or len(prefix.tokens) or helper_call):
+        token_stream.make_text_stream = partial(
+            renderer.text_stream, agent.policy, agent.sampling.stop, agent.thinking == "drop", False
         )
-        if left < 1:
-            return draft.action(key, agent, "length")
-        draft.hear(heard)
+        agent = replace(agent, sampling=replace(agent.sampling, on_token=token_stream))
+    while True:
+        sampling = replace(
+            helper_call.resolve_sampling(agent.sampling) if helper_call else agent.sampling,
+            max_new_tokens=max_new_tokens,
+        )
+        completion = await engine.sample(
+            agent.policy, builder.build_prompt(), sampling, turn_key(key, builder.completion_count)
+        )
+        before, turn_tokens = builder.text, builder.turn
+        completion = _restore_space(renderer, agent.policy, completion) if len(turn_tokens) else completion
+        builder.add_completion(completion)
+        helper_reply = (
+            await helper_call.reply(agent, key, before, completion, rounds, bool(len(turn_tokens)))
+            if helper_call
+            else None
+        )
+        if helper_reply is not None:
+            room = renderer.context(agent.policy) - builder.length - len(helper_reply.tokens)
+            max_new_tokens = min(agent.sampling.max_new_tokens - builder.sampled_tokens, room)
+            if max_new_tokens < 1:
+                return builder.build_action(key, agent, "length")
+            builder.add_helper_reply(before, helper_reply)
+            continue
+        calls = _parse_calls(renderer, agent, completion, turn_tokens)
+        if not calls:
+            return builder.build_action(key, agent, completion.finish)
+        if rounds == limits.rounds:
+            return builder.build_action(key, agent, "length")
+        clip = partial(renderer.clip, agent.policy, tokens=limits.output_tokens)
+        executed_calls = [replace(call, round=rounds) for call in await tool_executor.execute(limits, calls, clip)]
+        builder.calls += executed_calls
+        tool_turn = builder.render_tool_turn(renderer, agent, completion, executed_calls)
+        rounds += 1
+        max_new_tokens = min(
+            agent.sampling.max_new_tokens - builder.sampled_tokens,
+            renderer.context(agent.policy) - builder.length_with(tool_turn),
+        )
+        if max_new_tokens < 1:
+            return builder.build_action(key, agent, "length")
+        builder.add_tool_turn(tool_turn)
 
 
 def check_log_probs(action: Action) -> None:
@@ -138,8 +150,8 @@ def check_log_probs(action: Action) -> None:
         EpisodeFailedError: a sampled token's log-probability is not finite, or an option's is NaN, so the action
             cannot be trained.
     """
-    whole = action.choice.log_probs if action.choice else action.log_probs
-    if not np.isfinite(action.log_probs).all() or np.isnan(whole).any():
+    all_log_probs = action.choice.log_probs if action.choice else action.log_probs
+    if not np.isfinite(action.log_probs).all() or np.isnan(all_log_probs).any():
         raise EpisodeFailedError("failed", f"{action.agent} sampled a token whose log-prob is not a finite number")
 
 
@@ -148,64 +160,64 @@ def turn_key(key: ActionKey, rounds: int) -> ActionKey:
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
 
 
-def _going_on(renderer: Renderer, policy: str, completion: Completion) -> Completion:
+def _restore_space(renderer: Renderer, policy: str, completion: Completion) -> Completion:
     """Return a completion from the middle of a turn, with its leading space.
 
     Decoding at the start of a turn drops the space.
     """
-    alone, inside = (renderer.spelled(policy, completion.tokens, at) for at in (False, True))
+    alone, inside = (renderer.decode_tokens(policy, completion.tokens, at) for at in (False, True))
     space = inside[: len(inside) - len(alone)] if inside.endswith(alone) else ""
     return replace(completion, text=space + completion.text)
 
 
-def _calls_in(renderer: Renderer, agent: Agent, completion: Completion, begun: TokenIds) -> Sequence[ToolCall]:
+def _parse_calls(renderer: Renderer, agent: Agent, completion: Completion, turn_tokens: TokenIds) -> Sequence[ToolCall]:
     if not agent.profile.tools or completion.finish == "length":
         return ()
     if completion.calls is not None:
         return completion.calls
-    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools, begun)
+    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools, turn_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Heard:
+class _ToolTurn:
     """Chat and token ids after a turn that called tools.
 
     Args:
         messages: all messages of the chat so far.
-        ids: the ids to append, [T]; or, if ``anew`` gives a reason, the ids of the whole chat rendered again.
-        anew: reason for rendering the whole chat again, or "".
+        ids: the ids to append, [T]; or, if ``restart_reason`` gives a reason, the ids of the whole chat rendered again.
+        restart_reason: reason for rendering the whole chat again, or "".
     """
 
     messages: list[ChatMessage]
     ids: TokenIds  # [T]
-    anew: str = ""
+    restart_reason: str = ""
 
 
-class Draft:
+class ActionBuilder:
     """Builder for an action: sampled completions, helper replies and tool outputs between them."""
 
     def __init__(self, prompt: Prompt, prefix: ResponsePrefix) -> None:
         self.prompt, self.prefix = prompt, prefix
         self.chat = list(prompt.chat)
         self.calls: list[ToolCall] = []
-        self._said: list[Completion] = []
-        self._quotes: list[Quote] = []
+        self._completions: list[Completion] = []
+        self._helper_replies: list[HelperReply] = []
         self._texts = [""]  # text of each turn as generated here, including helper replies
-        self._turn_at = 0  # index of the turn's first part in _tokens
+        self._turn_start = 0  # index of the turn's first part in _tokens
         self._tokens, self._marks = [prefix.tokens], [prefix.marks]
         self._context = [prompt.ids, prefix.tokens]  # context for the next sampling
-        self._restarts: list[Restart] = []
-        self._masks: list[tuple[int, Masks]] = []  # (index of the first token, token masks of a completion)
+        self._restarts: list[PromptReset] = []
+        self._masks: list[tuple[int, GrammarMasks]] = []  # (index of the first token, token masks of a completion)
 
     @property
-    def samplings(self) -> int:
+    def completion_count(self) -> int:
         """Number of completions so far."""
-        return len(self._said)
+        return len(self._completions)
 
     @property
-    def sampled(self) -> int:
+    def sampled_tokens(self) -> int:
         """Number of sampled and forced tokens so far."""
-        return sum(len(said.tokens) for said in self._said)
+        return sum(len(completion.tokens) for completion in self._completions)
 
     @property
     def length(self) -> int:
@@ -220,33 +232,35 @@ class Draft:
     @property
     def turn(self) -> TokenIds:
         """The turn's tokens so far, including a teammate's prefix, [T]."""
-        return np.concatenate([NOTHING, *self._tokens[self._turn_at :]])
+        return np.concatenate([NO_TOKENS, *self._tokens[self._turn_start :]])
 
-    def so_far(self) -> Prompt:
+    def build_prompt(self) -> Prompt:
         """Return the prompt for the next sampling."""
         return replace(self.prompt, ids=np.concatenate(self._context), chat=tuple(self.chat))
 
-    def say(self, completion: Completion) -> None:
+    def add_completion(self, completion: Completion) -> None:
         """Add a completion."""
-        self._said.append(completion)
+        self._completions.append(completion)
         if completion.masks:
             self._masks.append((sum(map(len, self._tokens)), completion.masks))
         self._texts[-1] += completion.text
-        self._write(completion.tokens, Mark.SAMPLED)
-        self._marks[-1][list(completion.forced)] = Mark.FORCED
+        self._append(completion.tokens, TokenSource.SAMPLED)
+        self._marks[-1][list(completion.forced)] = TokenSource.FORCED
 
-    def quote(self, before: str, quote: Quote) -> None:
+    def add_helper_reply(self, before: str, reply: HelperReply) -> None:
         """Add a helper's reply.
 
         Args:
             before: text of the turn before the last completion, which ends with the helper call.
-            quote: the call's end and the reply.
+            reply: the call's end and the reply.
         """
-        self._quotes.append(quote)
-        self._texts[-1] = before + quote.said + quote.text
-        self._write(quote.tokens, Mark.TEAMMATE)
+        self._helper_replies.append(reply)
+        self._texts[-1] = before + reply.call_text + reply.text
+        self._append(reply.tokens, TokenSource.TEAMMATE)
 
-    def heard(self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]) -> _Heard:
+    def render_tool_turn(
+        self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]
+    ) -> _ToolTurn:
         """Return the template's rendering of tool outputs after the last turn.
 
         If the template changes earlier parts, return the whole chat instead, rendered again.
@@ -255,52 +269,60 @@ class Draft:
             EpisodeFailedError: the template cannot render the tool outputs.
         """
         policy, tools = agent.policy, self.prompt.tools
-        begun = self.prefix.tokens if len(self._texts) == 1 else NOTHING
+        prefix_tokens = self.prefix.tokens if len(self._texts) == 1 else NO_TOKENS
         try:
-            chat = [*self.chat, *renderer.calling_turn(policy, self.text, calls, begun)]
-            found = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
-            if isinstance(found, NotExact):
-                return _Heard(chat, renderer.start(policy, chat, tools), found.reason)
+            chat = [*self.chat, *renderer.tool_call_messages(policy, self.text, calls, prefix_tokens)]
+            output_ids = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
+            if isinstance(output_ids, NotExact):
+                return _ToolTurn(chat, renderer.start(policy, chat, tools), output_ids.reason)
         # a template that renders text from tools can raise any of these
         except (ValueError, TypeError, RecursionError) as error:
-            raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
-        return _Heard(chat, found)
+            raise EpisodeFailedError("failed", f"{agent.role}: {format_error(error)}") from error
+        return _ToolTurn(chat, output_ids)
 
-    def length_with(self, heard: _Heard) -> int:
+    def length_with(self, tool_turn: _ToolTurn) -> int:
         """Return the context length for the next turn, in tokens."""
-        return len(heard.ids) + (0 if heard.anew else self.length)
+        return len(tool_turn.ids) + (0 if tool_turn.restart_reason else self.length)
 
-    def hear(self, heard: _Heard) -> None:
+    def add_tool_turn(self, tool_turn: _ToolTurn) -> None:
         """Add tool outputs; if the chat was rendered again, a new segment begins."""
-        self.chat = heard.messages
-        if heard.anew:
+        self.chat = tool_turn.messages
+        if tool_turn.restart_reason:
             at = sum(map(len, self._tokens))
-            self._restarts.append(Restart(at, heard.ids, len(self._texts), heard.anew))
-            self._context = [heard.ids]
+            self._restarts.append(PromptReset(at, tool_turn.ids, len(self._texts), tool_turn.restart_reason))
+            self._context = [tool_turn.ids]
         else:
-            self._write(heard.ids, Mark.TOOL)
+            self._append(tool_turn.ids, TokenSource.TOOL)
         self._texts.append("")
-        self._turn_at = len(self._tokens)
+        self._turn_start = len(self._tokens)
 
-    def _write(self, ids: TokenIds, mark: Mark) -> None:
+    def _append(self, ids: TokenIds, mark: TokenSource) -> None:
         self._tokens.append(ids)
         self._marks.append(np.full(len(ids), mark, np.uint8))
         self._context.append(ids)
 
-    def action(self, key: ActionKey, agent: Agent, finish: Finish) -> Action:
+    def build_action(self, key: ActionKey, agent: Agent, finish: FinishReason) -> Action:
         """Build the action; the caller fills in its position in the episode."""
         tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
-        forced = np.flatnonzero(marks == Mark.FORCED)
+        forced = np.flatnonzero(marks == TokenSource.FORCED)
         # an action needs one trained decision: the last forced token takes that role
-        if len(forced) and not (marks == Mark.SAMPLED).any():
+        if len(forced) and not (marks == TokenSource.SAMPLED).any():
             last = int(forced[-1])
-            marks[last] = Mark.SAMPLED
-            self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
+            marks[last] = TokenSource.SAMPLED
+            self._masks.append((last, GrammarMasks.from_masks([0], [single_token_mask(int(tokens[last]))])))
         log_probs = np.zeros(len(tokens), np.float32)
-        log_probs[np.isin(marks, (Mark.SAMPLED, Mark.FORCED))] = np.concatenate([s.log_probs for s in self._said])
-        used = [usage for usage in (*(s.usage for s in self._said), *(q.usage for q in self._quotes)) if usage]
-        of_others = np.concatenate([self.prefix.log_probs, *(quote.log_probs for quote in self._quotes)])
-        begun = self.prefix.text if len(self._texts) == 1 else ""
+        log_probs[np.isin(marks, (TokenSource.SAMPLED, TokenSource.FORCED))] = np.concatenate(
+            [s.log_probs for s in self._completions]
+        )
+        used = [
+            usage
+            for usage in (*(s.usage for s in self._completions), *(q.usage for q in self._helper_replies))
+            if usage
+        ]
+        teammate_log_probs = np.concatenate(
+            [self.prefix.log_probs, *(reply.log_probs for reply in self._helper_replies)]
+        )
+        prefix = self.prefix.text if len(self._texts) == 1 else ""
         return Action(
             key=key,
             policy=agent.policy,
@@ -310,23 +332,23 @@ class Draft:
             prompt=self.prompt.ids,
             tokens=tokens,
             marks=marks,
-            log_probs=log_probs[marks == Mark.SAMPLED],
-            masks=Masks.joined(self._masks),
-            teammate_log_probs=of_others if len(self.prefix.tokens) or self._quotes else None,
-            text=begun + self._texts[-1],
-            response_prefix=len(begun),
+            log_probs=log_probs[marks == TokenSource.SAMPLED],
+            masks=GrammarMasks.concatenate(self._masks),
+            teammate_log_probs=teammate_log_probs if len(self.prefix.tokens) or self._helper_replies else None,
+            text=prefix + self._texts[-1],
+            response_prefix=len(prefix),
             intermediate_texts=tuple(self._texts[:-1]),
             calls=tuple(self.calls),
-            consultations=tuple(quote.consultation for quote in self._quotes if quote.consultation),
+            consultations=tuple(reply.record for reply in self._helper_replies if reply.record),
             finish=finish,
-            versions=reduce(or_, (said.versions for said in self._said)),
+            versions=reduce(or_, (completion.versions for completion in self._completions)),
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
         )
 
 
-async def answer(
-    engine: Sampler, record: ChatRecord, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
+async def answer_chat(
+    engine: Sampler, record: ChatHistory, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
 ) -> Action:  # fmt: skip
     """Sample one turn of a client's chat; the client executes its tool calls.
 
@@ -337,42 +359,52 @@ async def answer(
     """
     renderer = record.renderer
     room = renderer.context(agent.policy) - len(prompt.ids)
-    grammar = renderer.grammar(agent.policy, chat) if chat.constraint else None
+    chat_grammar = renderer.grammar(agent.policy, chat) if chat.constraint else None
     calls = bool(chat.tools) and chat.calls
-    sampling = chat.sampling(agent.sampling, room, grammar, _call_end(renderer, agent, chat))
-    begun = {"begun": chat.begun} if chat.begun else {}
-    if chat.live:
-        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls, **begun)
+    sampling = chat.resolve_sampling(agent.sampling, room, chat_grammar, _call_end_marker(renderer, agent, chat))
+    prefix_arguments = {"prefix": chat.prefix} if chat.prefix else {}
+    if chat.token_stream:
+        chat.token_stream.make_text_stream = partial(
+            renderer.text_stream, agent.policy, sampling.stop, agent.thinking == "drop", calls, **prefix_arguments
+        )
     try:
         completion = await engine.sample(agent.policy, prompt, sampling, key)
     except RowFailedError as error:  # the client receives the error and the episode continues
-        raise ChatRefusedError("unsupported" if error.form else "failed", error.reason) from error
-    completion = _going_on(renderer, agent.policy, completion) if chat.begun else completion
-    draft = Draft(prompt, ResponsePrefix())
-    draft.say(completion)
+        raise ChatRefusedError("unsupported" if error.grammar_failed else "failed", error.reason) from error
+    completion = _restore_space(renderer, agent.policy, completion) if chat.prefix else completion
+    builder = ActionBuilder(prompt, ResponsePrefix())
+    builder.add_completion(completion)
     if calls and completion.finish == "stop":
-        found = list(_called(record, agent, chat, completion) if completion.calls is None else completion.calls)
-        draft.calls += ([call for call in found if call.name][:1] or found) if chat.calls_once else found
-    action = replace(draft.action(key, agent, completion.finish), wishes=chat.recorded())
+        found_calls = list(
+            _parse_client_calls(record, agent, chat, completion) if completion.calls is None else completion.calls
+        )
+        builder.calls += (
+            ([call for call in found_calls if call.name][:1] or found_calls) if chat.single_call else found_calls
+        )
+    action = replace(builder.build_action(key, agent, completion.finish), wishes=chat.dump_recorded_options())
     if completion.alternatives:
-        record.note_alternatives(action.id, completion.alternatives)
+        record.store_alternatives(action.id, completion.alternatives)
     return action
 
 
-def _called(record: ChatRecord, agent: Agent, chat: Chat, completion: Completion) -> Sequence[ToolCall]:
+def _parse_client_calls(record: ChatHistory, agent: Agent, chat: Chat, completion: Completion) -> Sequence[ToolCall]:
     """Return the tool calls in the part of a turn that the client receives."""
-    told = record.told(chat, agent.policy, completion.tokens, completion.text)
-    begun = record.renderer.opening(agent.policy, chat.begun) if chat.begun else NOTHING
-    return record.renderer.calls(agent.policy, told, chat.tools, begun)
+    client_tokens = record.client_tokens(chat, agent.policy, completion.tokens, completion.text)
+    prefix_tokens = record.renderer.encode_prefix(agent.policy, chat.prefix) if chat.prefix else NO_TOKENS
+    return record.renderer.calls(agent.policy, client_tokens, chat.tools, prefix_tokens)
 
 
-def _call_end(renderer: Renderer, agent: Agent, chat: Chat) -> str | Said:
+def _call_end_marker(renderer: Renderer, agent: Agent, chat: Chat) -> str | StopString:
     """Return the marker that ends a turn after its first tool call, or "" if the turn may continue."""
-    end = renderer.call_end(agent.policy) if chat.calls_once else ""
-    return replace(end, begun=thinking_after(chat.begun, end.begun)) if isinstance(end, Said) else end
+    end = renderer.call_end(agent.policy) if chat.single_call else ""
+    return (
+        replace(end, in_reasoning=ends_in_reasoning(chat.prefix, end.in_reasoning))
+        if isinstance(end, StopString)
+        else end
+    )
 
 
-async def choose(
+async def choose_option(
     engine: Sampler, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
 ) -> Action:
     """Choose one option. The caller fills in the action's position in the episode."""
@@ -386,7 +418,7 @@ async def choose(
         sees=(),
         prompt=prompt.ids,
         tokens=tokens,
-        marks=np.full(len(tokens), Mark.SAMPLED, np.uint8),
+        marks=np.full(len(tokens), TokenSource.SAMPLED, np.uint8),
         log_probs=choice.log_probs[[choice.chosen]],
         text=request.options[choice.chosen],
         finish="stop",

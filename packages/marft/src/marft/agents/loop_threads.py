@@ -13,13 +13,13 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
 
-from marft.common.faults import described, place_of
-from marft.common.texts import one_line, raised
+from marft.common.error_origin import describe_error, error_location
+from marft.common.texts import format_error, single_line
 
 T = TypeVar("T")
 
 
-class Closing(Protocol):
+class SharedResource(Protocol):
     """Resource shared by several episodes."""
 
     def counts(self) -> Mapping[str, float]:
@@ -29,45 +29,45 @@ class Closing(Protocol):
         """Release the resource."""
 
 
-Kept = TypeVar("Kept", bound=Closing)
+Resource = TypeVar("Resource", bound=SharedResource)
 GRACE_SECONDS = 0.5  # seconds a thread has to respond after a timeout before it is abandoned
-OPEN_FILES = 65536  # requested limit on open files: each thread's event loop keeps three open
+MAX_OPEN_FILES = 65536  # requested limit on open files: each thread's event loop keeps three open
 
 
-class OverdueError(TimeoutError):
+class CallTimeoutError(TimeoutError):
     """Call that exceeded its timeout. An error raised by the called function never has this type."""
 
 
-class RaisedError(Exception):
+class UserCodeError(Exception):
     """Error raised by user code, converted to text on the user code's own thread.
 
     Formatting such an error may hang, raise or never end, so it happens there.
 
     Args:
-        said: for example ``ValueError: boom``.
-        place: for example ``environment.py:12``.
+        message: for example ``ValueError: boom``.
+        location: for example ``environment.py:12``.
     """
 
-    def __init__(self, said: str, place: str) -> None:
-        super().__init__(f"{said} ({place})" if place else said)
-        self.said, self.place = said, place
+    def __init__(self, message: str, location: str) -> None:
+        super().__init__(f"{message} ({location})" if location else message)
+        self.message, self.location = message, location
 
 
 @lru_cache(maxsize=1)
-def _for_functions() -> LoopThread:
+def _function_thread() -> LoopThread:
     return LoopThread()
 
 
-def awaited_elsewhere(said: Any) -> Any:
+def await_on_thread(result: Any) -> Any:
     """Return a function's result; await an awaitable result on a shared thread while this thread waits."""
-    if not inspect.isawaitable(said):
-        return said
+    if not inspect.isawaitable(result):
+        return result
 
-    async def whole() -> Any:
+    async def wait_for_result() -> Any:
         """Await the result on the shared thread."""
-        return await said
+        return await result
 
-    return asyncio.run_coroutine_threadsafe(whole(), _for_functions().loop).result()
+    return asyncio.run_coroutine_threadsafe(wait_for_result(), _function_thread().loop).result()
 
 
 class LoopThread:
@@ -75,8 +75,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(complain)
-        self._under_way = 0  # calls in progress
+        self.loop.set_exception_handler(log_task_error)
+        self._active_calls = 0  # calls in progress
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
         self._thread.start()
@@ -87,7 +87,7 @@ class LoopThread:
             with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio does not stop
                 self.loop.run_forever()
         with suppress(RuntimeError, asyncio.CancelledError):  # a session closed or cancelled the loop
-            self.loop.run_until_complete(_cancel_the_rest())
+            self.loop.run_until_complete(_cancel_other_tasks())
         with suppress(RuntimeError):
             self.loop.close()
 
@@ -100,63 +100,63 @@ class LoopThread:
         Raises:
             OverdueError: the call took longer than ``timeout`` seconds.
         """
-        return await self._finished(self._counted(_settled, function, arguments), timeout)
+        return await self._run_coroutine(self._run_counted(_run_function, function, arguments), timeout)
 
-    async def call_theirs(
+    async def call_user_code(
         self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None,
-        passing: type[Exception] | tuple[()] = (),
+        passthrough: type[Exception] | tuple[()] = (),
     ) -> T:  # fmt: skip
         """Run user code like :meth:`call`, with every error converted to text.
 
         Args:
-            passing: type of internal errors that pass unchanged.
+            passthrough: type of internal errors that pass unchanged.
 
         Raises:
             OverdueError: the call took longer than ``timeout`` seconds.
             RaisedError: the call raised any other error.
         """
-        return await self._finished(self._counted(in_words, function, arguments, passing), timeout)
+        return await self._run_coroutine(self._run_counted(run_user_code, function, arguments, passthrough), timeout)
 
-    async def _finished(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
+    async def _run_coroutine(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError as error:  # a session closed the loop
             coroutine.close()
-            raise RaisedError(raised(error), "") from None
+            raise UserCodeError(format_error(error), "") from None
         try:
             async with asyncio.timeout(timeout) as limit:
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
             if limit.expired():
-                raise OverdueError(f"it took over {timeout:g} s") from error
+                raise CallTimeoutError(f"it took over {timeout:g} s") from error
             raise
         except asyncio.CancelledError:
-            if cancelled():
+            if is_canceled():
                 raise
-            raise RaisedError("CancelledError: the call cancelled itself", "") from None
+            raise UserCodeError("CancelledError: the call cancelled itself", "") from None
 
-    async def _counted(self, run: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        self._under_way += 1
+    async def _run_counted(self, run: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        self._active_calls += 1
         try:
             return await run(*arguments)
         finally:
-            self._under_way -= 1
+            self._active_calls -= 1
 
-    async def _idle(self) -> bool:
+    async def _wait_idle(self) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._under_way and time.monotonic() < deadline:
+        while self._active_calls and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        return not self._under_way
+        return not self._active_calls
 
-    async def responsive(self) -> bool:
+    async def is_responsive(self) -> bool:
         """Return true if all calls on this thread end within the grace period."""
-        return await self._answers(self._idle())
+        return await self._ask(self._wait_idle())
 
-    async def vacated(self) -> bool:
+    async def cancel_tasks(self) -> bool:
         """Cancel leftover tasks from a session; return true if they ended."""
-        return await self._answers(_cancel_the_rest())
+        return await self._ask(_cancel_other_tasks())
 
-    async def _answers(self, question: Coroutine[object, object, bool]) -> bool:
+    async def _ask(self, question: Coroutine[object, object, bool]) -> bool:
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self.loop)
         except RuntimeError:  # a session closed the loop
@@ -167,13 +167,13 @@ class LoopThread:
         except TimeoutError:
             return False
         except asyncio.CancelledError:  # cancelled by leftovers from the session
-            if cancelled():
+            if is_canceled():
                 raise
             return False
 
-    def later(self, function: Callable[[], object]) -> None:
+    def call_later(self, function: Callable[[], object]) -> None:
         """Run ``function()`` on the thread after its current work, and ignore errors."""
-        coroutine = in_words(function, (), ())
+        coroutine = run_user_code(function, (), ())
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError:
@@ -196,9 +196,9 @@ class LoopThreadPool:
         allow_open_files()
         self._idle: list[LoopThread] = []
         self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
-        self._kept: dict[str, Closing] = {}
-        self.given_up = 0
-        self.not_closed = 0  # sessions whose ``close`` raised or exceeded its timeout
+        self._shared: dict[str, SharedResource] = {}
+        self.blocked_threads = 0
+        self.failed_closes = 0  # sessions whose ``close`` raised or exceeded its timeout
 
     def acquire(self) -> LoopThread:
         """Return an unused thread.
@@ -216,11 +216,11 @@ class LoopThreadPool:
                 "more open files (ulimit -n) and threads (ulimit -u)"
             ) from error
 
-    async def release(self, thread: LoopThread, suspect: bool) -> None:
-        """Take a thread back; a ``suspect`` thread (its session failed) is not used again."""
-        free = (not suspect or await thread.responsive()) and await thread.vacated()
-        self.given_up += not free
-        if suspect or not free:
+    async def release(self, thread: LoopThread, failed: bool) -> None:
+        """Take a thread back; a ``failed`` thread (its session failed) is not used again."""
+        free = (not failed or await thread.is_responsive()) and await thread.cancel_tasks()
+        self.blocked_threads += not free
+        if failed or not free:
             thread.stop()  # takes effect if the call ever returns
         else:
             self._idle.append(thread)
@@ -232,21 +232,21 @@ class LoopThreadPool:
             self._slots[name] = loop, asyncio.Semaphore(count)
         return self._slots[name][1]
 
-    def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
+    def get_shared(self, name: str, make: Callable[[], Resource]) -> Resource:
         """Return the shared resource under ``name``, created at the first request and closed with the pool."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return cast("Kept", self._kept[name])
+        if name not in self._shared:
+            self._shared[name] = make()
+        return cast("Resource", self._shared[name])
 
     def counts(self) -> dict[str, float]:
         """Return the shared resources' counters by metric name."""
-        return {name: count for shared in list(self._kept.values()) for name, count in shared.counts().items()}
+        return {name: count for shared in list(self._shared.values()) for name, count in shared.counts().items()}
 
     def close(self) -> None:
         """Close the shared resources and stop the idle threads."""
-        for shared in self._kept.values():
+        for shared in self._shared.values():
             shared.close()
-        self._kept.clear()
+        self._shared.clear()
         for thread in self._idle:
             thread.stop()
         self._idle.clear()
@@ -259,55 +259,55 @@ def allow_open_files() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # the system may allow less than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...]) -> T:
+async def _run_function(function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...]) -> T:
     try:
         result = function(*arguments)
         return await result if isinstance(result, Awaitable) else result
     except BaseException as error:
-        if isinstance(error, Exception) or cancelled():
+        if isinstance(error, Exception) or is_canceled():
             raise
         # the original would end the thread's loop or look like our own cancellation
-        raise RuntimeError(raised(error)) from error
+        raise RuntimeError(format_error(error)) from error
 
 
-async def in_words(
-    function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...], passing: type[Exception] | tuple[()]
+async def run_user_code(
+    function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...], passthrough: type[Exception] | tuple[()]
 ) -> T:
-    """Run ``function(*arguments)`` and await an awaitable result; see :meth:`LoopThread.call_theirs`.
+    """Run ``function(*arguments)`` and await an awaitable result; see :meth:`LoopThread.call_user_code`.
 
     Raises:
-        RaisedError: the function raised an error that is not of the type ``passing``.
+        RaisedError: the function raised an error that is not of the type ``passthrough``.
     """
     try:
         result = function(*arguments)
         return await result if isinstance(result, Awaitable) else result
-    except passing:
+    except passthrough:
         raise
     except BaseException as error:
-        if isinstance(error, asyncio.CancelledError | GeneratorExit) and cancelled():
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_canceled():
             raise
-        raise RaisedError(raised(error), place_of(error)) from None
+        raise UserCodeError(format_error(error), error_location(error)) from None
 
 
-async def _cancel_the_rest() -> bool:
+async def _cancel_other_tasks() -> bool:
     """Cancel every other task on the running loop; return true if the tasks ended within the grace period."""
-    own, deadline = asyncio.current_task(), time.monotonic() + GRACE_SECONDS
-    while left := [task for task in asyncio.all_tasks() if task is not own]:
+    own_task, deadline = asyncio.current_task(), time.monotonic() + GRACE_SECONDS
+    while pending := [task for task in asyncio.all_tasks() if task is not own_task]:
         if time.monotonic() > deadline:
             return False
-        for task in left:
+        for task in pending:
             task.cancel()
         await asyncio.sleep(0.01)
     return True
 
 
-def cancelled() -> bool:
+def is_canceled() -> bool:
     """Return true if MARFT cancelled the running task, false if user code raised ``CancelledError``."""
     try:
         task = asyncio.current_task()
@@ -316,8 +316,8 @@ def cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG001
+def log_task_error(loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG001
     """Log an unawaited task's error in one line without control characters; an event loop's exception handler."""
     error = context.get("exception")
-    said = described(error) if isinstance(error, BaseException) else str(context.get("message"))
-    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", one_line(said))
+    message = describe_error(error) if isinstance(error, BaseException) else str(context.get("message"))
+    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", single_line(message))

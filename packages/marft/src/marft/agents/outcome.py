@@ -31,7 +31,7 @@ class Outcome(JointAction):
     text: str | None = None
     grade: Grade | None = None
 
-    def answer_among(self, done: Sequence[Action], key: ActionKey) -> Action | None:
+    def select_answer(self, actions: Sequence[Action], key: ActionKey) -> Action | None:
         """Return the step's last action with exactly this text, else a placeholder action with the text.
 
         A placeholder belongs to no agent, and only the environment sees it. Return None without a text.
@@ -41,7 +41,7 @@ class Outcome(JointAction):
         """
         if self.text is None:
             return None
-        for action in reversed(done):
+        for action in reversed(actions):
             if self.text in (action.text, action.message):
                 return action
         nothing = np.empty(0, np.int32)
@@ -50,7 +50,7 @@ class Outcome(JointAction):
             log_probs=np.empty(0, np.float32), text=self.text, finish="stop",
         )  # fmt: skip
 
-    def graded(self, step: Step) -> Step:
+    def apply_grade(self, step: Step) -> Step:
         """Return the environment's step, with the program's grade in place of its reward."""
         if self.grade is None:
             return step

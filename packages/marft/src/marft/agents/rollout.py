@@ -11,10 +11,10 @@ from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.common.types import Episode
 
-Played = TypeVar("Played")
+Result = TypeVar("Result")
 
 
-async def as_it_is(episode: Episode) -> Episode:
+async def keep_rewards(episode: Episode) -> Episode:
     """Return the episode with the environment's rewards unchanged."""
     return episode
 
@@ -23,26 +23,26 @@ async def play_all(
     game: Game,
     attempts: Sequence[Attempt],
     max_live: int | asyncio.Semaphore,
-    on_done: Callable[[Episode], None] = lambda _: None,
-    compose: Callable[[Episode], Awaitable[Episode]] = as_it_is,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+    compose: Callable[[Episode], Awaitable[Episode]] = keep_rewards,
 ) -> list[Episode]:
     """Run every attempt, at most ``max_live`` at a time, and return the episodes in the order of the attempts.
 
     Args:
         max_live: maximum concurrent episodes, or a semaphore shared with other callers.
-        on_done: callback for each finished and composed episode.
+        on_episode: callback for each finished and composed episode.
         compose: final processing of a finished episode, after it stops counting as live.
     """
     gate = asyncio.Semaphore(max_live) if isinstance(max_live, int) else max_live
-    return await at_most(gate, attempts, partial(play, game), compose, on_done)
+    return await run_bounded(gate, attempts, partial(play, game), compose, on_episode)
 
 
-async def at_most(
+async def run_bounded(
     gate: asyncio.Semaphore,
     attempts: Sequence[Attempt],
-    begin: Callable[[Attempt], Awaitable[Played]],
-    finish: Callable[[Played], Awaitable[Episode]],
-    on_done: Callable[[Episode], None],
+    begin: Callable[[Attempt], Awaitable[Result]],
+    finish: Callable[[Result], Awaitable[Episode]],
+    on_episode: Callable[[Episode], None],
 ) -> list[Episode]:
     """Run every attempt under the semaphore, and return the episodes in the order of the attempts.
 
@@ -50,18 +50,18 @@ async def at_most(
         gate: limits concurrent attempts.
         begin: runs an attempt while it counts as live.
         finish: makes an episode from the result of ``begin``.
-        on_done: callback for each finished episode.
+        on_episode: callback for each finished episode.
     """
 
-    async def one(attempt: Attempt) -> Episode:
+    async def run_attempt(attempt: Attempt) -> Episode:
         """Run one attempt."""
         async with gate:
-            played = await begin(attempt)
-        episode = await finish(played)
-        on_done(episode)
+            result = await begin(attempt)
+        episode = await finish(result)
+        on_episode(episode)
         return episode
 
-    tasks = [asyncio.create_task(one(attempt)) for attempt in attempts]
+    tasks = [asyncio.create_task(run_attempt(attempt)) for attempt in attempts]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

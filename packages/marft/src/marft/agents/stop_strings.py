@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft.agents.rendering import Renderer
+from marft.agents.renderer import Renderer
 from marft.common.types import TokenIds
 
 
-def ended_by(stops: Sequence[str], said: str, text: str) -> str:
+def find_stop_string(stops: Sequence[str], sampled_text: str, text: str) -> str:
     """Return the stop string that ended a turn, or "".
 
     Args:
-        said: the complete sampled text.
+        sampled_text: the complete sampled text.
         text: the text as passed on, without the stop string.
     """
-    found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
-    return min(found)[2] if found and min(found)[2] not in text else ""
+    matches = [(at, len(stop), stop) for stop in stops if (at := sampled_text.find(stop)) >= 0]
+    return min(matches)[2] if matches and min(matches)[2] not in text else ""
 
 
-def without_stop(
+def strip_stop_string(
     renderer: Renderer, policy: str, tokens: TokenIds, text: str, stops: Sequence[str], inside: bool = False
 ) -> TokenIds:
     """Return a turn's token ids without the final stop string and any text sampled with it.
@@ -34,9 +34,9 @@ def without_stop(
         text: the turn's text without the stop string.
         inside: whether the turn continues a client's beginning.
     """
-    if not stops or not ended_by(stops, renderer.spelled(policy, tokens, inside), text):
+    if not stops or not find_stop_string(stops, renderer.decode_tokens(policy, tokens, inside), text):
         return tokens
     count = len(tokens)
-    while not text.startswith(kept := renderer.spelled(policy, tokens[:count], inside)):
+    while not text.startswith(decoded := renderer.decode_tokens(policy, tokens[:count], inside)):
         count -= 1
-    return np.concatenate([tokens[:count], renderer.ids(policy, text[len(kept) :])])
+    return np.concatenate([tokens[:count], renderer.encode_text(policy, text[len(decoded) :])])

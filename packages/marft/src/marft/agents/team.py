@@ -8,15 +8,15 @@ from typing import Protocol, cast, runtime_checkable
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.channels.raw import Raw
-from marft.agents.consulting import Consulting
-from marft.agents.rendering import Channel, Cut
+from marft.agents.helpers import HelperConfig
+from marft.agents.renderer import Channel, TruncationPolicy
 from marft.agents.tool_sources import ToolUse
-from marft.common.lineage import Version
-from marft.common.types import JointAction, Observation, Profile, Task
+from marft.common.prompt_history import PromptVersion
+from marft.common.types import AgentProfile, JointAction, Observation, Task
 from marft.config.agents import AgentSettings
 from marft.config.run import RunSettings
 
-Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
+AttachTools = Callable[[AgentSettings], tuple[AgentProfile, ToolUse]]
 
 
 class Organization(Protocol):
@@ -35,7 +35,7 @@ class EpisodicOrganization(Organization, Protocol):
     opens under the same seed and acts again on the recorded actions, which restores its state.
     """
 
-    def opened(self, task: Task, seed: int) -> EpisodicOrganization:
+    def open(self, task: Task, seed: int) -> EpisodicOrganization:
         """Return a new organization for one episode."""
         ...
 
@@ -51,68 +51,71 @@ class Team:
     agents: tuple[Agent, ...]
     organization: Organization
     channel: Channel = Raw()
-    consulting: Consulting | None = None
-    consult: frozenset[str] = frozenset()  # roles of agents that may call helpers
+    helpers: HelperConfig | None = None
+    helper_callers: frozenset[str] = frozenset()  # roles of agents that may call helpers
 
     @staticmethod
-    def of(run: RunSettings, equip: Equip) -> Team:
+    def from_settings(run: RunSettings, attach_tools: AttachTools) -> Team:
         """Build the team that a recipe describes.
 
         Args:
-            equip: returns an agent's profile with tools and skills added, and its tool limits.
+            attach_tools: returns an agent's profile with tools and skills added, and its tool limits.
         """
         agents = []
         for agent in run.agents:
-            profile, tool_use = equip(agent)
-            cut = Cut(agent.context.cut, agent.context.keep)
-            sampling = agent.sampling.resolve()
+            profile, tool_use = attach_tools(agent)
+            cut = TruncationPolicy(agent.context.cut, agent.context.keep)
+            sampling = agent.sampling.to_sampling_params()
             agents.append(Agent(profile, agent.policy, sampling, cut, tool_use, agent.memory, agent.thinking))
-        helped = run.consulting
+        helper_settings = run.consulting
         return Team(
             tuple(agents),
             cast("Organization", run.team),
             cast("Channel", run.channel),
-            Consulting.of(helped) if helped else None,
-            frozenset(helped.roles(run)) if helped else frozenset(),
+            HelperConfig.from_settings(helper_settings) if helper_settings else None,
+            frozenset(helper_settings.roles(run)) if helper_settings else frozenset(),
         )
 
-    def told(self, may_ask: bool) -> Team:
+    def describe_helpers(self, may_ask: bool) -> Team:
         """Return the team with the helpers' announcement added, if the recipe requests it."""
-        if self.consulting is None:
+        if self.helpers is None:
             return self
-        tells = self.consulting.tells
-        agents = (replace(a, profile=tells(a.profile, may_ask)) if a.role in self.consult else a for a in self.agents)
+        describe = self.helpers.describe_helpers
+        agents = (
+            replace(a, profile=describe(a.profile, may_ask)) if a.role in self.helper_callers else a
+            for a in self.agents
+        )
         return replace(self, agents=tuple(agents))
 
-    def played_by(self, policies: Mapping[str, str]) -> Team:
+    def with_policies(self, policies: Mapping[str, str]) -> Team:
         """Return the team with other policies for some roles."""
         if not policies:
             return self
         agents = (replace(agent, policy=policies.get(agent.role, agent.policy)) for agent in self.agents)
         return replace(self, agents=tuple(agents))
 
-    def instructed(self, versions: Sequence[Version], before: Mapping[str, str]) -> Team:
+    def with_prompt_versions(self, versions: Sequence[PromptVersion], before: Mapping[str, str]) -> Team:
         """Return the team with new prompt versions for some roles; text that skills added to a profile stays.
 
         Args:
             versions: the new prompt versions, at most one per role.
             before: the recipe's instructions, by role. The team must still have these instructions.
         """
-        told = {version.role: version for version in versions}
+        new_versions = {version.role: version for version in versions}
         agents = (
-            replace(agent, profile=_retold(agent.profile, told[agent.role], before[agent.role]))
-            if agent.role in told
+            replace(agent, profile=_replace_instructions(agent.profile, new_versions[agent.role], before[agent.role]))
+            if agent.role in new_versions
             else agent
             for agent in self.agents
         )
-        return replace(self, agents=tuple(agents)) if told else self
+        return replace(self, agents=tuple(agents)) if new_versions else self
 
     def agent(self, role: str) -> Agent:
         """Return the agent with this role."""
         return next(agent for agent in self.agents if agent.role == role)
 
 
-def _retold(profile: Profile, version: Version, before: str) -> Profile:
+def _replace_instructions(profile: AgentProfile, version: PromptVersion, before: str) -> AgentProfile:
     added = profile.instructions.removeprefix(before).removeprefix("\n\n" if before else "")
     text = "\n\n".join(part for part in (version.instructions, added) if part)
     return replace(profile, instructions=text, version=version.number)

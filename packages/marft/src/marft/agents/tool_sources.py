@@ -37,12 +37,12 @@ class ToolSource(ABC):
         return True
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         """Maximum concurrent calls over all episodes."""
         return 64
 
     @property
-    def longest(self) -> float:
+    def max_seconds(self) -> float:
         """Seconds after which a call ends by itself; 0 without such a limit."""
         return 0.0
 
@@ -50,7 +50,7 @@ class ToolSource(ABC):
     def open(self, task: Task, seed: int) -> ToolSession:
         """Open a session for one episode."""
 
-    def joined(self, session: Session) -> ToolSession | None:  # noqa: ARG002
+    def bind_session(self, session: Session) -> ToolSession | None:  # noqa: ARG002
         """Return a session for tools in the environment's own session, or None for other sources.
 
         The environment's session owns these tools and closes them.

@@ -2,6 +2,6 @@
 
 import os
 
-from marft.common.pools import wait_briefly
+from marft.common.thread_settings import limit_spinning
 
-wait_briefly(os.environ)  # commands and the Python API pass here before torch is imported
+limit_spinning(os.environ)  # commands and the Python API pass here before torch is imported

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from marft.common.registry import registered
-from marft.common.satellites import not_installed, version_problem
+from marft.common.packages import missing_extra, version_problem
+from marft.common.registry import registered_entry_points
 from marft.common.version import __version__
 
 
-def group(**attributes: Any) -> typer.Typer:
+def command_group(**attributes: Any) -> typer.Typer:
     """Return an empty command group with plain-text output, as in ``marft`` itself."""
     return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **attributes)
 
@@ -31,59 +31,63 @@ class CommandGroup(TyperGroup):
 class _Commands(MutableMapping[str, Any]):
     """Commands by name. A registered command is imported on first lookup."""
 
-    def __init__(self, own: MutableMapping[str, Any]) -> None:
-        self._own = own
+    def __init__(self, core_commands: MutableMapping[str, Any]) -> None:
+        self._core_commands = core_commands
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._own:
-            return self._own[name]
-        known = registered("commands")
-        if name not in known and (why := not_installed("commands", name)):
-            return _unusable(why)
-        return _loaded(name, known[name])
+        if name in self._core_commands:
+            return self._core_commands[name]
+        entry_points = registered_entry_points("commands")
+        if name not in entry_points and (reason := missing_extra("commands", name)):
+            return _failing_command(reason)
+        return _load_command(name, entry_points[name])
 
     def __setitem__(self, name: str, command: Any) -> None:
-        self._own[name] = command
+        self._core_commands[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._own[name]
+        del self._core_commands[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from sorted(registered("commands").keys() - self._own.keys())
+        yield from self._core_commands
+        yield from sorted(registered_entry_points("commands").keys() - self._core_commands.keys())
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
 
-def _loaded(name: str, point: EntryPoint) -> Any:
+def _load_command(name: str, entry_point: EntryPoint) -> Any:
     """Import a registered command. If the import fails, return a command that reports the error when it runs."""
-    if problem := version_problem(point):
-        return _unusable(problem)
+    if problem := version_problem(entry_point):
+        return _failing_command(problem)
     try:
-        found = point.load()
-        with_paths_at_home(found)
-        command = typer.main.get_command(found)
+        target = entry_point.load()
+        expand_command_paths(target)
+        command = typer.main.get_command(target)
     except (Exception, SystemExit) as error:  # noqa: BLE001  a broken package must not disable other commands
-        return _unusable(f"marft {name}: {point.value} cannot be imported: {type(error).__name__}: {error}")
+        return _failing_command(
+            f"marft {name}: {entry_point.value} cannot be imported: {type(error).__name__}: {error}"
+        )
     return getattr(command, "commands", {}).get(name, command)
 
 
-def _unusable(why: str) -> Any:
+def _failing_command(reason: str) -> Any:
     """Return a command that fails with a reason, which its help shows too."""
 
     def fail() -> None:
-        raise ValueError(why)
+        raise ValueError(reason)
 
-    unusable = group()
-    unusable.command(
-        help=f"Cannot be used: {why}", short_help="Cannot be used: its package is broken.", context_settings=OVERRIDES
+    failing_group = command_group()
+    failing_group.command(
+        help=f"Cannot be used: {reason}",
+        short_help="Cannot be used: its package is broken.",
+        context_settings=OVERRIDE_CONTEXT,
     )(fail)
-    return typer.main.get_command(unusable)
+    return typer.main.get_command(failing_group)
 
 
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-app = group(
+OVERRIDE_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+app = command_group(
     name="marft",
     cls=CommandGroup,
     help="Multi-agent reinforcement fine-tuning: tune the language models of a team of agents together.",
@@ -91,8 +95,8 @@ app = group(
     epilog="--debug, with any command, prints the traceback of an error.",
 )
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end, warnings and errors alone.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line, and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the end, warnings and errors alone.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line, and nothing else.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -101,36 +105,36 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-class PathsAtHome(TyperCommand):
+class ExpandPathsCommand(TyperCommand):
     """Command that expands ``~`` in its paths. Shells leave ``~`` unchanged in ``--to=~/file`` and in quotes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments and expand paths."""
-        left = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         for name, value in ctx.params.items():
-            ctx.params[name] = _at_home(value)
-        return left
+            ctx.params[name] = _expand_paths(value)
+        return remaining
 
 
-def _at_home(value: Any) -> Any:
-    from marft.config.folders import at_home
+def _expand_paths(value: Any) -> Any:
+    from marft.config.paths import expand_user
 
     if isinstance(value, list | tuple):
-        return type(value)(map(_at_home, value))
-    return at_home(value) if isinstance(value, Path) else value
+        return type(value)(map(_expand_paths, value))
+    return expand_user(value) if isinstance(value, Path) else value
 
 
-def with_paths_at_home(commands: typer.Typer) -> None:
+def expand_command_paths(commands: typer.Typer) -> None:
     """Let every command in a group, and in its inner groups, expand ``~`` in paths."""
     for command in commands.registered_commands:
-        command.cls = PathsAtHome
+        command.cls = ExpandPathsCommand
     for inner in commands.registered_groups:
         if inner.typer_instance is not None:
-            with_paths_at_home(inner.typer_instance)
+            expand_command_paths(inner.typer_instance)
 
 
 @app.callback()
-def _every_command(
+def _root_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,

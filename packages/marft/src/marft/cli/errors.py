@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from marft.common.atomic import OWN, write_file
+from marft.common.atomic import PRIVATE_MODE, write_file
+from marft.common.error_origin import describe_error, error_location, raised_by_marft
 from marft.common.errors import RunError
-from marft.common.faults import deliberate, described, place_of
-from marft.common.texts import cut, storable, visible
+from marft.common.texts import replace_surrogates, sanitize, truncate
 from marft.common.version import __version__
 
-DEBUG = "--debug"  # with any command: print the traceback of an error
-LONGEST = 4000  # maximum length of a message in the terminal, in characters
-NO_RUN = Path("marft-error.txt")
-IN_A_RUN = "error.txt"
-FULL = {
+DEBUG_FLAG = "--debug"  # with any command: print the traceback of an error
+MAX_MESSAGE_LENGTH = 4000  # maximum length of a message in the terminal, in characters
+ERROR_FILE = Path("marft-error.txt")
+RUN_ERROR_FILE = "error.txt"
+DISK_FULL_HINTS = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or have the quota raised",
     errno.EFBIG: "allow larger files",
 }
-REMEDIES = {  # remedies for errors of the file system
+FILE_ERROR_HINTS = {  # remedies for errors of the file system
     errno.EROFS: "nothing can be written there; choose another place (--output)",
     errno.EACCES: "allow it, or choose another place (--output)",
     errno.EPERM: "allow it, or choose another place (--output)",
@@ -45,34 +45,34 @@ REMEDIES = {  # remedies for errors of the file system
     errno.ENFILE: "the system has too many open files",
     errno.EIO: "the disk is damaged, or its connection lost",
 }
-NO_TEMPORARY = "No usable temporary directory"  # Python's message without a usable temporary folder
-IN_SAFETENSORS = re.compile(r"os error (\d+)|Os \{ code: (\d+)")  # errors of safetensors are no OSError
+NO_TEMP_FOLDER = "No usable temporary directory"  # Python's message without a usable temporary folder
+SAFETENSORS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")  # errors of safetensors are no OSError
 
 
 @dataclass
-class _Command:
+class _CommandState:
     """State for the running command: its run, and messages already printed on stderr."""
 
     folder: Path | None = None
     debug: bool = False
-    said: set[str] = field(default_factory=set)
+    printed: set[str] = field(default_factory=set)
 
 
-_now = _Command()
+_state = _CommandState()
 
 
-def beside(folder: Path) -> None:
+def set_run_folder(folder: Path) -> None:
     """Set the run's folder for later error reports."""
-    _now.folder = folder
+    _state.folder = folder
 
 
-def folder_of_run() -> Path | None:
+def get_run_folder() -> Path | None:
     """Return the current command's run folder; None if unknown."""
-    return _now.folder
+    return _state.folder
 
 
 @contextmanager
-def friendly(debug: bool = False) -> Iterator[None]:
+def report_errors(debug: bool = False) -> Iterator[None]:
     """Convert errors to a message on stderr, with exit status 2 if the user can fix the cause, else 1.
 
     The text of MARFT's own ``ValueError`` and ``RunError``, and of file system errors, is the message. All other errors
@@ -85,103 +85,105 @@ def friendly(debug: bool = False) -> Iterator[None]:
     Raises:
         SystemExit: the block raised an error.
     """
-    _now.folder, _now.debug, _now.said = None, debug, set()
-    before, threading.excepthook = threading.excepthook, _in_a_thread
+    _state.folder, _state.debug, _state.printed = None, debug, set()
+    before, threading.excepthook = threading.excepthook, _report_thread_error
     try:
         yield
     except Exception as error:  # noqa: BLE001  last handler of every command; the traceback goes to a file
-        message, status = _explained(error)
-        _say(message)
+        message, status = _explain(error)
+        _print_message(message)
         raise SystemExit(status) from None
     finally:
         threading.excepthook = before
 
 
-def about_files(error: Exception) -> str:
+def explain_file_error(error: Exception) -> str:
     """Return message and remedy for a file system error; "" for other errors, and for errors with their own remedy."""
-    return _about_files(error, only_full=_is_deliberate(error))
+    return _explain_file_error(error, only_full=_is_user_error(error))
 
 
-def _in_a_thread(what: threading.ExceptHookArgs) -> None:
-    if isinstance(what.exc_value, Exception):
-        _say(_explained(what.exc_value)[0])
+def _report_thread_error(args: threading.ExceptHookArgs) -> None:
+    if isinstance(args.exc_value, Exception):
+        _print_message(_explain(args.exc_value)[0])
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception) -> tuple[str, int]:
     """Return message and exit status for an error."""
-    if _now.debug:
+    if _state.debug:
         traceback.print_exception(error)
-    files = about_files(error)
+    files = explain_file_error(error)
     if files:
         return files, 2
-    if _is_deliberate(error):
+    if _is_user_error(error):
         return str(error), 2
-    return _fault(error), 1
+    return _describe_bug(error), 1
 
 
-def _say(message: str) -> None:
-    shown = cut(visible(_without_secrets(message)), LONGEST)
-    if shown not in _now.said:  # an error that ends a thread is often raised again in the waiting thread
-        _now.said.add(shown)
-        print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
+def _print_message(message: str) -> None:
+    text = truncate(sanitize(_redact_secrets(message)), MAX_MESSAGE_LENGTH)
+    if text not in _state.printed:  # an error that ends a thread is often raised again in the waiting thread
+        _state.printed.add(text)
+        print(f"marft: {text}", file=sys.stderr)  # noqa: T201
 
 
-def _without_secrets(text: str) -> str:
+def _redact_secrets(text: str) -> str:
     """Return the text without secrets from the command line, and without texts shaped like secrets."""
-    from marft.config.keys import masked, secrets_typed
-    from marft.config.secrets import censored
+    from marft.config.api_keys import mask_values, typed_secret_values
+    from marft.config.secrets import redact
 
-    return censored(masked(list(secrets_typed(sys.argv[1:])), text))
+    return redact(mask_values(list(typed_secret_values(sys.argv[1:])), text))
 
 
-def _is_deliberate(error: Exception) -> bool:
+def _is_user_error(error: Exception) -> bool:
     """Return True if MARFT raised the error on purpose, with cause and remedy in its message."""
-    return isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
+    return isinstance(error, RunError) or (isinstance(error, ValueError) and raised_by_marft(error))
 
 
-def _about_files(error: BaseException, only_full: bool = False) -> str:
+def _explain_file_error(error: BaseException, only_full: bool = False) -> str:
     """Return a message with remedy for a file system error in the chain of causes; "" for other errors."""
     cause: BaseException | None = error
     seen: set[int] = set()  # chains of causes can be circular
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if isinstance(cause, FileNotFoundError) and str(cause.strerror).startswith(NO_TEMPORARY):
+        if isinstance(cause, FileNotFoundError) and str(cause.strerror).startswith(NO_TEMP_FOLDER):
             return f"{cause.strerror}: make room in one of them, or set TMPDIR to a folder that has some"
-        number = _number(cause)
-        if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
+        number = _error_number(cause)
+        if number in DISK_FULL_HINTS or (number in FILE_ERROR_HINTS and not only_full and not error_location(error)):
             # the target, if there are two
             written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)
-            return _about_file(number, written or _now.folder)
+            return _format_file_error(number, written or _state.folder)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return ""
 
 
-def _number(error: BaseException) -> int:
+def _error_number(error: BaseException) -> int:
     if isinstance(error, OSError):
         return error.errno or 0
-    found = IN_SAFETENSORS.search(str(error)) if type(error).__name__ == "SafetensorError" else None
-    return int(found[1] or found[2]) if found else 0
+    match = SAFETENSORS_ERROR.search(str(error)) if type(error).__name__ == "SafetensorError" else None
+    return int(match[1] or match[2]) if match else 0
 
 
-def _about_file(number: int, file: str | bytes | Path | int | None) -> str:
+def _format_file_error(number: int, file: str | bytes | Path | int | None) -> str:
     path = None if file is None or isinstance(file, int) else Path(os.fsdecode(file))
-    where = f" ({path})" if path else ""
-    if number not in FULL:
-        if path and _unreadable(path):
-            return f"cannot read: {os.strerror(number)}{where}"
-        return f"cannot write: {os.strerror(number)}{where}: {REMEDIES[number]}"
-    left = " No inodes are left: it holds too many files." if number == errno.ENOSPC and _no_inodes(path) else ""
-    saved = f"Everything saved before is whole; {FULL[number]} and go on (train and sft: --resume)"
-    return f"cannot write: {os.strerror(number)}{where}.{left} {saved}"
+    location = f" ({path})" if path else ""
+    if number not in DISK_FULL_HINTS:
+        if path and _is_unreadable(path):
+            return f"cannot read: {os.strerror(number)}{location}"
+        return f"cannot write: {os.strerror(number)}{location}: {FILE_ERROR_HINTS[number]}"
+    inode_note = (
+        " No inodes are left: it holds too many files." if number == errno.ENOSPC and _out_of_inodes(path) else ""
+    )
+    saved = f"Everything saved before is whole; {DISK_FULL_HINTS[number]} and go on (train and sft: --resume)"
+    return f"cannot write: {os.strerror(number)}{location}.{inode_note} {saved}"
 
 
-def _unreadable(path: Path) -> bool:
+def _is_unreadable(path: Path) -> bool:
     with suppress(OSError, ValueError):
         return path.is_file() and not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
     return False
 
 
-def _no_inodes(path: Path | None) -> bool:
+def _out_of_inodes(path: Path | None) -> bool:
     for folder in [path, *path.parents] if path else []:
         with suppress(OSError, ValueError):
             numbers = os.statvfs(folder)
@@ -189,36 +191,38 @@ def _no_inodes(path: Path | None) -> bool:
     return False
 
 
-def _fault(error: Exception) -> str:
+def _describe_bug(error: Exception) -> str:
     """Return a message for an unexpected error: source, location and traceback file."""
-    part = _part(error)
-    who = f"{part} raised " if part and place_of(error) else f"unforeseen, in {part}: " if part else "unforeseen: "
-    kept = _keep(error)
-    where = f"The traceback is in {kept}; --debug prints it" if kept else "--debug prints the traceback"
+    part = _find_plugin(error)
+    source = (
+        f"{part} raised " if part and error_location(error) else f"unforeseen, in {part}: " if part else "unforeseen: "
+    )
+    path = _save_traceback(error)
+    trace_note = f"The traceback is in {path}; --debug prints it" if path else "--debug prints the traceback"
     saved = " Everything saved before is whole; --resume goes on from there." if _has_checkpoints() else ""
-    return f"{who}{described(error)}. {where}.{saved}"
+    return f"{source}{describe_error(error)}. {trace_note}.{saved}"
 
 
-def _part(error: BaseException) -> str:
+def _find_plugin(error: BaseException) -> str:
     """Return the innermost plugin in the traceback: ``credit 'my_package.credits:Median'``."""
-    from marft.config.plugins import Plugin, called
+    from marft.config.plugins import Plugin, plugin_label
 
-    found = ""
+    label = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         part = frame.f_locals.get("self")
         if isinstance(part, Plugin):
-            found = called(part)
-    return found
+            label = plugin_label(part)
+    return label
 
 
 def _has_checkpoints() -> bool:
-    folder = _now.folder
+    folder = _state.folder
     with suppress(OSError):
         return folder is not None and any((folder / "checkpoints").glob("step_*"))
     return False
 
 
-def _keep(error: Exception) -> str:
+def _save_traceback(error: Exception) -> str:
     """Write the traceback to a file and return its path; "" on failure.
 
     Candidates: the run's folder, the working folder, and the system's temporary folder.
@@ -231,15 +235,15 @@ def _keep(error: Exception) -> str:
             "".join(traceback.format_exception(error)),
         ]
     )
-    text = _without_secrets(text)
-    folder = _now.folder
-    places = [NO_RUN]
+    text = _redact_secrets(text)
+    folder = _state.folder
+    places = [ERROR_FILE]
     with suppress(OSError):  # no usable temporary folder
-        places.append(Path(tempfile.gettempdir()) / NO_RUN)
+        places.append(Path(tempfile.gettempdir()) / ERROR_FILE)
     if folder is not None and folder.is_dir():
-        places.insert(0, folder / IN_A_RUN)
+        places.insert(0, folder / RUN_ERROR_FILE)
     for place in places:
         with suppress(OSError):
-            write_file(place, storable(text), OWN)  # replaces a symlink instead of following it
+            write_file(place, replace_surrogates(text), PRIVATE_MODE)  # replaces a symlink instead of following it
             return str(place)
     return ""

@@ -15,32 +15,36 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.console import wide_console
-from marft.common.texts import one_line
+from marft.common.texts import single_line
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.algorithms import ABOUT
-from marft.config.bundled import bundled, bundled_about, bundled_names
+from marft.config.algorithms import DESCRIPTIONS
+from marft.config.bundled import bundled_description, bundled_names, bundled_recipe
 from marft.config.plugins import Plugin, find_plugin, plugin_names
+from marft.config.preset_sources import OWN_CHOICE, find_source
 from marft.config.settings import did_you_mean
-from marft.config.sources import OURS, source_of
 
-ROOMY = 150  # minimum terminal width for one column per component of an algorithm
-READABLE = 100  # maximum width of a list of names, in columns
+WIDE_COLUMNS = 150  # minimum terminal width for one column per component of an algorithm
+MAX_LIST_WIDTH = 100  # maximum width of a list of names, in columns
 SENTENCE = re.compile(r".+?\.(?= |$)|.+")  # first sentence
 
 
-def recipes(name: str) -> None:
+def list_recipes(name: str) -> None:
     """``marft recipes``.
 
     Args:
         name: recipe to print; "" lists all.
     """
     if name:
-        sys.stdout.write(bundled(name).read_text(encoding="utf-8"))  # unchanged: the output may be redirected to a file
+        sys.stdout.write(
+            bundled_recipe(name).read_text(encoding="utf-8")
+        )  # unchanged: the output may be redirected to a file
     else:
-        wide_console().print(_list((known, bundled_about(known)) for known in bundled_names()))
+        wide_console().print(
+            _name_table((bundled_name, bundled_description(bundled_name)) for bundled_name in bundled_names())
+        )
 
 
-def environments(name: str) -> None:
+def list_environments(name: str) -> None:
     """``marft environments``.
 
     Args:
@@ -48,20 +52,24 @@ def environments(name: str) -> None:
     """
     console = wide_console()
     if not name:
-        console.print(_list((known, _environment_in_short(known)) for known in plugin_names("environments")))
+        console.print(
+            _name_table(
+                (plugin_name, _summarize_environment(plugin_name)) for plugin_name in plugin_names("environments")
+            )
+        )
         return
     cls = find_plugin("environments", name)
-    width = min(console.width, READABLE)
-    for paragraph in _doc(cls).split("\n\n"):
+    width = min(console.width, MAX_LIST_WIDTH)
+    for paragraph in _class_doc(cls).split("\n\n"):
         console.print(fill(paragraph, width, initial_indent="# ", subsequent_indent="# "), "", soft_wrap=True, sep="\n")
-    console.print(_keys_with_defaults(cls, name), soft_wrap=True)
+    console.print(_default_table(cls, name), soft_wrap=True)
     for key, values in cls.known_values().items():
         console.print(f"\n# {key} is one of {len(values)}:")
         names = Columns(values, padding=(0, 2), equal=True, column_first=True)
         console.print(names, width=width)
 
 
-def algorithms(name: str) -> None:
+def list_algorithms(name: str) -> None:
     """``marft algorithms``.
 
     Args:
@@ -69,90 +77,90 @@ def algorithms(name: str) -> None:
     """
     console = wide_console()
     if not name:
-        console.print(_algorithms(console))
+        console.print(_algorithm_table(console))
         return
-    settings = preset(name)
-    console.print(f"# {ABOUT[name]}", soft_wrap=True)
-    console.print(_with_sources(settings), soft_wrap=True)
+    settings = load_preset(name)
+    console.print(f"# {DESCRIPTIONS[name]}", soft_wrap=True)
+    console.print(_annotate_sources(settings), soft_wrap=True)
 
 
-def preset(name: str) -> AlgorithmSettings:
+def load_preset(name: str) -> AlgorithmSettings:
     """Return a preset's settings.
 
     Raises:
         ValueError: no preset has this name.
     """
-    if name not in ABOUT:
-        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
+    if name not in DESCRIPTIONS:
+        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, DESCRIPTIONS)}")
     return AlgorithmSettings.model_validate({"name": name})
 
 
-def _list(rows: Iterable[tuple[str, str]]) -> Table:
+def _name_table(rows: Iterable[tuple[str, str]]) -> Table:
     """Return a table with a name and a wrapped description per row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
     for name, text in rows:
-        table.add_row(Text(one_line(name)), Text(text))
+        table.add_row(Text(single_line(name)), Text(text))
     return table
 
 
-def _environment_in_short(name: str) -> str:
+def _summarize_environment(name: str) -> str:
     """Return an environment's first sentence and its keys, or the error from a broken package."""
     try:
         cls = find_plugin("environments", name)
     except ValueError as error:
         return f"cannot be used: {error}"
-    first = SENTENCE.match(" ".join(_doc(cls).partition("\n\n")[0].split()))
+    first = SENTENCE.match(" ".join(_class_doc(cls).partition("\n\n")[0].split()))
     return f"{first[0] if first else ''}\nkeys: {', '.join(cls.model_fields)}"
 
 
-def _doc(cls: type[Plugin]) -> str:
+def _class_doc(cls: type[Plugin]) -> str:
     return inspect.cleandoc(cls.__doc__ or cls.__name__).replace("``", "")
 
 
-def _keys_with_defaults(cls: type[Plugin], name: str) -> str:
+def _default_table(cls: type[Plugin], name: str) -> str:
     """Return a recipe table for an environment, with default values and placeholders for required keys."""
     lines = ["[environment]", f'name = "{name}"']
     for key, field in cls.model_fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        lines.append(f"# {key} = …  (needed)" if field.is_required() else _assigned(key, default))
+        lines.append(f"# {key} = …  (needed)" if field.is_required() else _toml_line(key, default))
     return "\n".join(lines)
 
 
-def _assigned(key: str, default: object) -> str:
+def _toml_line(key: str, default: object) -> str:
     try:
         return tomli_w.dumps({key: default}).strip() if not isinstance(default, dict) else f"{key} = {{}}"
     except TypeError:  # None, or a value that TOML does not support
         return f"# {key} = …"
 
 
-def _algorithms(console: Console) -> Table:
+def _algorithm_table(console: Console) -> Table:
     """Return a table of all presets with their components; a narrow terminal shows them below the description."""
-    made_of = {name: _parts(preset(name)) for name in ABOUT}
-    if console.width < ROOMY:
-        return _list((name, f"{text}\n{', '.join(made_of[name])}") for name, text in ABOUT.items())
+    components = {name: _preset_components(load_preset(name)) for name in DESCRIPTIONS}
+    if console.width < WIDE_COLUMNS:
+        return _name_table((name, f"{text}\n{', '.join(components[name])}") for name, text in DESCRIPTIONS.items())
     table = Table(box=None, pad_edge=False)
     for column in ("algorithm", "level", "credit", "objective", "schedule", "critic", ""):
         table.add_column(column)
-    for name, text in ABOUT.items():
-        table.add_row(name, *made_of[name], text)
+    for name, text in DESCRIPTIONS.items():
+        table.add_row(name, *components[name], text)
     return table
 
 
-def _parts(settings: AlgorithmSettings) -> tuple[str, ...]:
+def _preset_components(settings: AlgorithmSettings) -> tuple[str, ...]:
     """Return level, credit, objective, schedule and critic."""
     parts = (settings.credit.name, settings.objective.name, settings.schedule.name)
     return (settings.level, *parts, settings.critic.kind)
 
 
-def _with_sources(settings: AlgorithmSettings) -> str:
+def _annotate_sources(settings: AlgorithmSettings) -> str:
     """Return a preset as complete recipe table, with the source beside each value taken from a publication."""
     lines, table = [], ""
     for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
         if line.startswith("[algorithm"):
             table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
         key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
-        source = source_of(settings.name, key)
-        lines.append(line if source == OURS else f"{line}  # {source}")
+        source = find_source(settings.name, key)
+        lines.append(line if source == OWN_CHOICE else f"{line}  # {source}")
     return "\n".join(lines)

@@ -13,62 +13,62 @@ from rich.text import Text
 
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.rendering import Message
-from marft.cli.outcomes import outcome_of
+from marft.agents.renderer import Message
+from marft.cli.outcomes import render_outcome
 from marft.common.errors import RunError
-from marft.common.texts import one_line, visible
+from marft.common.texts import sanitize, single_line
 from marft.common.types import Action, Episode, Observation
 from marft.config import RunSettings
 from marft.config.settings import did_you_mean
-from marft.envs.tasks import tasks_of
-from marft.evaluation.again import Again
+from marft.envs.tasks import read_tasks
+from marft.evaluation.replay_point import ReplayPoint
 from marft.evaluation.session import find_checkpoint
 from marft.inference.human import HumanSampler
-from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
-from marft.runs.folder import RunFolder
-from marft.runs.stated import told_at
+from marft.runs.run_folder import RunFolder
+from marft.runs.state_schema import read_learned_prompts
 
 
-class Screen:
+class EpisodeScreen:
     """Terminal view of an episode, with input for human players.
 
-    If people play (``people``, their roles), the screen shows only what their agents would see. Observations for other
-    agents are hidden, and messages arrive as the game delivers them.
+    If people play (``human_roles``, their roles), the screen shows only what their agents would see. Observations for
+    other agents are hidden, and messages arrive as the game delivers them.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.people: Collection[str] = ()
-        self.recorded: Collection[str] = ()  # ids of replayed actions
+        self.human_roles: Collection[str] = ()
+        self.replayed_ids: Collection[str] = ()  # ids of replayed actions
 
-    def observed(self, observation: Observation) -> None:
+    def on_observation(self, observation: Observation) -> None:
         """Show an observation, without private views of non-human agents if people play."""
-        mine = {role: view for role, view in observation.views.items() if role in self.people}
-        seen = replace(observation, views=mine) if self.people else observation
-        if seen.whole:
-            self._show(seen.whole, "the environment shows")
+        human_views = {role: view for role, view in observation.views.items() if role in self.human_roles}
+        seen = replace(observation, views=human_views) if self.human_roles else observation
+        if seen.full_text:
+            self._print_panel(seen.full_text, "the environment shows")
 
-    def seated(self, role: str, instructions: str) -> None:
+    def show_instructions(self, role: str, instructions: str) -> None:
         """Show the instructions for a role that a person plays."""
-        self._show(instructions, f"you are {role}")
+        self._print_panel(instructions, f"you are {role}")
 
-    def asked(self, role: str, read: Sequence[Message]) -> None:
+    def on_request(self, role: str, messages: Sequence[Message]) -> None:
         """Show the messages that an agent reads at the start of its turn."""
-        for message in read if role in self.people or not self.people else ():
-            self.console.print(Text(visible(f"  {role} reads from {message.role}: {message.text}"), style="dim"))
+        for message in messages if role in self.human_roles or not self.human_roles else ():
+            self.console.print(Text(sanitize(f"  {role} reads from {message.role}: {message.text}"), style="dim"))
 
-    def acted(self, action: Action) -> None:
+    def on_action(self, action: Action) -> None:
         """Show an action: its text and tool calls, or only a short note for hidden agents."""
-        how = "recorded" if action.id in self.recorded else f"{action.ended - action.started:.1f} s"
-        if self.people and action.agent not in self.people:
-            self.console.print(Text(visible(f"  {action.agent} acts, {how}"), style="dim"))
+        duration = "recorded" if action.id in self.replayed_ids else f"{action.ended - action.started:.1f} s"
+        if self.human_roles and action.agent not in self.human_roles:
+            self.console.print(Text(sanitize(f"  {action.agent} acts, {duration}"), style="dim"))
             return
         for call in action.calls:
             style = "red" if call.error else "dim"
-            used = f"  {action.agent} uses {call.name} {call.arguments} → {call.output}"
-            self.console.print(Text(visible(used), style=style))
-        self._show(action.text, f"{action.id}, {how}")
+            tool_line = f"  {action.agent} uses {call.name} {call.arguments} → {call.output}"
+            self.console.print(Text(sanitize(tool_line), style=style))
+        self._print_panel(action.text, f"{action.id}, {duration}")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
         """Return the person's text or chosen option.
@@ -85,74 +85,74 @@ class Screen:
 
     def _ask(self, role: str, options: Sequence[str]) -> str:
         if not options:
-            return Prompt.ask(Text(visible(f"you are {role}"), style="bold"), console=self.console)
+            return Prompt.ask(Text(sanitize(f"you are {role}"), style="bold"), console=self.console)
         for number, option in enumerate(options, 1):
-            self.console.print(Text(visible(f"  {number}  {option}")))
+            self.console.print(Text(sanitize(f"  {number}  {option}")))
         numbers = [str(number) for number in range(1, len(options) + 1)]
-        question = Text.assemble((visible(f"you are {role}"), "bold"), ": which one?")
+        question = Text.assemble((sanitize(f"you are {role}"), "bold"), ": which one?")
         chosen = IntPrompt.ask(question, console=self.console, choices=numbers)
         return options[chosen - 1]
 
-    def _show(self, text: str, title: str) -> None:
-        heading = Text(one_line(title))
-        self.console.print(Panel(Text(visible(text)), title=heading, title_align="left", expand=False))
+    def _print_panel(self, text: str, title: str) -> None:
+        heading = Text(single_line(title))
+        self.console.print(Panel(Text(sanitize(text)), title=heading, title_align="left", expand=False))
 
-    def ended(self, episode: Episode) -> None:
+    def show_outcome(self, episode: Episode) -> None:
         """Show the outcome."""
-        for line in outcome_of(episode):
+        for line in render_outcome(episode):
             self.console.print(line)
 
 
 def play_live(
-    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, humans: Sequence[str], screen: Screen,
-    again: str = "",
+    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, human_roles: Sequence[str],
+    screen: EpisodeScreen, resume_at: str = "",
 ) -> Episode:  # fmt: skip
     """Play one episode from the test split, or continue a recorded one.
 
     Args:
         checkpoint: ``base`` or a checkpoint of the run.
         task: index of the task in the split.
-        humans: roles that people play.
+        human_roles: roles that people play.
         screen: view and input.
-        again: action of a recorded episode from which to play again; "" for none.
+        resume_at: action of a recorded episode from which to play again; "" for none.
 
     Raises:
         ValueError: the task, role or checkpoint does not exist.
     """
     roles = [agent.role for agent in run.agents]
-    for role in humans:
+    for role in human_roles:
         if role not in roles:
             raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
-    if again and folder is None:
+    if resume_at and folder is None:
         raise ValueError("--again: a recipe has no recorded episodes; give the folder of a run")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
-    attempt = Again.of(again).attempt(run, folder) if again and folder else None
-    with LocalRollouts(run) as rollouts:
-        attempt = attempt or _of_test_split(run, task)
-        screen.recorded = attempt.replay.actions if attempt.replay else ()
+    attempt = ReplayPoint.parse(resume_at).build_attempt(run, folder) if resume_at and folder else None
+    with LocalRolloutRunner(run) as rollouts:
+        attempt = attempt or _test_attempt(run, task)
+        screen.replayed_ids = attempt.replay.actions if attempt.replay else ()
         if path is not None:
             load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
-            rollouts.instruct(told_at(path))
+            rollouts.instruct(read_learned_prompts(path))
         rollouts.publish(0)
-        screen.people = humans
+        screen.human_roles = human_roles
         for agent in rollouts.team.agents:
-            if agent.role in humans and agent.profile.instructions:
-                screen.seated(agent.role, agent.profile.instructions)
-        person = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
-        seats = rollouts.engine.seating(dict.fromkeys(humans, person))
-        game = replace(rollouts.game, engine=seats, watcher=screen)
-        episode = rollouts.wait_for(_played(rollouts, game, attempt))
-    screen.ended(episode)
+            if agent.role in human_roles and agent.profile.instructions:
+                screen.show_instructions(agent.role, agent.profile.instructions)
+        human_sampler = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
+        engine = rollouts.engine.with_agent_samplers(dict.fromkeys(human_roles, human_sampler))
+        game = replace(rollouts.game, engine=engine, callback=screen)
+        episode = rollouts.wait_for(_play_and_score(rollouts, game, attempt))
+    screen.show_outcome(episode)
     return episode
 
 
-def _of_test_split(run: RunSettings, task: int) -> Attempt:
-    tasks = tasks_of(run.environment, "test")
+def _test_attempt(run: RunSettings, task: int) -> Attempt:
+    tasks = read_tasks(run.environment, "test")
     if not 0 <= task < len(tasks):
         raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
     return Attempt(tasks[task], "play")
 
 
-async def _played(rollouts: LocalRollouts, game: Game, attempt: Attempt) -> Episode:
+async def _play_and_score(rollouts: LocalRolloutRunner, game: Game, attempt: Attempt) -> Episode:
     """Return an episode with the rewards from the recipe's terms."""
     return await rollouts.compose(await play(game, attempt))

@@ -7,20 +7,22 @@ import sys
 from io import TextIOWrapper
 
 import marft.cli.search_path  # noqa: F401 (before all other libraries)
-from marft.cli.app import app, with_paths_at_home
-from marft.cli.spoken import beginning, engines, exporting, learning, looking  # noqa: F401 (registers the commands)
-from marft.common import user_modules
-from marft.common.texts import visible
+from marft.cli.app import app, expand_command_paths
 
-with_paths_at_home(app)
+# Registers the commands, in the order of the help.
+from marft.cli.commands import project, engines, export, training, inspection  # noqa: F401  # isort: skip
+from marft.common import user_modules
+from marft.common.texts import sanitize
+
+expand_command_paths(app)
 
 
 def command() -> None:
     """Run the console entry point; the process ends with the command."""
-    from marft.cli.leaving import leaving
-    from marft.cli.streams import unbroken_streams
+    from marft.cli.exit_timeout import limit_exit_time
+    from marft.cli.streams import safe_streams
 
-    with leaving(), unbroken_streams(sys.argv[1:]):
+    with limit_exit_time(), safe_streams(sys.argv[1:]):
         main()
 
 
@@ -30,21 +32,21 @@ def main() -> None:
     Modules that a recipe names by import path may be in the working folder. The command reports on stderr which files
     it runs for them.
     """
-    from marft.cli.errors import DEBUG, friendly
-    from marft.cli.interrupts import heeded, terminated
+    from marft.cli.errors import DEBUG_FLAG, report_errors
+    from marft.cli.signals import handle_sigterm, resend_dropped
 
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, handle_sigterm)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # replace characters that the terminal cannot show
-    user_modules.on_note(_show)
-    words = [word for word in sys.argv[1:] if word != DEBUG]
-    with heeded(), friendly(debug=DEBUG in sys.argv):
+    user_modules.set_note_listener(_print_note)
+    words = [word for word in sys.argv[1:] if word != DEBUG_FLAG]
+    with resend_dropped(), report_errors(debug=DEBUG_FLAG in sys.argv):
         app(words, prog_name="marft")
 
 
-def _show(text: str) -> None:
-    sys.stderr.write(f"{visible(text)}\n")
+def _print_note(text: str) -> None:
+    sys.stderr.write(f"{sanitize(text)}\n")
 
 
 if __name__ == "__main__":

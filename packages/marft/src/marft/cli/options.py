@@ -7,12 +7,12 @@ from pathlib import Path
 
 import typer
 
-from marft.cli.errors import DEBUG
+from marft.cli.errors import DEBUG_FLAG
 from marft.config.run import RunSettings
-from marft.config.settings import closest
+from marft.config.settings import closest_match
 
 
-def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
+def parse_overrides(context: typer.Context, first: Path) -> Sequence[str]:
     """Return the override arguments.
 
     Args:
@@ -22,45 +22,48 @@ def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
     Raises:
         ValueError: an option is misspelled, or precedes the recipe.
     """
-    options = [DEBUG, *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--")]
+    options = [
+        DEBUG_FLAG,
+        *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--"),
+    ]
     for word in [str(first), *context.args]:
         name = word.partition("=")[0]
-        meant = _meant(name, options) if name.startswith("--") else ""
-        if meant:
-            raise ValueError(f"no option is called {name!r}; did you mean {meant!r}?")
+        suggestion = _suggest_option(name, options) if name.startswith("--") else ""
+        if suggestion:
+            raise ValueError(f"no option is called {name!r}; did you mean {suggestion!r}?")
     if str(first).startswith("--"):
         raise ValueError(f"the recipe or run comes first, and {first} behind it: marft {context.info_name} demo …")
     return context.args
 
 
-def targets_of(context: typer.Context, given: Sequence[Path]) -> tuple[list[Path], list[str]]:
+def parse_targets(context: typer.Context, arguments: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return targets and overrides for a command with several targets, in any order.
 
     Raises:
         ValueError: an option is misspelled, or the overrides precede every target.
     """
-    words = [str(word) for word in given]
+    words = [str(word) for word in arguments]
     for word in words:
-        options = [DEBUG, *(n for parameter in context.command.params for n in parameter.opts if n[:2] == "--")]
-        meant = _meant(word.partition("=")[0], options) if word.startswith("--") else ""
-        if meant:
-            raise ValueError(f"no option is called {word.partition('=')[0]!r}; did you mean {meant!r}?")
+        options = [DEBUG_FLAG, *(n for parameter in context.command.params for n in parameter.opts if n[:2] == "--")]
+        suggestion = _suggest_option(word.partition("=")[0], options) if word.startswith("--") else ""
+        if suggestion:
+            raise ValueError(f"no option is called {word.partition('=')[0]!r}; did you mean {suggestion!r}?")
     if words[0].startswith("--"):
         raise ValueError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")
-    paths, changes, left = list[Path](), list[str](), iter(words)
-    for word in left:
+    paths, changes, remaining = list[Path](), list[str](), iter(words)
+    for word in remaining:
         if word.startswith("--"):
-            value = next(left, None) if "=" not in word else None
+            value = next(remaining, None) if "=" not in word else None
             changes += [word] if value is None else [word, value]
         else:
             paths.append(Path(word))
     return paths, changes
 
 
-def _meant(word: str, options: Sequence[str]) -> str:
+def _suggest_option(word: str, options: Sequence[str]) -> str:
     """Return the closest option, unless ``word`` is a setting or a setting is closer."""
     settings = [f"--{key}" for key in RunSettings.model_fields]
     if "." in word or word in settings:
         return ""
-    close = closest(word, [*options, *settings])
+    close = closest_match(word, [*options, *settings])
     return close if close in options else ""

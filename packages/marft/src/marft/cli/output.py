@@ -11,13 +11,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from marft.cli.console import wide_console
-from marft.cli.machine import Lines, Machine, lines_on_stdout
-from marft.cli.terminal import Interruptible, Quiet, Terminal
+from marft.cli.json_output import JsonCallback, JsonLinesWriter, json_lines_stdout
+from marft.cli.terminal import InterruptibleCallback, QuietCallback, TerminalCallback
 
-How = Literal["", "quiet", "json"]
+OutputMode = Literal["", "quiet", "json"]
 
 
-def how(quiet: bool, as_json: bool) -> How:
+def output_mode(quiet: bool, as_json: bool) -> OutputMode:
     """Return the output mode.
 
     Raises:
@@ -31,37 +31,39 @@ def how(quiet: bool, as_json: bool) -> How:
 class Output:
     """Output channel for a command."""
 
-    def __init__(self, how: How, console: Console, lines: Lines | None) -> None:
-        self.how, self._console, self._lines = how, console, lines
+    def __init__(self, mode: OutputMode, console: Console, lines: JsonLinesWriter | None) -> None:
+        self.mode, self._console, self._lines = mode, console, lines
 
-    def say(self, *what: RenderableType) -> None:
+    def print(self, *items: RenderableType) -> None:
         """Print results in human-readable form; no effect with ``--json``."""
         if self._lines is None:
-            for one in what:
-                self._console.print(one, soft_wrap=isinstance(one, str | Text))
+            for item in items:
+                self._console.print(item, soft_wrap=isinstance(item, str | Text))
 
-    def tell(self, event: str, **fields: object) -> None:
+    def emit(self, event: str, **fields: object) -> None:
         """Write an event as JSON line; no effect without ``--json``."""
         if self._lines is not None:
             self._lines.write(event, **fields)
 
     def note(self, text: str) -> None:
         """Write a note in either form."""
-        self.say(text)
-        self.tell("note", step=None, text=text)
+        self.print(text)
+        self.emit("note", step=None, text=text)
 
-    def observer(self, folder: Path, roles: Sequence[str], samples_every: int, label: str) -> Interruptible:
+    def build_callback(
+        self, folder: Path, roles: Sequence[str], sample_interval: int, label: str
+    ) -> InterruptibleCallback:
         """Return the callback for a run in this output mode."""
         if self._lines is not None:
-            return Machine(self._lines, folder, roles)
-        return Quiet() if self.how == "quiet" else Terminal(roles, samples_every, label)
+            return JsonCallback(self._lines, folder, roles)
+        return QuietCallback() if self.mode == "quiet" else TerminalCallback(roles, sample_interval, label)
 
 
 @contextmanager
-def output(how: How) -> Iterator[Output]:
+def open_output(mode: OutputMode) -> Iterator[Output]:
     """Yield the output channel for a mode."""
-    if how == "json":
-        with lines_on_stdout() as lines:
-            yield Output(how, wide_console(), lines)
+    if mode == "json":
+        with json_lines_stdout() as lines:
+            yield Output(mode, wide_console(), lines)
     else:
-        yield Output(how, wide_console(), None)
+        yield Output(mode, wide_console(), None)

@@ -12,25 +12,25 @@ from functools import partial
 from typing import TextIO
 
 from marft.cli import errors
-from marft.common.atomic import OWN, write_file
+from marft.common.atomic import PRIVATE_MODE, write_file
 
-RUNS = {"train", "sft", "eval", "synthesize", "federate", "serve", "shadow", "score", "league", "worth", "view"}
-FAILED = 2
-NAMES = {1: "standard output", 2: "standard error"}
-LOST: dict[int, OSError] = {}  # first error on standard output (1) or standard error (2)
+RUN_COMMANDS = {"train", "sft", "eval", "synthesize", "federate", "serve", "shadow", "score", "league", "worth", "view"}
+FAILED_STATUS = 2
+STREAM_NAMES = {1: "standard output", 2: "standard error"}
+STREAM_ERRORS: dict[int, OSError] = {}  # first error on standard output (1) or standard error (2)
 
 
-class Unbroken(io.RawIOBase):
+class SafeStream(io.RawIOBase):
     """Raw output stream on a file descriptor. After the first failure, further output is dropped.
 
     Args:
         descriptor: file descriptor to write to.
         stream: 1 for standard output, 2 for standard error, independent of the descriptor.
-        when_lost: called after the first failure.
+        on_failure: called after the first failure.
     """
 
-    def __init__(self, descriptor: int, stream: int, when_lost: Callable[[], object]) -> None:
-        self._descriptor, self._stream, self._when_lost = descriptor, stream, when_lost
+    def __init__(self, descriptor: int, stream: int, on_failure: Callable[[], object]) -> None:
+        self._descriptor, self._stream, self._on_failure = descriptor, stream, on_failure
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -49,109 +49,116 @@ class Unbroken(io.RawIOBase):
     def write(self, data: object) -> int:
         """Write the data and return the number of bytes; all bytes count as written after a failure."""
         content = bytes(data)  # type: ignore[call-overload]  # any buffer
-        if self._stream not in LOST:
+        if self._stream not in STREAM_ERRORS:
             try:
                 return os.write(self._descriptor, content)
             except OSError as error:
-                LOST[self._stream] = error
+                STREAM_ERRORS[self._stream] = error
                 with suppress(OSError):
-                    _to_nowhere(self._descriptor)
-                self._when_lost()
+                    _redirect_to_null(self._descriptor)
+                self._on_failure()
         return len(content)
 
 
-def unbroken(
-    descriptor: int, stream: int, encoding: str = "utf-8", when_lost: Callable[[], object] = lambda: None
+def open_safe_stream(
+    descriptor: int, stream: int, encoding: str = "utf-8", on_failure: Callable[[], object] = lambda: None
 ) -> TextIO:
     """Return a text stream on a descriptor, line-buffered on a terminal and for stderr."""
-    raw = Unbroken(descriptor, stream, when_lost)
+    raw = SafeStream(descriptor, stream, on_failure)
     by_line = stream == 2 or raw.isatty()
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=by_line)
 
 
 @contextmanager
-def unbroken_streams(words: Sequence[str]) -> Iterator[None]:
+def safe_streams(arguments: Sequence[str]) -> Iterator[None]:
     """Run the block with tolerant standard streams: closed, full, or without a reader.
 
     A training run continues without them, and reports the loss once on the remaining stream. A command whose result is
     its output exits with status 2 if the output is incomplete. A reader that stops early (``| head``) is no error.
 
     Args:
-        words: arguments of the command line.
+        arguments: arguments of the command line.
 
     Raises:
         SystemExit: the output is incomplete.
     """
-    LOST.clear()
+    STREAM_ERRORS.clear()
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError as error:
-            _to_nowhere(descriptor)  # otherwise the next opened file would get this number
+            _redirect_to_null(descriptor)  # otherwise the next opened file would get this number
             if descriptor:
-                LOST[descriptor] = error
+                STREAM_ERRORS[descriptor] = error
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
-    said = set[int]()
-    say = partial(_say_lost, words, said)
+    reported = set[int]()
+    report = partial(_report_failures, arguments, reported)
     sys.stdout, sys.stderr = (
-        unbroken(1, 1, _encoding(sys.stdout), say), unbroken(2, 2, _encoding(sys.stderr), say),
+        open_safe_stream(1, 1, _get_encoding(sys.stdout), report),
+        open_safe_stream(2, 2, _get_encoding(sys.stderr), report),
     )  # fmt: skip
-    say()
+    report()
     try:
         yield
     except SystemExit as end:
-        if end.code or not _missing(words, said):
+        if end.code or not _is_incomplete(arguments, reported):
             raise
-        raise SystemExit(FAILED) from None
+        raise SystemExit(FAILED_STATUS) from None
     else:
-        if _missing(words, said):
-            raise SystemExit(FAILED)
+        if _is_incomplete(arguments, reported):
+            raise SystemExit(FAILED_STATUS)
 
 
-def _missing(words: Sequence[str], said: set[int]) -> bool:
+def _is_incomplete(arguments: Sequence[str], reported: set[int]) -> bool:
     """Flush the streams, report losses, and return True if the command's result is incomplete."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    _say_lost(words, said)
-    return 1 in LOST and not _is_run(words) and LOST[1].errno != errno.EPIPE
+    _report_failures(arguments, reported)
+    return 1 in STREAM_ERRORS and not _is_run(arguments) and STREAM_ERRORS[1].errno != errno.EPIPE
 
 
-def _say_lost(words: Sequence[str], said: set[int]) -> None:
+def _report_failures(arguments: Sequence[str], reported: set[int]) -> None:
     """Report newly lost streams on the remaining stream."""
-    for stream in sorted(LOST.keys() - said):
-        said.add(stream)
-        product = not _is_run(words)
-        if stream == 1 and product and LOST[1].errno == errno.EPIPE:
+    for stream in sorted(STREAM_ERRORS.keys() - reported):
+        reported.add(stream)
+        is_product = not _is_run(arguments)
+        if stream == 1 and is_product and STREAM_ERRORS[1].errno == errno.EPIPE:
             continue
-        what = "what it printed is not whole" if product and stream == 1 else "the command goes on without it"
-        sentence = f"marft: cannot write to {NAMES[stream]}: {LOST[stream].strerror}; {what}\n"
-        left = sys.stderr if 2 not in LOST else sys.stdout if 1 not in LOST and "--json" not in words else None
-        if left is not None:
-            left.write(sentence)
+        consequence = "what it printed is not whole" if is_product and stream == 1 else "the command goes on without it"
+        sentence = f"marft: cannot write to {STREAM_NAMES[stream]}: {STREAM_ERRORS[stream].strerror}; {consequence}\n"
+        remaining = (
+            sys.stderr
+            if 2 not in STREAM_ERRORS
+            else sys.stdout
+            if 1 not in STREAM_ERRORS and "--json" not in arguments
+            else None
+        )
+        if remaining is not None:
+            remaining.write(sentence)
         else:
-            _write_beside_run(sentence)
+            _write_to_run(sentence)
 
 
-def _write_beside_run(sentence: str) -> None:
-    folder = errors.folder_of_run()
+def _write_to_run(sentence: str) -> None:
+    folder = errors.get_run_folder()
     if folder is not None and folder.is_dir():
         with suppress(OSError):
-            path = folder / errors.IN_A_RUN
+            path = folder / errors.RUN_ERROR_FILE
             before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-            write_file(path, before + sentence, OWN)
+            write_file(path, before + sentence, PRIVATE_MODE)
 
 
-def _to_nowhere(descriptor: int) -> None:
+def _redirect_to_null(descriptor: int) -> None:
     """Redirect a descriptor to the null device, for this process and its future children."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != descriptor:
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+    null_device = os.open(os.devnull, os.O_RDWR)
+    if null_device != descriptor:
+        os.dup2(null_device, descriptor)
+        os.close(null_device)
 
 
-def _encoding(stream: TextIO | None) -> str:
+def _get_encoding(stream: TextIO | None) -> str:
     return getattr(stream, "encoding", None) or "utf-8"
 
 
-def _is_run(words: Sequence[str]) -> bool:
-    return bool(RUNS & set(words[:1])) and "--dry-run" not in words
+def _is_run(arguments: Sequence[str]) -> bool:
+    return bool(RUN_COMMANDS & set(arguments[:1])) and "--dry-run" not in arguments

@@ -15,36 +15,36 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-OWN = 0o600  # mode of files that may contain secrets
-KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-UNFINISHED = ".unfinished-"
-BEFORE = "-before"
-DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # name of an unfinished file
+PRIVATE_MODE = 0o600  # mode of files that may contain secrets
+FILE_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+TEMP_PREFIX = ".unfinished-"
+BACKUP_SUFFIX = "-before"
+TEMP_NAME = re.compile(re.escape(TEMP_PREFIX) + r"[0-9a-f]{16}")  # name of an unfinished file
 
 
-def write_file(path: Path, data: bytes | str, rights: int = 0o666) -> None:
+def write_file(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Replace ``path`` with ``data``; a crash leaves the old file or the new one.
 
     Args:
         data: content; a string is encoded as UTF-8.
-        rights: mode of a new file, before the umask of the process is applied.
+        mode: mode of a new file, before the umask of the process is applied.
     """
     content = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
+    temp_path = path.parent / f"{TEMP_PREFIX}{secrets.token_hex(8)}"
     try:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, rights)) as file:
+        with open(temp_path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        temp_path.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
-def drop_unfinished_line(path: Path) -> None:
+def truncate_partial_line(path: Path) -> None:
     """Truncate a file after its last line break.
 
     A process that was killed while writing leaves a partial last line, and the next line would be appended to it. Do
@@ -59,7 +59,7 @@ def drop_unfinished_line(path: Path) -> None:
             os.fsync(file.fileno())
 
 
-def user_cache() -> Path:
+def user_cache_dir() -> Path:
     """Return the user's cache folder: ``~/.cache/marft``, or ``marft`` in ``XDG_CACHE_HOME`` if absolute."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "marft"
@@ -73,29 +73,29 @@ def new_folder(path: Path) -> Iterator[Path]:
     ``path`` never holds partial content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
-    before = draft.with_name(f"{draft.name}{BEFORE}")
-    draft.mkdir()
+    temp_folder = path.parent / f"{TEMP_PREFIX}{secrets.token_hex(8)}"
+    backup = temp_folder.with_name(f"{temp_folder.name}{BACKUP_SUFFIX}")
+    temp_folder.mkdir()
     try:
-        with _opened(draft) as descriptor:
+        with _open_folder(temp_folder) as descriptor:
             with suppress(OSError):  # the file system has no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield draft
-            _sync(draft)
+            yield temp_folder
+            _sync_tree(temp_folder)
             if path.exists():
-                path.replace(before)
-            draft.replace(path)
+                path.replace(backup)
+            temp_folder.replace(path)
     except BaseException:
-        if before.exists() and not path.exists():
-            before.replace(path)
-        shutil.rmtree(draft, ignore_errors=True)
+        if backup.exists() and not path.exists():
+            backup.replace(path)
+        shutil.rmtree(temp_folder, ignore_errors=True)
         raise
     sync_folder(path.parent)
-    if before.exists():
-        shutil.rmtree(before)
+    if backup.exists():
+        shutil.rmtree(backup)
 
 
-def regular(path: str | Path) -> Path:
+def check_regular_file(path: str | Path) -> Path:
     """Return the path of a regular or missing file.
 
     A read from a pipe, device or socket could block forever.
@@ -107,8 +107,8 @@ def regular(path: str | Path) -> Path:
     with suppress(FileNotFoundError):
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
-            what = KINDS.get(kind, "a device")
-            raise OSError(errno.EINVAL, f"it is {what}, and only regular files are read", str(path))
+            description = FILE_KINDS.get(kind, "a device")
+            raise OSError(errno.EINVAL, f"it is {description}, and only regular files are read", str(path))
     return path
 
 
@@ -119,7 +119,7 @@ def read_text(path: str | Path) -> str:
         OSError: ``path`` is not a regular file, or cannot be read.
         UnicodeDecodeError: the content is not UTF-8.
     """
-    return regular(path).read_text(encoding="utf-8-sig")
+    return check_regular_file(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path) -> Any:
@@ -138,59 +138,63 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} has too many tables inside each other") from None
 
 
-def free_name(path: Path, label: str) -> Path:
+def unused_path(path: Path, label: str) -> Path:
     """Return an unused name next to ``path``: ``metrics.damaged-1.jsonl``."""
     number = 1
-    while (free := path.with_name(f"{path.stem}.{label}-{number}{path.suffix}")).exists() or free.is_symlink():
+    while (
+        candidate := path.with_name(f"{path.stem}.{label}-{number}{path.suffix}")
+    ).exists() or candidate.is_symlink():
         number += 1
-    return free
+    return candidate
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_temp_entries(folder: Path) -> None:
     """Delete temporary files and folders that a crash left in ``folder``."""
-    for leftover in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    for entry in folder.glob(f"{TEMP_PREFIX}*"):
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def is_draft(path: Path) -> bool:
+def is_temp_file(path: Path) -> bool:
     """Return True for a temporary file of an interrupted write."""
-    return DRAFT.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
+    return TEMP_NAME.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
-def remove_drafts(folder: Path) -> None:
+def remove_temp_files(folder: Path) -> None:
     """Delete temporary files of interrupted writes; no process may be writing in ``folder``."""
-    for path in folder.glob(f"{UNFINISHED}*"):
-        if is_draft(path):
+    for path in folder.glob(f"{TEMP_PREFIX}*"):
+        if is_temp_file(path):
             path.unlink()
 
 
-def remove_abandoned(folder: Path) -> None:
+def remove_stale_dirs(folder: Path) -> None:
     """Delete temporary folders from killed writers.
 
     A folder that another process still fills stays, and so does a temporary folder next to the old folder that it was
     about to replace. An old folder is deleted once its replacement is in place.
     """
-    for draft in folder.glob(f"{UNFINISHED}*"):
-        if draft.is_symlink() or not draft.is_dir():
+    for temp_folder in folder.glob(f"{TEMP_PREFIX}*"):
+        if temp_folder.is_symlink() or not temp_folder.is_dir():
             continue
-        if draft.name.endswith(BEFORE):
-            if not draft.with_name(draft.name.removesuffix(BEFORE)).exists():  # the replacement is in place
-                shutil.rmtree(draft, ignore_errors=True)
+        if temp_folder.name.endswith(BACKUP_SUFFIX):
+            if not temp_folder.with_name(
+                temp_folder.name.removesuffix(BACKUP_SUFFIX)
+            ).exists():  # the replacement is in place
+                shutil.rmtree(temp_folder, ignore_errors=True)
             continue
-        if not draft.with_name(f"{draft.name}{BEFORE}").exists():
+        if not temp_folder.with_name(f"{temp_folder.name}{BACKUP_SUFFIX}").exists():
             # the folder is locked, or its writer has just renamed it
-            with suppress(OSError), _opened(draft) as descriptor:
+            with suppress(OSError), _open_folder(temp_folder) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(draft)
+                shutil.rmtree(temp_folder)
 
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk (fsync)."""
-    with _opened(folder) as descriptor:
+    with _open_folder(folder) as descriptor:
         os.fsync(descriptor)
 
 
-def _sync(folder: Path) -> None:
+def _sync_tree(folder: Path) -> None:
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             with file.open("rb") as handle:
@@ -201,7 +205,7 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield descriptor

@@ -30,9 +30,9 @@ class RowFailedError(EpisodeFailedError):
 
     Args:
         reason: human-readable cause.
-        form: the text could not satisfy the requested grammar.
+        grammar_failed: the text could not satisfy the requested grammar.
     """
 
-    def __init__(self, reason: str, form: bool = False) -> None:
+    def __init__(self, reason: str, grammar_failed: bool = False) -> None:
         super().__init__("failed", reason)
-        self.form = form
+        self.grammar_failed = grammar_failed

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Restart:
+class PromptReset:
     """Point where an action continued from a newly rendered chat instead of its own tokens.
 
     Args:
@@ -25,7 +25,7 @@ class Restart:
         turns: number of the action's turns in the context, tool replies included.
         reason: human-readable cause.
 
-    >>> Restart(at=5, context=np.array([7, 8, 9], np.int32), turns=1, reason="its chat template drops thoughts").at
+    >>> PromptReset(at=5, context=np.array([7, 8, 9], np.int32), turns=1, reason="its chat template drops thoughts").at
     5
     """
 
@@ -43,15 +43,15 @@ class Segment(NamedTuple):
     stop: int
 
 
-def segments_of(prompt: npt.NDArray[np.int32], size: int, restarts: Sequence[Restart]) -> tuple[Segment, ...]:
+def split_segments(prompt: npt.NDArray[np.int32], size: int, resets: Sequence[PromptReset]) -> tuple[Segment, ...]:
     """Return the segments for an action with ``size`` tokens: one more than restarts.
 
-    >>> [(s.start, s.stop) for s in segments_of(np.array([1]), 9, [Restart(5, np.array([1]), 1, "")])]
+    >>> [(s.start, s.stop) for s in split_segments(np.array([1]), 9, [PromptReset(5, np.array([1]), 1, "")])]
     [(0, 5), (5, 9)]
 
     Args:
         prompt: ids before the first segment, [P].
     """
-    stops = [*(restart.at for restart in restarts), size]
-    begun = [(prompt, 0), *((restart.context, restart.at) for restart in restarts)]
-    return tuple(Segment(context, start, stop) for (context, start), stop in zip(begun, stops, strict=True))
+    stops = [*(reset.at for reset in resets), size]
+    starts = [(prompt, 0), *((reset.context, reset.at) for reset in resets)]
+    return tuple(Segment(context, start, stop) for (context, start), stop in zip(starts, stops, strict=True))

@@ -15,33 +15,60 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marft.common.consulted import Consultation, own_words
-from marft.common.declared import Declared
-from marft.common.marks import Grammar, Mark, Masks, allows_one
-from marft.common.segments import Restart, Segment, segments_of
-from marft.common.shown import Observation as Observation
-from marft.common.thoughts import Said
+from marft.common.helper_calls import HelperCallRecord, strip_helper_replies
+from marft.common.reasoning import StopString
+from marft.common.segments import PromptReset, Segment, split_segments
+from marft.common.step_info import StepInfo
+from marft.common.token_data import Grammar, GrammarMasks, TokenSource, allows_single_token
 from marft.common.usage import Usage
 
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
-Finish = Literal["stop", "length"]
-Normalisation = Literal["none", "tokens", "words"]  # Z, the divisor of a text's log-probability
+FinishReason = Literal["stop", "length"]
+Normalization = Literal["none", "tokens", "words"]  # Z, the divisor of a text's log-probability
 Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
 
 
-class Versions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Observation at one step: shared ``text`` (o_t) plus a private view per agent (o_t^i).
+
+    An environment may set whose ``turn`` it is, and the ``options`` that each agent chooses from.
+
+    >>> deal = Observation("One card each.", views={"north": "You hold a king."}, turn=("north",))
+    >>> deal.for_role("north"), deal.for_role("south")
+    ('One card each.\\n\\nYou hold a king.', 'One card each.')
+    """
+
+    text: str
+    views: Mapping[str, str] = field(default_factory=dict)  # private views by role
+    turn: tuple[str, ...] = ()  # roles that act in this step; () leaves the order to the organization
+    # allowed answers by role; a role without options writes free text
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def for_role(self, role: str) -> str:
+        """Return the shared text and the private view for one agent."""
+        return "\n\n".join(part for part in (self.text, self.views.get(role, "")) if part)
+
+    @property
+    def full_text(self) -> str:
+        """Shared text and all private views, each labeled with its role."""
+        views = (f"To {role}:\n{view}" for role, view in self.views.items())
+        return "\n\n".join(part for part in (self.text, *views) if part)
+
+
+class VersionRange(NamedTuple):
     """Lowest and highest policy version that sampled an action's tokens.
 
-    >>> Versions(3, 4) | Versions(4, 5)
-    Versions(lowest=3, highest=5)
+    >>> VersionRange(3, 4) | VersionRange(4, 5)
+    VersionRange(lowest=3, highest=5)
     """
 
     lowest: int = 0
     highest: int = 0
 
-    def __or__(self, other: Versions) -> Versions:
-        return Versions(min(self.lowest, other.lowest), max(self.highest, other.highest))
+    def __or__(self, other: VersionRange) -> VersionRange:
+        return VersionRange(min(self.lowest, other.lowest), max(self.highest, other.highest))
 
 
 class ActionKey(NamedTuple):
@@ -108,7 +135,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class AgentProfile:
     """An agent's role: the paper's inst^i.
 
     ``answers`` marks the agent whose text is the team's answer. ``version`` is the version of learned instructions, and
@@ -124,17 +151,17 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """Sampling parameters. ``temperature = 0`` is greedy; ``top_p`` and ``top_k`` are off at 1 and 0."""
 
     temperature: float = 1.0
     max_new_tokens: int = 512
     top_p: float = 1.0
     top_k: int = 0
-    stop: tuple[str | Said, ...] = ()  # stop strings, and stop strings that count only outside reasoning
+    stop: tuple[str | StopString, ...] = ()  # stop strings, and stop strings that count only outside reasoning
     grammar: Grammar | None = None  # format constraint on the text
     alternatives: int = 0  # number of most likely tokens reported for each position
-    listener: Callable[[int], None] | None = field(default=None, compare=False)  # called with each sampled token
+    on_token: Callable[[int], None] | None = field(default=None, compare=False)  # called with each sampled token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,11 +187,11 @@ class Completion:
     tokens: TokenIds  # [T]
     log_probs: LogProbs  # [T]
     text: str
-    finish: Finish
-    versions: Versions = Versions()
+    finish: FinishReason
+    versions: VersionRange = VersionRange()
     calls: tuple[ToolCall, ...] | None = None
     usage: Usage | None = None
-    masks: Masks | None = None
+    masks: GrammarMasks | None = None
     forced: tuple[int, ...] = ()  # positions in ``tokens``
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # for each token: ids and log-probs, most likely first
 
@@ -209,7 +236,7 @@ class Action:
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
     ...     marks=np.zeros(3, np.uint8), log_probs=np.array([-0.1, -0.7, -0.2], np.float32),
     ...     text="23 + 45 = 68", finish="stop")
-    >>> plan.id, plan.sampled.tolist()
+    >>> plan.id, plan.sampled_mask.tolist()
     ('0/reasoner/0', [True, True, True])
     """
 
@@ -222,8 +249,8 @@ class Action:
     marks: npt.NDArray[np.uint8]  # [T], the Mark of each token
     log_probs: LogProbs  # [decisions]
     text: str
-    finish: Finish
-    versions: Versions = Versions()
+    finish: FinishReason
+    versions: VersionRange = VersionRange()
     truncated_tokens: int = 0  # tokens of the rollout observation that did not fit
     started: float = 0.0  # seconds since the start of the episode
     ended: float = 0.0
@@ -239,9 +266,9 @@ class Action:
     usage: Usage | None = None
     continues: tuple[str, ...] = ()  # ids of the agent's own actions in its prompt, oldest first
     restarted: str = ""
-    restarts: tuple[Restart, ...] = ()
-    masks: Masks | None = None  # tokens that a grammar allowed at each sampled position
-    consultations: tuple[Consultation, ...] = ()  # helper calls, whose replies are part of the text
+    restarts: tuple[PromptReset, ...] = ()
+    masks: GrammarMasks | None = None  # tokens that a grammar allowed at each sampled position
+    consultations: tuple[HelperCallRecord, ...] = ()  # helper calls, whose replies are part of the text
     wishes: str = ""  # client requests that are only recorded, such as a seed: JSON
     profile_version: int = 0  # version of the agent's instructions, if they are learned
 
@@ -261,16 +288,20 @@ class Action:
         return self.key.step
 
     @property
-    def own_text(self) -> str:
+    def agent_text(self) -> str:
         """The last turn's text, without a teammate's prefix and helper replies."""
-        return self.own_texts[-1]
+        return self.agent_texts[-1]
 
     @property
-    def own_texts(self) -> tuple[str, ...]:
+    def agent_texts(self) -> tuple[str, ...]:
         """Text written by the agent itself, per turn."""
         texts = (*self.intermediate_texts, self.text[self.response_prefix :])
-        asked = self.consultations
-        return tuple(own_words(t, [c for c in asked if c.round == n]) for n, t in enumerate(texts)) if asked else texts
+        helper_calls = self.consultations
+        return (
+            tuple(strip_helper_replies(t, [c for c in helper_calls if c.round == n]) for n, t in enumerate(texts))
+            if helper_calls
+            else texts
+        )
 
     @property
     def message(self) -> str:
@@ -278,37 +309,37 @@ class Action:
         return self.text[self.thought :]
 
     @property
-    def sampled(self) -> npt.NDArray[np.bool_]:
+    def sampled_mask(self) -> npt.NDArray[np.bool_]:
         """Mask for tokens sampled by the agent itself, [T]."""
-        return np.equal(self.marks, Mark.SAMPLED)
+        return np.equal(self.marks, TokenSource.SAMPLED)
 
     @property
-    def own(self) -> npt.NDArray[np.bool_]:
+    def own_mask(self) -> npt.NDArray[np.bool_]:
         """Mask for tokens in the agent's own turns, sampled or forced by a grammar, [T]."""
-        return np.isin(self.marks, (Mark.SAMPLED, Mark.FORCED))
+        return np.isin(self.marks, (TokenSource.SAMPLED, TokenSource.FORCED))
 
     @property
-    def settled(self) -> bool:
+    def is_forced(self) -> bool:
         """True if the grammar left no decision.
 
         The last token then counts as one decision, with log-prob 0.
         """
-        return self.decisions == 1 and self.masks is not None and all(map(allows_one, self.masks.table))
+        return self.num_decisions == 1 and self.masks is not None and all(map(allows_single_token, self.masks.table))
 
     @property
-    def decisions(self) -> int:
+    def num_decisions(self) -> int:
         """Number of decisions with log-probs: the sampled tokens, or one choice."""
-        return 1 if self.choice else int(self.sampled.sum())
+        return 1 if self.choice else int(self.sampled_mask.sum())
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Token segments, each sampled from its own context."""
-        return segments_of(self.prompt, len(self.tokens), self.restarts)
+        return split_segments(self.prompt, len(self.tokens), self.restarts)
 
     @property
-    def by_teammate(self) -> npt.NDArray[np.bool_]:
+    def teammate_mask(self) -> npt.NDArray[np.bool_]:
         """Mask for tokens written by a teammate, [T]."""
-        return np.equal(self.marks, Mark.TEAMMATE)
+        return np.equal(self.marks, TokenSource.TEAMMATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,7 +353,7 @@ class JointAction:
     answer: Action | None = None
     actions: tuple[Action, ...] = ()
 
-    def of(self, role: str) -> Action | None:
+    def for_role(self, role: str) -> Action | None:
         """Return the last action by one agent; None if the agent did not act."""
         return next((action for action in reversed(self.actions) if action.agent == role), None)
 
@@ -332,7 +363,7 @@ class Step:
     """Environment response to a joint action, following Gymnasium.
 
     ``success`` is True if the task was solved, and None if the environment cannot tell. Accuracy counts ``success``.
-    ``info`` belongs to the environment, except for the keys named in :class:`marft.common.declared.Declared`.
+    ``info`` belongs to the environment, except for the keys named in :class:`marft.common.step_info.StepInfo`.
     """
 
     observation: Observation
@@ -352,7 +383,7 @@ class Transition:
     reward: float
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)  # composed reward terms, by term and term/agent
-    declared: Declared = Declared()  # ground truth about the step, for metrics that need it
+    declared: StepInfo = StepInfo()  # ground truth about the step, for metrics that need it
 
 
 class Fork(NamedTuple):
@@ -372,7 +403,7 @@ class Episode:
     ``paused`` episode is a replay that stops after its first new step, to measure the reward of that step.
 
     >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
-    >>> episode.scored, episode.total_reward
+    >>> episode.is_scored, episode.total_reward
     (False, 0.0)
     """
 
@@ -388,7 +419,8 @@ class Episode:
     bootstrap: Mapping[str, TokenIds] = field(default_factory=dict)
     seconds: float = 0.0
     fork: Fork | None = None
-    began: float = 0.0  # start in seconds since 1970, by the clock of the machine that played the episode; 0: unknown
+    # start in seconds since 1970, by the clock of the machine that played the episode; 0: unknown
+    start_time: float = 0.0
     answer: str = ""  # id of the action that answered a client; "" if no client queried the whole team
     imagined: bool = False  # played in a world model: used for training, and never counted as a real episode
 
@@ -398,7 +430,7 @@ class Episode:
         return f"{self.stream} {self.task.id} #{self.sample}"
 
     @property
-    def scored(self) -> bool:
+    def is_scored(self) -> bool:
         """True unless the episode failed or timed out."""
         return self.status in ("terminated", "truncated", "paused")
 
@@ -412,14 +444,14 @@ class Episode:
 class Sample:
     """One action as learner input: the ids recorded by the engine, and an advantage for each decision.
 
-    >>> Sample(action=None, normaliser=3.0, advantages=np.array([0.5])).advantages.tolist()
+    >>> Sample(action=None, normalizer=3.0, advantages=np.array([0.5])).advantages.tolist()
     [0.5]
     """
 
     action: Action
-    normaliser: float  # Z of eq. 6: 1, the number of sampled tokens, or the number of words
+    normalizer: float  # Z of eq. 6: 1, the number of sampled tokens, or the number of words
     advantages: npt.NDArray[np.float64]  # [1] at action level, [sampled tokens] at token level
-    successful: bool = False  # the episode solved its task
+    solved: bool = False  # the episode solved its task
     log_factor: float = 0.0  # added to the log-ratio: the factor of policies updated before (A2PO)
 
 
@@ -429,26 +461,26 @@ class ActionCredit:
 
     Arrays have one number per decision. None means not measured.
 
-    >>> credit = ActionCredit(None, None, "t1", np.array([0.5]), None, None, None, None, gradient=None)
-    >>> credit.raw.tolist(), credit.advantages
+    >>> credit = ActionCredit(None, None, "t1", np.array([0.5]), None, None, None, None, gradient_size=None)
+    >>> credit.raw_advantages.tolist(), credit.advantages
     ([0.5], None)
 
     Args:
-        raw: advantages from credit assignment.
+        raw_advantages: advantages from credit assignment.
         advantages: advantages as the objective received them; None if the action was not trained.
         group: key of the group that the action was compared in; "" for none.
         values: critic values.
         entropy: entropy of the policy.
-        difference: the learner's log-probs minus the engine's, for the same weights.
-        gradient: Σ |∂loss/∂log π| over its decisions; an agent's share of their sum is its gradient share.
+        log_prob_diff: the learner's log-probs minus the engine's, for the same weights.
+        gradient_size: Σ |∂loss/∂log π| over its decisions; an agent's share of their sum is its gradient share.
     """
 
     episode: Episode
     action: Action
     group: str
-    raw: npt.NDArray[np.float64]
+    raw_advantages: npt.NDArray[np.float64]
     advantages: npt.NDArray[np.float64] | None
     values: npt.NDArray[np.float64] | None
     entropy: npt.NDArray[np.float64] | None
-    difference: npt.NDArray[np.float64] | None
-    gradient: float | None
+    log_prob_diff: npt.NDArray[np.float64] | None
+    gradient_size: float | None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from operator import add
 
-RESTARTS = "engine_restarts"  # number of restarts of an engine in its own process
+ENGINE_RESTARTS = "engine_restarts"  # number of restarts of an engine in its own process
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
 
 
-def added(*counts: Mapping[str, float]) -> dict[str, float]:
+def sum_counts(*counts: Mapping[str, float]) -> dict[str, float]:
     """Return the sums of several counters, by name.
 
-    >>> added({"a": 1.0}, {"a": 2.0, "b": 0.0})
+    >>> sum_counts({"a": 1.0}, {"a": 2.0, "b": 0.0})
     {'a': 3.0, 'b': 0.0}
     """
     total: dict[str, float] = {}
-    for each in counts:
-        for name, count in each.items():
+    for mapping in counts:
+        for name, count in mapping.items():
             total[name] = total.get(name, 0.0) + count
     return total

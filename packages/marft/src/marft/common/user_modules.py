@@ -21,21 +21,21 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-PROJECT, SOURCE = "pyproject.toml", "src"  # marks of a project with a src layout
+PROJECT_FILE, SOURCE_FOLDER = "pyproject.toml", "src"  # marks of a project with a src layout
 # layout of an export: manifest, its format, and the folder of the modules
-TEAM, FORMAT, CODE = "team.json", "a team of MARFT", "code"
+MANIFEST, MANIFEST_FORMAT, CODE_FOLDER = "team.json", "a team of MARFT", "code"
 # Standard library modules that import names given by their caller: such imports count as the caller's.
-BY_NAME = (
+IMPORTING_MODULES = (
     "contextlib", "functools", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.util",
     "logging.config", "pkgutil", "pydoc", "runpy", "unittest.mock",
 )  # fmt: skip
-RESOURCES = "importlib.resources"  # a package of such modules
+RESOURCES_PACKAGE = "importlib.resources"  # a package of such modules
 # Standard library packages that call a function whose caller has left the stack, or runs in another process.
-DETACHED = ("asyncio", "concurrent", "multiprocessing", "pickle", "threading")
+DETACHED_PACKAGES = ("asyncio", "concurrent", "multiprocessing", "pickle", "threading")
 
 
 @dataclass(frozen=True)
-class Root:
+class ModuleRoot:
     """Search location for user modules.
 
     Args:
@@ -46,11 +46,11 @@ class Root:
     folders: tuple[Path, ...]
     digests: Mapping[str, str] | None = None
 
-    def spec(self, name: str) -> ModuleSpec | None:
+    def make_spec(self, name: str) -> ModuleSpec | None:
         """Return the import spec for a full module name; None if not found."""
         places = [folder.joinpath(*name.split(".")) for folder in self.folders]
         files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
-        file = next(filter(self._has, files), None)
+        file = next(filter(self._has_file, files), None)
         inside = [str(place) for place in places if self._has_folder(place)]
         if file is not None:
             package = [str(file.parent)] if file.stem == "__init__" else None
@@ -65,7 +65,7 @@ class Root:
         spec.loader_state = self
         return spec
 
-    def check(self, file: str, data: bytes) -> None:
+    def verify(self, file: str, data: bytes) -> None:
         """Compare a source file with the digest in its export.
 
         Raises:
@@ -74,7 +74,7 @@ class Root:
         if self.digests is not None and self.digests.get(file) != hashlib.sha256(data).hexdigest():
             raise ImportError(f"{file} has changed since its export was checked, and is not run", path=file)
 
-    def _has(self, file: Path) -> bool:
+    def _has_file(self, file: Path) -> bool:
         return file.is_file() if self.digests is None else str(file) in self.digests
 
     def _has_folder(self, place: Path) -> bool:
@@ -86,7 +86,7 @@ class Root:
 class SourceLoader(SourceFileLoader):
     """Loader that compiles a user module from source."""
 
-    def __init__(self, name: str, path: str, root: Root) -> None:
+    def __init__(self, name: str, path: str, root: ModuleRoot) -> None:
         super().__init__(name, path)
         self.root = root
 
@@ -97,7 +97,7 @@ class SourceLoader(SourceFileLoader):
             ImportError: the bytes differ from those that were checked with the export.
         """
         data = super().get_data(path)
-        self.root.check(str(path), data)
+        self.root.verify(str(path), data)
         return data
 
     def get_code(self, fullname: str) -> CodeType:
@@ -107,15 +107,15 @@ class SourceLoader(SourceFileLoader):
         return code
 
 
-_roots: list[Root] = []  # roots of the recipes read by this process, latest first
+_roots: list[ModuleRoot] = []  # roots of the recipes read by this process, latest first
 # roots for the module being imported by name
-_searched: ContextVar[Sequence[Root]] = ContextVar("_searched", default=())
-_listeners: list[Callable[[str], None]] = []
-_noted: set[str] = set()
-checked: set[Path] = set()  # exports, and folders of exports, whose files were checked in this process
+_active_roots: ContextVar[Sequence[ModuleRoot]] = ContextVar("_searched", default=())
+_note_listeners: list[Callable[[str], None]] = []
+_sent_notes: set[str] = set()
+verified_folders: set[Path] = set()  # exports, and folders of exports, whose files were checked in this process
 
 
-class _Inside(MetaPathFinder):
+class _SubmoduleFinder(MetaPathFinder):
     """Finder for submodules inside packages from a root. Comes first, because other finders read bytecode."""
 
     def find_spec(
@@ -128,15 +128,15 @@ class _Inside(MetaPathFinder):
         """
         parent = sys.modules.get(fullname.rpartition(".")[0]) if path is not None else None
         root = getattr(getattr(parent, "__spec__", None), "loader_state", None)
-        if not isinstance(root, Root):
+        if not isinstance(root, ModuleRoot):
             return None
-        spec = root.spec(fullname)
+        spec = root.make_spec(fullname)
         if spec is None and root.digests is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         return spec
 
 
-class _Beside(MetaPathFinder):
+class _RecipeFolderFinder(MetaPathFinder):
     """Finder for import paths in recipes, and for imports by modules from a root. Installed modules take precedence."""
 
     def find_spec(
@@ -147,30 +147,32 @@ class _Beside(MetaPathFinder):
         Raises:
             ModuleNotFoundError: the importing module is unknown, and the module may be next to a recipe.
         """
-        caller = _caller(sys._getframe(1)) if path is None else None
-        roots = _roots_of(caller) if caller is not None else ()
-        spec = next((spec for root in roots if (spec := root.spec(fullname))), None)
-        if spec is None and caller is not None and not _asks_only(sys._getframe(1)):
-            _refuse_detached(fullname, caller)
+        caller = _importing_frame(sys._getframe(1)) if path is None else None
+        roots = _visible_roots(caller) if caller is not None else ()
+        spec = next((spec for root in roots if (spec := root.make_spec(fullname))), None)
+        if spec is None and caller is not None and not _is_spec_lookup(sys._getframe(1)):
+            _reject_detached(fullname, caller)
         return spec
 
 
-def _caller(frame: FrameType | None) -> FrameType | None:
+def _importing_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame with the import, skipping import functions of the standard library; None if not found."""
-    while frame is not None and frame.f_code is not import_named.__code__ and _passes_on(frame):
+    while frame is not None and frame.f_code is not import_user_module.__code__ and _imports_for_caller(frame):
         frame = frame.f_back
     return frame
 
 
-def _passes_on(frame: FrameType) -> bool:
+def _imports_for_caller(frame: FrameType) -> bool:
     """Return True if a frame imports a name given by its caller."""
     name = str(frame.f_globals.get("__name__"))
-    if _decorated(frame) is not None:
+    if _patched_function(frame) is not None:
         return False
-    return name in (*BY_NAME, __name__) or name == RESOURCES or name.startswith(f"{RESOURCES}.")
+    return (
+        name in (*IMPORTING_MODULES, __name__) or name == RESOURCES_PACKAGE or name.startswith(f"{RESOURCES_PACKAGE}.")
+    )
 
 
-def _decorated(frame: FrameType) -> FunctionType | None:
+def _patched_function(frame: FrameType) -> FunctionType | None:
     """Return the function that a ``unittest.mock`` decorator is about to call in a frame; None for all other frames."""
     if frame.f_globals.get("__name__") != "unittest.mock" or frame.f_code.co_name not in ("patched", "_inner"):
         return None
@@ -178,33 +180,33 @@ def _decorated(frame: FrameType) -> FunctionType | None:
     return function if isinstance(function, FunctionType) else None
 
 
-def _roots_of(caller: FrameType) -> Sequence[Root]:
+def _visible_roots(caller: FrameType) -> Sequence[ModuleRoot]:
     """Return the roots visible to the importing code."""
-    if caller.f_code is import_named.__code__:
-        return _searched.get()
-    function = _decorated(caller)
+    if caller.f_code is import_user_module.__code__:
+        return _active_roots.get()
+    function = _patched_function(caller)
     loader = (caller.f_globals if function is None else function.__globals__).get("__loader__")
     return (loader.root,) if isinstance(loader, SourceLoader) else ()
 
 
-def _asks_only(frame: FrameType) -> bool:
+def _is_spec_lookup(frame: FrameType) -> bool:
     """Return True during ``importlib.util.find_spec``, where a missing module is no error."""
     while frame.f_back is not None and frame.f_globals.get("__name__") == "importlib._bootstrap":
         frame = frame.f_back
     return frame.f_globals.get("__name__") == "importlib.util"
 
 
-def _refuse_detached(name: str, caller: FrameType) -> None:
+def _reject_detached(name: str, caller: FrameType) -> None:
     """Reject the import of a module next to a recipe by an unknown caller.
 
     Raises:
         ModuleNotFoundError: the import comes from a thread, an event loop or a child process.
     """
     package = str(caller.f_globals.get("__name__")).partition(".")[0]
-    if package not in DETACHED:
+    if package not in DETACHED_PACKAGES:
         return
     missing = f"No module named {name!r}"
-    if any(root.spec(name) for root in _roots):
+    if any(root.make_spec(name) for root in _roots):
         raise ModuleNotFoundError(
             f"{missing}: it lies beside a recipe, where modules of that folder alone may import it, and this import "
             "was handed to a thread or an event loop; hand over a function of your module that imports it",
@@ -218,9 +220,9 @@ def _refuse_detached(name: str, caller: FrameType) -> None:
         )
 
 
-def add(root: Root) -> None:
+def add_root(root: ModuleRoot) -> None:
     """Register a root for import paths, before all roots registered earlier."""
-    _roots[:] = [root, *(known for known in _roots if known.folders != root.folders)]
+    _roots[:] = [root, *(other for other in _roots if other.folders != root.folders)]
 
 
 def add_folder(folder: Path) -> None:
@@ -229,31 +231,33 @@ def add_folder(folder: Path) -> None:
     In an export, only the files of its ``code`` folder that the manifest lists can be found.
     """
     if not any(root.digests is not None and folder in root.folders for root in _roots):
-        add(_root_at(folder))
+        add_root(_folder_root(folder))
 
 
-def of_export(export: Path, folder: Path, digests: Mapping[str, str]) -> Root:
+def export_root(export: Path, folder: Path, hashes: Mapping[str, str]) -> ModuleRoot:
     """Return the root for an export's modules.
 
     Args:
         export: folder of the export.
         folder: folder of its modules.
-        digests: SHA-256 of each file in the export, by its name in the export.
+        hashes: SHA-256 of each file in the export, by its name in the export.
     """
-    return Root((folder,), {str(export / name): one for name, one in digests.items() if name.startswith(f"{CODE}/")})
+    return ModuleRoot(
+        (folder,), {str(export / name): digest for name, digest in hashes.items() if name.startswith(f"{CODE_FOLDER}/")}
+    )
 
 
-def export_around(folder: Path) -> Path | None:
+def find_export(folder: Path) -> Path | None:
     """Return the export at or above a folder; None if there is no export."""
     return next(filter(is_export, (folder, *folder.parents)), None)
 
 
 def is_export(folder: Path) -> bool:
     """Return True if a folder has the manifest of an export."""
-    return _manifest(folder) is not None
+    return _read_manifest(folder) is not None
 
 
-def refuse_unlisted(folder: Path) -> None:
+def verify_export_folder(folder: Path) -> None:
     """Verify a folder inside an export before a library loads models or adapters from it.
 
     Each folder is checked once per process. Folders outside exports are not checked.
@@ -262,41 +266,41 @@ def refuse_unlisted(folder: Path) -> None:
         ValueError: a file is not listed in the manifest, or has changed.
     """
     folder = folder.resolve()
-    export = export_around(folder)
-    if export is None or not checked.isdisjoint((folder, *folder.parents)):
+    export = find_export(folder)
+    if export is None or not verified_folders.isdisjoint((folder, *folder.parents)):
         return
-    listed = _digests(export)
+    listed = _read_digests(export)
     for file in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
         name = file.relative_to(export).as_posix()
         if name not in listed:
             raise ValueError(f"{export}: {name} was not written with it; remove it")
         if not file.is_file() or _sha256(file) != listed[name]:
             raise ValueError(f"{export}: {name} is damaged: it is not as it was written")
-    checked.add(folder)
+    verified_folders.add(folder)
 
 
-def for_programs(folder: str) -> dict[str, str]:
+def subprocess_env(folder: str) -> dict[str, str]:
     """Return environment variables for a program with this working folder: no bytecode in exports."""
-    return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and export_around(Path(folder)) else {}
+    return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and find_export(Path(folder)) else {}
 
 
-def on_note(listener: Callable[[str], None]) -> None:
+def set_note_listener(listener: Callable[[str], None]) -> None:
     """Call ``listener`` with each future note, and drop earlier listeners.
 
     Notes report the file that an import path runs, and files that an export does not list.
     """
-    _listeners[:] = [listener]
+    _note_listeners[:] = [listener]
 
 
-def note(text: str) -> None:
+def send_note(text: str) -> None:
     """Pass a note to the listeners, once per text. Without a listener, issue a warning."""
-    if text and text not in _noted:
-        _noted.add(text)
-        for listener in _listeners or (warnings.warn,):
+    if text and text not in _sent_notes:
+        _sent_notes.add(text)
+        for listener in _note_listeners or (warnings.warn,):
             listener(text)
 
 
-def import_named(module: str, folder: str = "") -> ModuleType:
+def import_user_module(module: str, folder: str = "") -> ModuleType:
     """Import a module by import path: an installed module, else the working folder's, else one next to a recipe.
 
     Args:
@@ -305,40 +309,40 @@ def import_named(module: str, folder: str = "") -> ModuleType:
     Raises:
         ImportError: the module is missing or cannot be loaded.
     """
-    _install()
+    _install_finders()
     new = module not in sys.modules
-    token = _searched.set(_places(module.partition(".")[0], folder))
+    token = _active_roots.set(_search_roots(module.partition(".")[0], folder))
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     finally:
-        _searched.reset(token)
-    if new and isinstance(getattr(found, "__loader__", None), SourceLoader):
-        for listener in _listeners:
-            listener(f"runs {found.__file__}")
-    return found
+        _active_roots.reset(token)
+    if new and isinstance(getattr(imported, "__loader__", None), SourceLoader):
+        for listener in _note_listeners:
+            listener(f"runs {imported.__file__}")
+    return imported
 
 
-def _install() -> None:
-    for finder, place in ((_INSIDE, 0), (_BESIDE, len(sys.meta_path) + 1)):
+def _install_finders() -> None:
+    for finder, place in ((_SUBMODULE_FINDER, 0), (_RECIPE_FOLDER_FINDER, len(sys.meta_path) + 1)):
         if finder not in sys.meta_path:
             sys.meta_path.insert(place, finder)
 
 
-def _places(name: str, folder: str) -> Sequence[Root]:
+def _search_roots(name: str, folder: str) -> Sequence[ModuleRoot]:
     """Return the roots to search for a module. The working folder never overrides modules listed in an export."""
-    known = [root for root in _roots if not folder or Path(folder) in root.folders]
-    here = Path.cwd()
-    if export_around(here) or any(root.digests is not None and root.spec(name) for root in known):
-        return known
-    return [_root_at(here), *known]
+    roots = [root for root in _roots if not folder or Path(folder) in root.folders]
+    working_folder = Path.cwd()
+    if find_export(working_folder) or any(root.digests is not None and root.make_spec(name) for root in roots):
+        return roots
+    return [_folder_root(working_folder), *roots]
 
 
-def _root_at(folder: Path) -> Root:
-    export = export_around(folder)
+def _folder_root(folder: Path) -> ModuleRoot:
+    export = find_export(folder)
     if export is not None:
-        return of_export(export, folder, _digests(export))
-    project = (folder / SOURCE).is_dir() and (folder / PROJECT).is_file()
-    return Root((folder, folder / SOURCE) if project else (folder,))
+        return export_root(export, folder, _read_digests(export))
+    project = (folder / SOURCE_FOLDER).is_dir() and (folder / PROJECT_FILE).is_file()
+    return ModuleRoot((folder, folder / SOURCE_FOLDER) if project else (folder,))
 
 
 def _sha256(file: Path) -> str:
@@ -346,20 +350,20 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _digests(export: Path) -> dict[str, str]:
-    files = (_manifest(export) or {}).get("files")
+def _read_digests(export: Path) -> dict[str, str]:
+    files = (_read_manifest(export) or {}).get("files")
     listed = files if isinstance(files, dict) else {}
     return {name: str(entry.get("sha256")) for name, entry in listed.items() if isinstance(entry, dict)}
 
 
-def _manifest(folder: Path) -> dict[str, object] | None:
+def _read_manifest(folder: Path) -> dict[str, object] | None:
     """Return an export's manifest; None for other folders."""
     try:
-        table = json.loads((folder / TEAM).read_text(encoding="utf-8"))
+        table = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return table if isinstance(table, dict) and table.get("format") == FORMAT else None
+    return table if isinstance(table, dict) and table.get("format") == MANIFEST_FORMAT else None
 
 
-_INSIDE, _BESIDE = _Inside(), _Beside()
-_install()  # also in child processes of user modules, for the error messages
+_SUBMODULE_FINDER, _RECIPE_FOLDER_FINDER = _SubmoduleFinder(), _RecipeFolderFinder()
+_install_finders()  # also in child processes of user modules, for the error messages

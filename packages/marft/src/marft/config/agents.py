@@ -8,18 +8,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.marks import Grammar
-from marft.common.types import Profile, Sampling
-from marft.config.folders import at_home
+from marft.common.token_data import Grammar
+from marft.common.types import AgentProfile, SamplingParams
 from marft.config.names import Role
-from marft.config.settings import Count, CountOrNone, Few, Names, Plain, Positive, Settings
+from marft.config.paths import expand_user
+from marft.config.settings import Count, Names, NonNegativeCount, PlainTable, Positive, Settings, SmallCount
 
-COLDEST = 0.001
+MIN_TEMPERATURE = 0.001
 Strings = Annotated[tuple[str, ...], Strict(False)]
 
 
-def _at_home(paths: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(str(at_home(path)) for path in paths)
+def _expand_users(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(expand_user(path)) for path in paths)
 
 
 class SamplingSettings(Settings):
@@ -28,36 +28,38 @@ class SamplingSettings(Settings):
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # sampling temperature; 0: greedy
     max_new_tokens: Count = 512  # maximum tokens of one action, summed over all its turns
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling: probability mass of the sampled tokens; 1: off
-    top_k: CountOrNone = 0  # number of most likely tokens to sample from; 0: off
+    top_k: NonNegativeCount = 0  # number of most likely tokens to sample from; 0: off
     stop: Strings = ()  # stop strings that end an action
-    json_schema: Plain = {}  # JSON schema that each turn must match; excludes regex and grammar
+    json_schema: PlainTable = {}  # JSON schema that each turn must match; excludes regex and grammar
     regex: str = ""  # regular expression that each turn must match
     grammar: str = ""  # grammar that each turn must match, in Lark's format
 
     @field_validator("temperature")
     @classmethod
-    def _divides(cls, temperature: float) -> float:
-        if 0 < temperature < COLDEST:
+    def _check_temperature(cls, temperature: float) -> float:
+        if 0 < temperature < MIN_TEMPERATURE:
             raise PydanticCustomError(
-                "temperature", "below {coldest} it is greedy but for rounding; use 0, which is", {"coldest": COLDEST}
+                "temperature",
+                "below {coldest} it is greedy but for rounding; use 0, which is",
+                {"coldest": MIN_TEMPERATURE},
             )
         return temperature
 
     @field_validator("stop")
     @classmethod
-    def _can_be_written(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if "" in stop:
             raise PydanticCustomError("stop", "an empty text would end every action before it begins; remove it")
         return stop
 
     @model_validator(mode="after")
-    def _one_grammar(self) -> SamplingSettings:
+    def _check_grammar(self) -> SamplingSettings:
         if sum(map(bool, (self.json_schema, self.regex, self.grammar))) > 1:
             raise PydanticCustomError("grammar", "json_schema, regex and grammar exclude each other; keep one")
         return self
 
     @property
-    def held_to(self) -> Grammar | None:
+    def constraint(self) -> Grammar | None:
         """Format constraint on each turn; None if free text."""
         if self.json_schema:
             return Grammar("json", json.dumps(self.json_schema))
@@ -65,9 +67,9 @@ class SamplingSettings(Settings):
             return Grammar("regex", self.regex)
         return Grammar("lark", self.grammar) if self.grammar else None
 
-    def resolve(self) -> Sampling:
+    def to_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters for the engine."""
-        return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop, self.held_to)
+        return SamplingParams(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop, self.constraint)
 
 
 class ContextSettings(Settings):
@@ -81,8 +83,8 @@ class ContextSettings(Settings):
 class ToolUseSettings(Settings):
     """Limits on an agent's tool use."""
 
-    rounds: Few = 8  # maximum tool rounds in one action
-    calls: Few = 16  # maximum tool calls in one turn
+    rounds: SmallCount = 8  # maximum tool rounds in one action
+    calls: SmallCount = 16  # maximum tool calls in one turn
     timeout_seconds: Positive = 30.0  # timeout of one call, in seconds
     output_tokens: Count = 512  # maximum tokens of one tool reply; the rest is truncated
 
@@ -97,7 +99,7 @@ class AgentSettings(Settings):
     answers: bool = False  # the agent's text is the team's answer; always true for a single agent
     tools: Names = ()  # names of [tools.…] tables
     tool_use: ToolUseSettings = ToolUseSettings()  # limits on tool use
-    skills: Annotated[Names, AfterValidator(_at_home)] = ()  # folders with a SKILL.md
+    skills: Annotated[Names, AfterValidator(_expand_users)] = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()  # sampling parameters
     context: ContextSettings = ContextSettings()  # truncation for prompts longer than the model's context
     # keep or drop reasoning (<think>…</think>) when other agents, and later the agent itself, read the text
@@ -105,6 +107,6 @@ class AgentSettings(Settings):
     memory: Literal["none", "own"] = "none"  # "own": prompts include the agent's earlier conversation in the episode
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> AgentProfile:
         """The agent's role with its instructions, without tools."""
-        return Profile(self.role, self.instructions, self.guidance, self.answers)
+        return AgentProfile(self.role, self.instructions, self.guidance, self.answers)

@@ -8,26 +8,26 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.types import Normalisation
+from marft.common.types import Normalization
 from marft.config.algorithms import PRESETS
-from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
+from marft.config.plugin_types import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
 from marft.config.settings import (
-    LARGEST,
-    CountOrNone,
-    Felt,
-    Few,
+    MAX_COUNT,
     Fraction,
-    NotNegative,
+    NonNegative,
+    NonNegativeCount,
+    NotTiny,
     Positive,
     Ratio,
     Settings,
+    SmallCount,
     Weight,
     did_you_mean,
 )
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # smaller steps do not change weights
-Limit = Annotated[NotNegative, Felt]
+Limit = Annotated[NonNegative, NotTiny]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -37,13 +37,13 @@ class OptimizerSettings(Settings):
 
     learning_rate: LearningRate = 3e-5  # default learning rate of policies
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # decay of the learning rate
-    warmup_steps: CountOrNone = 0  # training steps of linear warm-up
+    warmup_steps: NonNegativeCount = 0  # training steps of linear warm-up
     final_fraction: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
     beta1: Beta = 0.9  # decay of the first moment
     beta2: Beta = 0.999  # decay of the second moment
     epsilon: Epsilon = 1e-8  # term added to the root of the second moment
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # decoupled weight decay, multiplied by the learning rate
-    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # gradient clipping: maximum norm per policy
+    max_gradient_norm: Annotated[Positive, NotTiny] = 1.0  # gradient clipping: maximum norm per policy
 
 
 class RewardSettings(Settings):
@@ -55,7 +55,7 @@ class RewardSettings(Settings):
     shaping: Literal["none", "margin", "quality"] = "none"
     shaping_weight: Weight = 0.5  # weight of the shaping term
     # length of the zone before max_new_tokens with a length penalty of up to 1, in tokens; 0: off
-    overlong_buffer: CountOrNone = 0
+    overlong_buffer: NonNegativeCount = 0
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardSettings:
@@ -82,7 +82,7 @@ class KLSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _what_the_place_asks_for(cls, table: object) -> object:
+    def _set_default_estimator(cls, table: object) -> object:
         if isinstance(table, dict) and table.get("place") == "reward":
             return {"estimator": "k1", **table}
         return table
@@ -108,7 +108,7 @@ class SamplerCorrectionSettings(Settings):
 
     # unit of a weight; none: off. Default with separate engine weights: token at token level, else geometric
     level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Annotated[float, Field(ge=1, le=LARGEST)] = 2.0  # maximum weight
+    cap: Annotated[float, Field(ge=1, le=MAX_COUNT)] = 2.0  # maximum weight
     low: Ratio = 0.0  # mask: smaller weights become 0; requires the upper mask
     high: Ratio = 0.0  # mask: larger weights become 0; 0: off
 
@@ -155,16 +155,16 @@ class CriticSettings(Settings):
     hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's hidden layers
     learning_rate: LearningRate = 1e-3  # learning rate of the head
     epsilon: Epsilon = 1e-8  # epsilon of the head's Adam
-    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # gradient clipping: maximum norm
+    max_gradient_norm: Annotated[Positive, NotTiny] = 1.0  # gradient clipping: maximum norm
     loss: Literal["huber", "squared"] = "huber"  # value loss
-    huber_delta: Annotated[Positive, Felt] = 1.0  # error above which the Huber loss is linear
+    huber_delta: Annotated[Positive, NotTiny] = 1.0  # error above which the Huber loss is linear
     value_clip: Limit = 0.2  # maximum change of a value; 0: off
     normalise_values: bool = False  # normalize targets by their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # decay of the running statistics per batch
     coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the value loss
-    epochs: Few = 1  # epochs over a step's episodes
-    minibatches: Few = 1  # minibatches per epoch
-    warmup_steps: CountOrNone = 0  # training steps that train only the critic, on Monte-Carlo returns
+    epochs: SmallCount = 1  # epochs over a step's episodes
+    minibatches: SmallCount = 1  # minibatches per epoch
+    warmup_steps: NonNegativeCount = 0  # training steps that train only the critic, on Monte-Carlo returns
 
 
 class AlgorithmSettings(Settings):
@@ -172,16 +172,16 @@ class AlgorithmSettings(Settings):
 
     name: str = "marft"  # name of a preset
     level: Literal["action", "token"] = "action"  # unit of a decision: a whole action, or a token
-    normalisation: Normalisation = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
+    normalisation: Normalization = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
     # averaging of loss terms; auto: action-mean at action level, token-mean at token level
     aggregation: Aggregation = "auto"
-    constant_length: CountOrNone = 0  # divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens
+    constant_length: NonNegativeCount = 0  # divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"  # count loss terms per policy, or pooled over all policies
     normalise_advantages: bool = True  # normalize advantages to mean 0 and deviation 1
     # advantages of a step with equal rewards in all episodes: as assigned, or 0
     equal_rewards: Literal["assigned", "zero"] = "assigned"
-    epochs: Few = 1  # epochs over a step's episodes
-    minibatches: Few = 1  # minibatches per epoch
+    epochs: SmallCount = 1  # epochs over a step's episodes
+    minibatches: SmallCount = 1  # minibatches per epoch
     kl_stop: Limit = 0.0  # KL before an update that ends the phase, in nats per token; 0: off
     team_kl: Limit = 0.0  # maximum KL of all policies together in a step, in nats per environment step; 0: no limit
     entropy: Weight = 0.0  # weight of the entropy bonus; 0: off
@@ -202,17 +202,17 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_the_preset(cls, table: object) -> object:
+    def _merge_preset(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
-        table = under_the_preset_named(table)
+        table = reduce_to_changes(table)
         name = table.get("name", "marft")
         if not isinstance(name, str) or name not in PRESETS:
             hint = did_you_mean(str(name), PRESETS)
             raise PydanticCustomError(
                 "preset", "no algorithm is called {name}{hint}", {"name": repr(name), "hint": hint}
             )
-        return {"name": name, **merge(PRESETS[name], table)}
+        return {"name": name, **merge_tables(PRESETS[name], table)}
 
     @model_validator(mode="after")
     def _check_aggregation(self) -> AlgorithmSettings:
@@ -227,7 +227,7 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _check_combination(self) -> AlgorithmSettings:
-        problems = list(_impossible(self))
+        problems = list(_invalid_combinations(self))
         if problems:
             raise PydanticCustomError("combination", "{problems}", {"problems": "\n".join(problems)})
         return self
@@ -246,7 +246,7 @@ class AlgorithmSettings(Settings):
         return self.aggregation
 
 
-def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
+def _invalid_combinations(algorithm: AlgorithmSettings) -> Iterable[str]:
     """Yield each invalid combination, with a remedy."""
     credit, kind = algorithm.credit, algorithm.critic.kind
     if credit.needs_critic and kind == "none":
@@ -261,18 +261,18 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
         )
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
-    if credit.ranks_own and algorithm.reward.overlong_buffer:
+    if credit.ranks_own_rewards and algorithm.reward.overlong_buffer:
         yield (
             f"reward.overlong_buffer: credit {credit.name!r} goes by how own rewards rank attempts, and would take the "
             "price of length for one; set it to 0"
         )
     correction = algorithm.schedule.correction
-    if correction == "preceding" and not credit.reads_traces:
+    if correction == "preceding" and not credit.supports_a2po:
         yield (
             f"schedule {algorithm.schedule.name!r} traces advantages through the policies updated before, which credit "
             f"{credit.name!r} does not know of; use credit 'step-gae', or schedule 'sequential'"
         )
-    if correction and credit.forking:
+    if correction and credit.fork_plan:
         yield (
             f"schedule {algorithm.schedule.name!r} weighs actions with what was done beside them in the same episode, "
             f"but credit {credit.name!r} judges each in an episode of its own; use schedule 'simultaneous'"
@@ -282,10 +282,10 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"
         )
-    yield from _incomparable(algorithm)
+    yield from _pair_problems(algorithm)
 
 
-def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
+def _pair_problems(algorithm: AlgorithmSettings) -> Iterable[str]:
     """Yield invalid combinations for pairwise objectives and for credits with absolute weights."""
     credit, objective = algorithm.credit, algorithm.objective
     if objective.reads_pairs and algorithm.teammate_text.coefficient:
@@ -303,7 +303,7 @@ def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"objective {objective.name!r} is a loss of comparisons, which credit {credit.name!r} does not make; use "
             "credit 'preference', or objective 'ppo'"
         )
-    if credit.absolute and algorithm.normalise_advantages:
+    if credit.absolute_weights and algorithm.normalise_advantages:
         yield (
             f"credit {credit.name!r} says what is learned, and over their deviation its numbers would say something "
             "else; set normalise_advantages = false"
@@ -324,7 +324,7 @@ def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
         )
 
 
-def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:
+def reduce_to_changes(table: Mapping[str, object]) -> dict[str, object]:
     """Reduce a fully expanded table (``complete_from``) to its changes from the original preset.
 
     A different preset name then applies as it would to the original recipe. If the table names the preset that provided
@@ -333,30 +333,30 @@ def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:
     Raises:
         ValueError: ``complete_from`` names no preset.
     """
-    rest = {key: value for key, value in table.items() if key != "complete_from"}
-    before = table.get("complete_from", rest.get("name"))
-    if before == rest.get("name"):
-        return rest
-    if not isinstance(before, str) or before not in PRESETS:
-        raise ValueError(f"algorithm.complete_from: no algorithm is called {before!r}; remove it, or name a preset")
-    filled_in = AlgorithmSettings.model_validate({"name": before}).model_dump(mode="json", exclude_none=True)
-    return {**_changes(filled_in, rest), **{key: rest[key] for key in ("name",) if key in rest}}
+    settings = {key: value for key, value in table.items() if key != "complete_from"}
+    preset = table.get("complete_from", settings.get("name"))
+    if preset == settings.get("name"):
+        return settings
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ValueError(f"algorithm.complete_from: no algorithm is called {preset!r}; remove it, or name a preset")
+    defaults = AlgorithmSettings.model_validate({"name": preset}).model_dump(mode="json", exclude_none=True)
+    return {**_changed_entries(defaults, settings), **{key: settings[key] for key in ("name",) if key in settings}}
 
 
-def _changes(filled_in: Mapping[str, object], table: Mapping[str, object]) -> dict[str, object]:
+def _changed_entries(defaults: Mapping[str, object], table: Mapping[str, object]) -> dict[str, object]:
     """Return the entries in ``table`` that differ from the defaults; a different plugin counts as a whole."""
     changed: dict[str, object] = {}
     for key, value in table.items():
-        default = filled_in.get(key)
+        default = defaults.get(key)
         if value == default and type(value) is type(default):
             continue
         if isinstance(value, dict) and isinstance(default, dict) and value.get("name") == default.get("name"):
-            value = _changes(default, value)
+            value = _changed_entries(default, value)
         changed[key] = value
     return changed
 
 
-def merge(defaults: Any, table: Any) -> dict[str, object]:
+def merge_tables(defaults: Any, table: Any) -> dict[str, object]:
     """Merge ``table`` into ``defaults`` recursively; a table for another plugin replaces the default table."""
     merged = dict(defaults)
     for key, value in table.items():
@@ -366,6 +366,6 @@ def merge(defaults: Any, table: Any) -> dict[str, object]:
             and isinstance(value, dict)
             and value.get("name", default.get("name")) == default.get("name")
         ):
-            value = merge(default, value)
+            value = merge_tables(default, value)
         merged[key] = value
     return merged

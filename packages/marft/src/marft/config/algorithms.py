@@ -301,7 +301,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-ABOUT: Mapping[str, str] = {
+DESCRIPTIONS: Mapping[str, str] = {
     "marft": "Our vetted defaults: no discount inside an episode step, critic targets from whole returns, dual clip.",
     "marft-team": "As marft, for teams of any size: a budget for how far all policies move together, rates that fall.",
     "marft-paper-table3": "The MARFT paper's Table 3, entropy 0.1: where its single agent collapses after a surge.",

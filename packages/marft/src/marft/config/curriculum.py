@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import Count, Filled, Fraction, Settings
+from marft.config.settings import Count, Fraction, NonEmptyString, Settings
 
 
 class CurriculumSettings(Settings):
@@ -16,7 +16,7 @@ class CurriculumSettings(Settings):
     Held-out tasks always come from all levels.
     """
 
-    by: Filled = "level"  # field of a task's data with its level
+    by: NonEmptyString = "level"  # field of a task's data with its level
     # values of the level field, easiest first; []: sorted by number
     levels: Annotated[tuple[str | int, ...], Strict(False)] = ()
     start: Count = 1  # number of levels at the start, the easiest first
@@ -26,7 +26,7 @@ class CurriculumSettings(Settings):
     review: Fraction = 0.25  # share of tasks from easier levels, split evenly between them
 
     @model_validator(mode="after")
-    def _goes_one_way(self) -> CurriculumSettings:
+    def _check_thresholds(self) -> CurriculumSettings:
         if self.down >= self.up:
             raise PydanticCustomError("curriculum", "down is at or above up: it would go both ways; set down < up")
         if len(set(map(str, self.levels))) < len(self.levels):  # tasks store their level as text

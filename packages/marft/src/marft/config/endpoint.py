@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import Count, Names, NotNegative, Plain, Positive, Settings, did_you_mean
+from marft.config.settings import Count, Names, NonNegative, PlainTable, Positive, Settings, did_you_mean
 
-SLOWEST = 1 / (24 * 60)  # requests per minute
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OMISSIBLE = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "response_format")
-OURS = {  # request fields that a recipe can neither set nor omit, with the reason
+MIN_REQUEST_RATE = 1 / (24 * 60)  # requests per minute
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OMITTABLE_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "response_format")
+RESERVED_FIELDS = {  # request fields that a recipe can neither set nor omit, with the reason
     "messages": "they are what the agent sees",
     "model": "it has a key of its own, the name of the model",
     "stream": "answers are read whole",
@@ -23,22 +23,22 @@ OURS = {  # request fields that a recipe can neither set nor omit, with the reas
 }
 
 
-def names_server(url: str) -> bool:
+def is_server_url(url: str) -> bool:
     """Return True for a plain server URL, with an optional path and nothing else.
 
-    >>> names_server("http://[::1]:8000/v1"), names_server("http://["), names_server("http://me:secret@host")
+    >>> is_server_url("http://[::1]:8000/v1"), is_server_url("http://["), is_server_url("http://me:secret@host")
     (True, False, False)
     """
     try:
         parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
-    more = parts.username or parts.password or parts.query or parts.fragment
-    return whole and url.isprintable() and " " not in url and not more
+    extra = parts.username or parts.password or parts.query or parts.fragment
+    return valid and url.isprintable() and " " not in url and not extra
 
 
-def checked_url(url: str, key: str) -> str:
+def check_url(url: str, key: str) -> str:
     """Return a server URL after a check for validity and secrets.
 
     Args:
@@ -47,7 +47,7 @@ def checked_url(url: str, key: str) -> str:
     Raises:
         PydanticCustomError: the URL is invalid, or may contain a secret.
     """
-    if not names_server(url):
+    if not is_server_url(url):
         raise PydanticCustomError(
             "url", "must look like https://host/v1, with the key in an environment variable ({key})", {"key": key}
         )
@@ -63,24 +63,24 @@ class EndpointSettings(Settings):
     timeout_seconds: Positive = 60.0
     # maximum retries of a request, with growing waits or the waits that the server requests
     retries: Annotated[int, Field(ge=0, le=1000)] = 5
-    requests_per_minute: NotNegative = 0.0  # maximum requests per minute; 0: no limit
+    requests_per_minute: NonNegative = 0.0  # maximum requests per minute; 0: no limit
     concurrent_requests: Count = 8  # maximum concurrent requests
-    price_per_million_prompt_tokens: NotNegative = 0.0  # price in any currency; counted as cost
-    price_per_million_completion_tokens: NotNegative = 0.0  # price in the same currency
-    options: Plain = {}  # additional fields of the request body
+    price_per_million_prompt_tokens: NonNegative = 0.0  # price in any currency; counted as cost
+    price_per_million_completion_tokens: NonNegative = 0.0  # price in the same currency
+    options: PlainTable = {}  # additional fields of the request body
     omit: Names = ()  # request fields that the server does not support, such as "seed"
 
     @field_validator("requests_per_minute")
     @classmethod
-    def _lets_requests_through(cls, rate: float) -> float:
-        if 0 < rate < SLOWEST:
+    def _check_rate(cls, rate: float) -> float:
+        if 0 < rate < MIN_REQUEST_RATE:
             raise PydanticCustomError("rate", "lets less than one request a day through; 0 is no limit")
         return rate
 
     @field_validator("api_key_variable")
     @classmethod
-    def _is_a_variable(cls, name: str) -> str:
-        if name and not VARIABLE.fullmatch(name):
+    def _check_variable(cls, name: str) -> str:
+        if name and not VARIABLE_NAME.fullmatch(name):
             raise PydanticCustomError(
                 "variable", "is the name of an environment variable, such as MY_KEY, never the key"
             )
@@ -88,24 +88,26 @@ class EndpointSettings(Settings):
 
     @field_validator("url")
     @classmethod
-    def _can_be_reached(cls, url: str) -> str:
-        return checked_url(url, "api_key_variable").rstrip("/")
+    def _check_url(cls, url: str) -> str:
+        return check_url(url, "api_key_variable").rstrip("/")
 
     @field_validator("options")
     @classmethod
-    def _leaves_what_is_ours(cls, options: dict[str, object]) -> dict[str, object]:
-        for name in OURS:
+    def _check_options(cls, options: dict[str, object]) -> dict[str, object]:
+        for name in RESERVED_FIELDS:
             if name in options:
-                raise PydanticCustomError("option", "must not hold {name}: {why}", {"name": name, "why": OURS[name]})
+                raise PydanticCustomError(
+                    "option", "must not hold {name}: {why}", {"name": name, "why": RESERVED_FIELDS[name]}
+                )
         return options
 
     @field_validator("omit")
     @classmethod
-    def _is_sent(cls, omit: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_omit(cls, omit: tuple[str, ...]) -> tuple[str, ...]:
         for name in omit:
-            if name not in OMISSIBLE:
-                why = OURS.get(name) or "no such field is sent" + did_you_mean(name, OMISSIBLE)
-                raise PydanticCustomError("omit", "cannot leave out {name}: {why}", {"name": repr(name), "why": why})
+            if name not in OMITTABLE_FIELDS:
+                reason = RESERVED_FIELDS.get(name) or "no such field is sent" + did_you_mean(name, OMITTABLE_FIELDS)
+                raise PydanticCustomError("omit", "cannot leave out {name}: {why}", {"name": repr(name), "why": reason})
         return omit
 
 

@@ -6,22 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from marft.config.folders import from_recipe
+from marft.config.paths import resolve_recipe_path
 from marft.config.patterns import Pattern
-from marft.config.settings import CountOrNone, Few, Filled, NotNegative, Settings
+from marft.config.settings import NonEmptyString, NonNegative, NonNegativeCount, Settings, SmallCount
 
 
 class HeldOutTextSettings(Settings):
     """Held-out text outside the task, as a measure for general capability."""
 
     path: str = ""  # plain-text file; "": no measurement
-    every: Few = 10  # steps between measurements
+    every: SmallCount = 10  # steps between measurements
     tokens: Annotated[int, Field(ge=2, le=1_000_000)] = 1024  # number of tokens to score, from the start of the text
 
     @field_validator("path")
     @classmethod
-    def _in_the_recipes_folder(cls, path: str, info: ValidationInfo) -> str:
-        return from_recipe(path, info.context) if path else ""
+    def _resolve_path(cls, path: str, info: ValidationInfo) -> str:
+        return resolve_recipe_path(path, info.context) if path else ""
 
 
 class GuardSettings(Settings):
@@ -30,34 +30,34 @@ class GuardSettings(Settings):
     window: Annotated[int, Field(ge=3, le=10_000)] = 5  # number of latest steps that a guard evaluates together
     # return: roll back to the last stable checkpoint with lower learning rates; note: only report
     on_collapse: Literal["note", "return"] = "note"
-    returns: Few = 2  # maximum rollbacks of a run
+    returns: SmallCount = 2  # maximum rollbacks of a run
     # factor on the policies' learning rates at each rollback; smaller if the KL of each step was above guards.kl
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.1
     held_out_text: HeldOutTextSettings = HeldOutTextSettings()  # text for the guard `capability`
-    formats: dict[Filled, Pattern] = {}  # regular expressions that actions must match, by role
-    probes: CountOrNone = 4  # actions of each answering agent that are scored under other inputs; 0: none
-    kl: NotNegative = 0.1  # collapse: KL of each step per agent, in nats per token
+    formats: dict[NonEmptyString, Pattern] = {}  # regular expressions that actions must match, by role
+    probes: NonNegativeCount = 4  # actions of each answering agent that are scored under other inputs; 0: none
+    kl: NonNegative = 0.1  # collapse: KL of each step per agent, in nats per token
     # collapse: drop of accuracy (else reward) below its best window, in standard deviations
-    reward_fall: NotNegative = 0.8
-    entropy_surge: NotNegative = 3.0  # collapse: entropy, as a multiple of the agent's first entropy
-    entropy_lost: NotNegative = 0.02  # collapse: entropy without gain, as a fraction of the agent's first entropy
-    gradient: NotNegative = 10.0  # collapse: gradient norm, as a multiple of the policy's previous maximum
+    reward_fall: NonNegative = 0.8
+    entropy_surge: NonNegative = 3.0  # collapse: entropy, as a multiple of the agent's first entropy
+    entropy_lost: NonNegative = 0.02  # collapse: entropy without gain, as a fraction of the agent's first entropy
+    gradient: NonNegative = 10.0  # collapse: gradient norm, as a multiple of the policy's previous maximum
     # gaming: change of action length without gain in solved tasks, as a factor of the agent's first length
-    length: NotNegative = 2.0
+    length: NonNegative = 2.0
     # gaming: rise of a reward term without gain in solved tasks, in standard deviations of the reward
-    term: NotNegative = 0.5
+    term: NonNegative = 0.5
     # gaming: drop of validation below its best while the reward rises, in standard deviations
-    held_out_fall: NotNegative = 0.5
-    repetition: NotNegative = 0.2  # gaming: rise in an agent's share of repeated 4-grams without gain in solved tasks
+    held_out_fall: NonNegative = 0.5
+    repetition: NonNegative = 0.2  # gaming: rise in an agent's share of repeated 4-grams without gain in solved tasks
     # gaming: share of characters, or of actions, whose format differs from the start of training
-    format: NotNegative = 0.25
+    format: NonNegative = 0.25
     # collusion: dependence of an answering agent's text on its inputs, as a fraction of its first value
-    dependence: NotNegative = 0.2
-    work: NotNegative = 0.2  # collusion: share of the team's tokens that moves to an agent outside all reward terms
+    dependence: NonNegative = 0.2
+    work: NonNegative = 0.2  # collusion: share of the team's tokens that moves to an agent outside all reward terms
     # collusion: loss in readability of messages while more tasks are solved, in nats per token
-    private_code: NotNegative = 0.5
+    private_code: NonNegative = 0.5
     # drift: loss in log-likelihood of an agent's text under the untuned base, in nats per token
-    readability: NotNegative = 1.0
-    language: NotNegative = 0.2  # drift: share of letters that move to scripts outside the task
+    readability: NonNegative = 1.0
+    language: NonNegative = 0.2  # drift: share of letters that move to scripts outside the task
     # drift: rise of a policy's loss on the held-out text, as a fraction of its first loss
-    capability: NotNegative = 0.1
+    capability: NonNegative = 0.1

@@ -14,24 +14,24 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from marft.common.atomic import regular
-from marft.common.satellites import not_installed
+from marft.common.atomic import check_regular_file
+from marft.common.packages import missing_extra
 from marft.common.user_modules import is_export
-from marft.config.algorithm import under_the_preset_named
-from marft.config.bundled import bundled, bundled_names
-from marft.config.changing import NAMED, pairs_of
-from marft.config.folders import FOLDER, at_home, look_for_modules_in
-from marft.config.given import in_words, name_of, refuse_missing
-from marft.config.keys import SECRET
+from marft.config.algorithm import reduce_to_changes
+from marft.config.api_keys import SECRET_NAME
+from marft.config.bundled import bundled_names, bundled_recipe
+from marft.config.changes import NAME_KEYS, flatten_changes
+from marft.config.paths import RECIPE_FOLDER, expand_user, register_module_folder
+from marft.config.python_objects import check_objects, object_name, replace_objects
 from marft.config.run import RunSettings
-from marft.config.secrets import censored, refuse_secrets
-from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
+from marft.config.secrets import check_no_secrets, redact
+from marft.config.settings import MAX_DEPTH, closest_match, did_you_mean, is_too_deep
 
-PRESET = ["algorithm", "name"]
-ENGINE = ["engine", "kind"]
-TEXTS = (["name"], ["output"])  # overrides that are always text: a run may be named 2026-11-22
-OF_AN_EXPORT = "recipe.toml"
-MOST_SHOWN = 200  # maximum length of a wrong value in a message, in characters
+PRESET_KEY = ["algorithm", "name"]
+ENGINE_KEY = ["engine", "kind"]
+TEXT_KEYS = (["name"], ["output"])  # overrides that are always text: a run may be named 2026-11-22
+EXPORT_RECIPE = "recipe.toml"
+MAX_VALUE_LENGTH = 200  # maximum length of a wrong value in a message, in characters
 
 
 def load_recipe(
@@ -54,9 +54,9 @@ def load_recipe(
         ValueError: the file is missing or not valid TOML, or a key or value is wrong; the message names it and the
             reason.
     """
-    path = at_home(path)
-    file = _file_of(path)
-    if path.name == OF_AN_EXPORT and is_export(path.parent):
+    path = expand_user(path)
+    file = _find_recipe_file(path)
+    if path.name == EXPORT_RECIPE and is_export(path.parent):
         raise ValueError(
             f"{path} is the recipe of an export; name the export itself, {path.parent}: its files are checked"
         )
@@ -67,31 +67,31 @@ def load_recipe(
     except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits and deeply nested lists
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
-    table.setdefault(FOLDER, str(path.parent.resolve()))
+    table.setdefault(RECIPE_FOLDER, str(path.parent.resolve()))
     return parse_recipe(table, overrides, str(path), changes, given)
 
 
-def _file_of(path: Path) -> Path:
+def _find_recipe_file(path: Path) -> Path:
     if path.is_file():
         return path
     if path.exists() and not path.is_dir():
         try:
-            regular(path)
+            check_regular_file(path)
         except OSError as error:
             raise ValueError(f"no recipe at {path}: {error.strerror}") from None
     if not path.exists() and str(path) in bundled_names():
-        return bundled(str(path))
-    missing = not_installed("recipes", str(path))
-    raise ValueError(f"no recipe at {path}{f': {missing}' if missing else near(path)}")
+        return bundled_recipe(str(path))
+    missing = missing_extra("recipes", str(path))
+    raise ValueError(f"no recipe at {path}{f': {missing}' if missing else suggest_recipe(path)}")
 
 
-def near(path: Path) -> str:
+def suggest_recipe(path: Path) -> str:
     """Return a suggestion for a missing recipe: a run, a nearby file, or a bundled recipe."""
     run = Path("runs") / path
     if (run / "config.toml").is_file():
         return f"; did you mean the run {str(run)!r}?"
-    beside = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-    close = closest(str(path), [*beside, *bundled_names()])
+    nearby = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    close = closest_match(str(path), [*nearby, *bundled_names()])
     return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
 
 
@@ -119,72 +119,73 @@ def parse_recipe(
     """
     _check_depth(table, source)
     _check_depth(changes, source)
-    (table, changed), known = _in_words(table, changes, given)
-    pairs = [*_pairs(overrides), *pairs_of(changed)]
-    for key, value in [pair for pair in pairs if pair[0] == PRESET]:
-        _set(table, key, value)
+    (table, changed), objects = _replace_objects(table, changes, given)
+    pairs = [*_parse_overrides(overrides), *flatten_changes(changed)]
+    for key, value in [pair for pair in pairs if pair[0] == PRESET_KEY]:
+        _set_key(table, key, value)
     _check_depth(table, source)
     try:
         if isinstance(table.get("algorithm"), dict):
-            table["algorithm"] = under_the_preset_named(table["algorithm"])
-        others = [pair for pair in pairs if pair[0] != PRESET]
-        for key, value in sorted(others, key=lambda pair: pair[0] != ENGINE):  # the engine's kind before its own keys
-            _change(table, key, value)
+            table["algorithm"] = reduce_to_changes(table["algorithm"])
+        other_pairs = [pair for pair in pairs if pair[0] != PRESET_KEY]
+        for key, value in sorted(
+            other_pairs, key=lambda pair: pair[0] != ENGINE_KEY
+        ):  # the engine's kind before its own keys
+            _apply_change(table, key, value)
         _check_depth(table, source)
-        refuse_secrets(table, source)
-        refuse_missing(table, source)
-        look_for_modules_in(table.get(FOLDER))
-        run = RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
+        check_no_secrets(table, source)
+        check_objects(table, source)
+        register_module_folder(table.get(RECIPE_FOLDER))
+        run = RunSettings.model_validate(table, context={RECIPE_FOLDER: table.get(RECIPE_FOLDER)})
     except ValidationError as error:
-        raise ValueError(f"{source}:\n{explain(error, table)}") from None
-    if known and run.rollout.processes:
-        names = ", ".join(name_of(value) for value in known.values())
+        raise ValueError(f"{source}:\n{format_errors(error, table)}") from None
+    if objects and run.rollout.processes:
+        names = ", ".join(object_name(value) for value in objects.values())
         raise ValueError(
             f"{source}: rollout.processes: {names} can be given in Python to one process alone; put it into a module "
             "that others can import, or set processes = 0"
         )
-    run._given.update(known)
+    run._given.update(objects)
     return run
 
 
-def _in_words(
+def _replace_objects(
     table: Mapping[str, Any], changes: Mapping[str, Any], given: Iterable[Any]
 ) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
     """Return recipe and changes as a file could hold them, and the Python objects by placeholder."""
-    changed, known = in_words(changes, given)
-    whole, known = in_words(table, known.values())
-    return (whole, changed), known
+    changed, objects = replace_objects(changes, given)
+    replaced, objects = replace_objects(table, objects.values())
+    return (replaced, changed), objects
 
 
 def _check_depth(table: Mapping[str, object], source: str) -> None:
-    if too_deep(table):
-        raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
+    if is_too_deep(table):
+        raise ValueError(f"{source}: more than {MAX_DEPTH} tables and lists are inside each other")
 
 
-def explain(error: ValidationError, table: Mapping[str, object]) -> str:
+def format_errors(error: ValidationError, table: Mapping[str, object]) -> str:
     """Format validation errors as indented lines: key, problem and wrong value."""
     lines = []
     problems = error.errors(include_url=False)
     for problem in problems:
-        if problem["type"] == "too_short" and any(_inside(p["loc"], problem["loc"]) for p in problems):
+        if problem["type"] == "too_short" and any(_is_inside(p["loc"], problem["loc"]) for p in problems):
             continue  # the list is empty only because invalid entries were removed
-        where = ".".join(_readable(problem["loc"], table))
+        location = ".".join(_readable_location(problem["loc"], table))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
             message = "is missing"
         elif problem["type"] == "too_short":
-            least = problem["ctx"]["min_length"]
-            message = f"needs at least {least} item{'s' if least > 1 else ''}"
-        elif isinstance(problem["input"], _Broken):
-            message = (
-                f"{_broken(problem['input'])} is no TOML: {problem['input'].why}; see that brackets and quotes end"
-            )
+            minimum = problem["ctx"]["min_length"]
+            message = f"needs at least {minimum} item{'s' if minimum > 1 else ''}"
+        elif isinstance(problem["input"], _BrokenToml):
+            reason = problem["input"].reason
+            message = f"{_format_broken(problem['input'])} is no TOML: {reason}; see that brackets and quotes end"
         elif problem["type"] in ("model_type", "dict_type"):  # pydantic's message would name an internal class
-            message = f"is a table of keys, as in {{ key = value }}{_given(problem)}"
+            message = f"is a table of keys, as in {{ key = value }}{_format_input(problem)}"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
-            message = f"{message[0].lower()}{message[1:]}{_given(problem)}"
-        message = censored(message)
-        lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
+            message = f"{message[0].lower()}{message[1:]}{_format_input(problem)}"
+        message = redact(message)
+        lines += [f"  {location + ': ' if location else ''}{line}" for line in message.split("\n")]
     return "\n".join(lines)
 
 
@@ -201,31 +202,35 @@ def to_toml(run: RunSettings) -> str:
     return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks such as \r\n need escapes
 
 
-def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
+def _is_inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
     return len(location) > len(outer) and tuple(location[: len(outer)]) == tuple(outer)
 
 
-def _given(problem: ErrorDetails) -> str:
+def _format_input(problem: ErrorDetails) -> str:
     """Return the wrong value for a message, except under keys where a secret may have been entered by mistake."""
-    about_secrets = any(SECRET.search(str(part)) or "variable" in str(part) for part in problem["loc"])
-    if about_secrets and problem["input"] and isinstance(problem["input"], str | dict | list):
+    may_be_secret = any(SECRET_NAME.search(str(part)) or "variable" in str(part) for part in problem["loc"])
+    if may_be_secret and problem["input"] and isinstance(problem["input"], str | dict | list):
         return ""
-    return f" (given: {_shown(problem['input'])})"
+    return f" (given: {_format_value(problem['input'])})"
 
 
-def _broken(text: str) -> str:
-    return "what was given (it is not shown, for it may hold a secret)" if SECRET.search(text) else _shown(str(text))
+def _format_broken(text: str) -> str:
+    return (
+        "what was given (it is not shown, for it may hold a secret)"
+        if SECRET_NAME.search(text)
+        else _format_value(str(text))
+    )
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     try:
-        text = censored(repr(value))
+        text = redact(repr(value))
     except ValueError:  # Python refuses to print a number with so many digits
         return "a number of thousands of digits"
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+    return text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "…"
 
 
-def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> list[str]:
+def _readable_location(location: Sequence[str | int], table: Mapping[str, object]) -> list[str]:
     """Return an error location with an agent's index replaced by its role.
 
     ``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']``. An agent without a role keeps its index.
@@ -237,46 +242,46 @@ def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> lis
         agents = table.get("agents")
         if isinstance(agents, list) and location[1] < len(agents) and isinstance(agents[location[1]], dict):
             words[1] = str(agents[location[1]].get("role", words[1]))
-    return [word if word.isprintable() and len(word) <= MOST_SHOWN else _shown(word) for word in words]
+    return [word if word.isprintable() and len(word) <= MAX_VALUE_LENGTH else _format_value(word) for word in words]
 
 
-def keys_of(overrides: Sequence[str]) -> list[str]:
+def override_keys(overrides: Sequence[str]) -> list[str]:
     """Return the overridden keys: ``["algorithm.level"]``."""
-    return [".".join(key) for key, _ in _pairs(overrides)]
+    return [".".join(key) for key, _ in _parse_overrides(overrides)]
 
 
-def overrides_of_others(overrides: Sequence[str], tables: Sequence[str]) -> list[str]:
+def other_overrides(overrides: Sequence[str], tables: Sequence[str]) -> list[str]:
     """Return overrides outside the given tables.
 
-    >>> overrides_of_others(["--team.sees", "all", "--seed=3"], ["team"])
+    >>> other_overrides(["--team.sees", "all", "--seed=3"], ["team"])
     ['--seed=3']
     """
-    kept, words = list[str](), list(overrides)
+    result, words = list[str](), list(overrides)
     while words:
         word = words.pop(0)
         value = [] if "=" in word else words[:1]
         words = words[len(value) :]
         if word[2:].partition("=")[0].partition(".")[0] not in tables:
-            kept += [word, *value]
-    return kept
+            result += [word, *value]
+    return result
 
 
-def tables_of(overrides: Sequence[str]) -> dict[str, object]:
+def overrides_to_tables(overrides: Sequence[str]) -> dict[str, object]:
     """Return overrides as nested tables.
 
-    >>> tables_of(["--lines", "3", "--params.digits=2"])
+    >>> overrides_to_tables(["--lines", "3", "--params.digits=2"])
     {'lines': 3, 'params': {'digits': 2}}
 
     Raises:
         ValueError: an argument is not an override.
     """
     table: dict[str, object] = {}
-    for key, value in _pairs(overrides):
-        _set(table, key, value)
+    for key, value in _parse_overrides(overrides):
+        _set_key(table, key, value)
     return table
 
 
-def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
+def _parse_overrides(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
     pairs = []
     words = list(overrides)
     while words:
@@ -288,71 +293,71 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
             if not words:
                 raise ValueError(f"{option} needs a value")
             text = words.pop(0)
-        value = _value(text)
-        if key == "algorithm" and _is_word(value):
-            key = ".".join(PRESET)
+        value = _parse_value(text)
+        if key == "algorithm" and _is_plain_string(value):
+            key = ".".join(PRESET_KEY)
         parts = key.split(".")
-        pairs.append((parts, value if isinstance(value, str) or parts not in TEXTS else text))
+        pairs.append((parts, value if isinstance(value, str) or parts not in TEXT_KEYS else text))
     return pairs
 
 
-def _value(text: str) -> object:
+def _parse_value(text: str) -> object:
     """Parse a TOML value; invalid TOML becomes a string, so ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError) as error:
-        return _Broken(text, error) if text.lstrip()[:1] in ("{", "[") else text
+        return _BrokenToml(text, error) if text.lstrip()[:1] in ("{", "[") else text
 
 
-class _Broken(str):
+class _BrokenToml(str):
     """Invalid TOML that begins like a table or list, with the parser's error.
 
     The error is reported if the key does not accept a string.
     """
 
-    why: str
+    reason: str
 
-    def __new__(cls, text: str, error: Exception) -> _Broken:
+    def __new__(cls, text: str, error: Exception) -> _BrokenToml:
         broken = super().__new__(cls, text)
-        broken.why = str(error).split(" (at ")[0]  # the position refers to an internal line
+        broken.reason = str(error).split(" (at ")[0]  # the position refers to an internal line
         return broken
 
 
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and not isinstance(value, _Broken)
+def _is_plain_string(value: object) -> bool:
+    return isinstance(value, str) and not isinstance(value, _BrokenToml)
 
 
-def _change(table: dict[str, object], key: Sequence[str], value: object) -> None:
+def _apply_change(table: dict[str, object], key: Sequence[str], value: object) -> None:
     """Set a key; a plain string in place of a plugin selects it and drops another plugin's keys."""
-    key = key[:1] if key == ENGINE else key  # engines share no keys
-    tag = NAMED.get(".".join(key))
-    if tag and _is_word(value):
-        place: object = table
+    key = key[:1] if key == ENGINE_KEY else key  # engines share no keys
+    tag = NAME_KEYS.get(".".join(key))
+    if tag and _is_plain_string(value):
+        node: object = table
         for part in key:
-            place = place.get(part) if isinstance(place, dict) else None
-        kept = place if isinstance(place, dict) and place.get(tag, value) == value else {}
-        value = {**kept, tag: value}
-    _set(table, key, value)
+            node = node.get(part) if isinstance(node, dict) else None
+        current = node if isinstance(node, dict) and node.get(tag, value) == value else {}
+        value = {**current, tag: value}
+    _set_key(table, key, value)
 
 
-def _set(table: dict[str, object], key: Sequence[str], value: object) -> None:
-    place: object = table
+def _set_key(table: dict[str, object], key: Sequence[str], value: object) -> None:
+    node: object = table
     for depth, part in enumerate(key):
         last = depth == len(key) - 1
-        if isinstance(place, list):
-            index = _list_index(place, part, ".".join(key))
+        if isinstance(node, list):
+            index = _list_index(node, part, ".".join(key))
             if last:
-                place[index] = value
+                node[index] = value
                 return
-            place[index] = dict(place[index]) if isinstance(place[index], dict) else place[index]
-            place = place[index]
-        elif isinstance(place, dict):
+            node[index] = dict(node[index]) if isinstance(node[index], dict) else node[index]
+            node = node[index]
+        elif isinstance(node, dict):
             if last:
-                place[part] = value
+                node[part] = value
                 return
-            inner = place.get(part, {})
-            place[part] = list(inner) if isinstance(inner, list) else dict(inner) if isinstance(inner, dict) else inner
-            place = place[part]
+            inner = node.get(part, {})
+            node[part] = list(inner) if isinstance(inner, list) else dict(inner) if isinstance(inner, dict) else inner
+            node = node[part]
         else:
             raise ValueError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
 
@@ -365,5 +370,5 @@ def _list_index(items: list[object], part: str, key: str) -> int:
     if part in indices:
         return indices.index(part)
     names = [role for role in roles if isinstance(role, str)]
-    known = did_you_mean(part, names) if names else f"; known: 0 to {len(items) - 1}"
-    raise ValueError(f"--{key}: no entry {part!r}{known}")
+    hint = did_you_mean(part, names) if names else f"; known: 0 to {len(items) - 1}"
+    raise ValueError(f"--{key}: no entry {part!r}{hint}")

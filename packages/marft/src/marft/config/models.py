@@ -15,11 +15,21 @@ from marft.common.atomic import read_text
 from marft.config.algorithm import LearningRate
 from marft.config.bundled import bundled_models
 from marft.config.endpoint import TeammateEndpoint
-from marft.config.folders import AtHome
-from marft.config.settings import Count, CountOrNone, Felt, Filled, Names, Plain, Positive, Settings, did_you_mean
+from marft.config.paths import ExpandUser
+from marft.config.settings import (
+    Count,
+    Names,
+    NonEmptyString,
+    NonNegativeCount,
+    NotTiny,
+    PlainTable,
+    Positive,
+    Settings,
+    did_you_mean,
+)
 
 
-def _is_day(text: str) -> str:
+def _check_date(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
@@ -32,42 +42,44 @@ class ModelSettings(Settings):
     With an ``endpoint``, the model is remote.
     """
 
-    path: Annotated[Filled, AtHome]  # "tiny", a folder, or a Hugging Face id; for a remote model its name on the server
+    path: Annotated[
+        NonEmptyString, ExpandUser
+    ]  # "tiny", a folder, or a Hugging Face id; for a remote model its name on the server
     endpoint: TeammateEndpoint | None = None  # endpoint of a remote model
-    revision: Filled = "main"  # branch, tag or commit of a Hugging Face id
+    revision: NonEmptyString = "main"  # branch, tag or commit of a Hugging Face id
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute dtype; auto: float32 on CPU, bfloat16 on GPU
     # context length in tokens, prompt and action together; 0: maximum of the model, or of its local reader
-    context: CountOrNone = 0
-    chat_template: Annotated[str, AtHome] = ""  # Jinja file that replaces the tokenizer's chat template
-    template_options: Plain = {}  # arguments for the chat template, e.g. enable_thinking = false
-    date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # current date in chat templates that show one
+    context: NonNegativeCount = 0
+    chat_template: Annotated[str, ExpandUser] = ""  # Jinja file that replaces the tokenizer's chat template
+    template_options: PlainTable = {}  # arguments for the chat template, e.g. enable_thinking = false
+    date: Annotated[str, AfterValidator(_check_date)] = "2024-07-26"  # current date in chat templates that show one
     gradient_checkpointing: bool = False  # saves memory at the cost of time; results are unchanged
     # training ranks that learn on the model, e.g. [0, 1]; []: all. Models on different ranks are trained in parallel
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
 
 
-MOST_RANK = 65_536  # maximum rank of an adapter
-UNADAPTED = ("lm_head", "embed_out", "embed_tokens", "wte")  # names of output layers and embeddings
+MAX_LORA_RANK = 65_536  # maximum rank of an adapter
+UNSUPPORTED_TARGETS = ("lm_head", "embed_out", "embed_tokens", "wte")  # names of output layers and embeddings
 
 
-def unadapted(targets: Iterable[str]) -> list[str]:
+def unsupported_targets(targets: Iterable[str]) -> list[str]:
     """Return targets that name an output layer or embedding, which adapters do not support."""
-    return [target for target in targets if target.rpartition(".")[2] in UNADAPTED]
+    return [target for target in targets if target.rpartition(".")[2] in UNSUPPORTED_TARGETS]
 
 
 class LoraSettings(Settings):
     """LoRA adapter for a policy."""
 
-    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 8  # rank of the update to each layer
-    alpha: Annotated[Positive, Felt] = 16.0  # scale: the update is multiplied by alpha / rank
+    rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = 8  # rank of the update to each layer
+    alpha: Annotated[Positive, NotTiny] = 16.0  # scale: the update is multiplied by alpha / rank
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # trained matrices; B: A stays fixed, half the parameters train, and averages of adapters are exact (FFA-LoRA)
     trains: Literal["both", "B"] = "both"
 
     @field_validator("targets")
     @classmethod
-    def _are_in_the_decoder(cls, targets: Names) -> Names:
-        if outside := unadapted(targets):
+    def _check_targets(cls, targets: Names) -> Names:
+        if outside := unsupported_targets(targets):
             raise PydanticCustomError(
                 "targets",
                 "{target} is an output layer or an embedding, and adapters are computed on linear layers of the "
@@ -94,7 +106,7 @@ class PolicySettings(Settings):
     model: str  # base model
     train: Literal["lora", "full", "frozen"] = "lora"  # trained weights: an adapter, all weights, or none
     lora: LoraSettings = LoraSettings()  # adapter for train = "lora"
-    adapter: Annotated[str, AtHome] = ""  # initial PEFT adapter folder; "": none
+    adapter: Annotated[str, ExpandUser] = ""  # initial PEFT adapter folder; "": none
     learning_rate: LearningRate | None = None  # learning rate; default: the optimizer's
     pool: PoolSettings | None = None  # makes the policy an opponent pool: past versions of another policy, all frozen
 
@@ -107,10 +119,10 @@ def local_model(models: Models, model: str) -> str:
     endpoint = models[model].endpoint
     if endpoint is None:
         return model
-    return endpoint.reader or next((name for name, other in models.items() if other.endpoint is None), "")
+    return endpoint.reader or next((name for name, candidate in models.items() if candidate.endpoint is None), "")
 
 
-def readers(models: Models) -> set[str]:
+def reader_models(models: Models) -> set[str]:
     """Return the local models that serve as readers for remote ones."""
     return {local_model(models, name) for name, model in models.items() if model.endpoint is not None}
 
@@ -148,11 +160,11 @@ def placement_problems(models: Models, ranks: int, body: str) -> Iterable[str]:
     for name, model in models.items():
         if len(set(model.ranks)) < len(model.ranks):
             yield f"models.{name}.ranks: names a rank twice"
-        beyond = [rank for rank in model.ranks if rank >= ranks]
-        if beyond:
+        invalid_ranks = [rank for rank in model.ranks if rank >= ranks]
+        if invalid_ranks:
             yield (
-                f"models.{name}.ranks: there is no rank {beyond[0]}, for training.ranks = {ranks} counts from 0 to "
-                f"{ranks - 1}; raise it"
+                f"models.{name}.ranks: there is no rank {invalid_ranks[0]}, for training.ranks = {ranks} counts from 0 "
+                f"to {ranks - 1}; raise it"
             )
         if model.ranks and body == "lora":
             yield (

@@ -2,8 +2,8 @@
 
 An environment, organization, credit, objective or schedule is one class in one file. A recipe selects it by a name that
 an installed package, MARFT included, registered under the entry-point group ``marft.<kind>``. The alternative is an
-import path (``my_package.module:Class``). The class is validated against its specification (:mod:`marft.config.seams`)
-when the recipe is loaded.
+import path (``my_package.module:Class``). The class is validated against its specification
+(:mod:`marft.config.plugin_specs`) when the recipe is loaded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from marft.common.faults import described
-from marft.common.ownership import is_ours
-from marft.common.registry import registered
-from marft.common.satellites import not_installed, version_problem
-from marft.common.user_modules import import_named
-from marft.config.folders import FOLDER, refuse_namesakes
-from marft.config.given import Given
-from marft.config.seams import SEAMS, class_problems, refusal, value_problems
+from marft.common.error_origin import describe_error
+from marft.common.first_party import is_first_party
+from marft.common.packages import missing_extra, version_problem
+from marft.common.registry import registered_entry_points
+from marft.common.user_modules import import_user_module
+from marft.config.paths import RECIPE_FOLDER, check_name_conflict
+from marft.config.plugin_specs import PLUGIN_SPECS, class_problems, mismatch_message, value_problems
+from marft.config.python_objects import ObjectPlaceholder
 from marft.config.settings import Settings, did_you_mean
 
-TAGS = {"organizations": "organization", "engines": "kind"}
-SINGULAR = {"memories": "memory"}  # kinds with an irregular plural
+TAG_KEYS = {"organizations": "organization", "engines": "kind"}
+IRREGULAR_SINGULARS = {"memories": "memory"}  # kinds with an irregular plural
 
 
 class Plugin(Settings):
@@ -57,27 +57,27 @@ class Plugin(Settings):
         return ()
 
     @model_serializer(mode="wrap")
-    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
+    def _serialize_with_name(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {TAG_KEYS.get(self._kind, "name"): self.name, **serialize(self)}
 
 
-def one_of(kind: str) -> str:
+def singular(kind: str) -> str:
     """Return the singular for a plugin kind.
 
-    >>> one_of("credits"), one_of("memories")
+    >>> singular("credits"), singular("memories")
     ('credit', 'memory')
     """
-    return SINGULAR.get(kind, kind[:-1])
+    return IRREGULAR_SINGULARS.get(kind, kind[:-1])
 
 
-def called(plugin: Plugin) -> str:
+def plugin_label(plugin: Plugin) -> str:
     """Return a plugin's label for messages: ``credit 'my_package.credits:Median'``."""
-    return f"{one_of(plugin._kind) or 'part'} {plugin.name!r}"
+    return f"{singular(plugin._kind) or 'part'} {plugin.name!r}"
 
 
 def plugin_names(kind: str) -> list[str]:
     """Return the registered plugin names for ``kind``."""
-    return sorted(registered(kind))
+    return sorted(registered_entry_points(kind))
 
 
 def load_registered(kind: str, name: str) -> Any:
@@ -86,14 +86,14 @@ def load_registered(kind: str, name: str) -> Any:
     Raises:
         ValueError: no package registers the name, or the import fails.
     """
-    known = registered(kind)
-    if name not in known:
+    entry_points = registered_entry_points(kind)
+    if name not in entry_points:
         raise ValueError(
-            not_installed(kind, name) or f"no {one_of(kind)} is called {name!r}{did_you_mean(name, known)}"
+            missing_extra(kind, name) or f"no {singular(kind)} is called {name!r}{did_you_mean(name, entry_points)}"
         )
-    if problem := version_problem(known[name]):
+    if problem := version_problem(entry_points[name]):
         raise ValueError(problem)
-    return _imported(known[name].value, known[name].load)
+    return _import(entry_points[name].value, entry_points[name].load)
 
 
 def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = None) -> type[Plugin]:
@@ -105,34 +105,36 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     Raises:
         ValueError: the name is unknown, the import fails, or the object is not a plugin of this kind.
     """
-    found = import_path(name, context) if ":" in name else load_registered(kind, name)
-    if isinstance(found, Plugin):
-        found = type(found)
-    if not (isinstance(found, type) and issubclass(found, Plugin)):
-        raise ValueError(f"{name!r} is not {SEAMS[kind].noun}: its class must derive from {SEAMS[kind].base}")
-    problems = class_problems(kind, found)
+    target = import_object(name, context) if ":" in name else load_registered(kind, name)
+    if isinstance(target, Plugin):
+        target = type(target)
+    if not (isinstance(target, type) and issubclass(target, Plugin)):
+        raise ValueError(
+            f"{name!r} is not {PLUGIN_SPECS[kind].label}: its class must derive from {PLUGIN_SPECS[kind].base}"
+        )
+    problems = class_problems(kind, target)
     if problems:
-        raise ValueError(refusal(kind, found, problems))
-    return found
+        raise ValueError(mismatch_message(kind, target, problems))
+    return target
 
 
-def module_in(text: str) -> str:
+def module_name(text: str) -> str:
     """Return the module in an import path; "" for other text.
 
-    >>> [module_in(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
+    >>> [module_name(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
     ['my_package.team', 'équipe', '', '']
     """
     module, _, name = text.partition(":")
     return module if all(map(str.isidentifier, (*module.split("."), name))) else ""
 
 
-def their_module_in(text: str) -> str:
+def user_module_name(text: str) -> str:
     """Return the user module in an import path; "" for MARFT's own modules and other text."""
-    module = module_in(text)
-    return "" if is_ours(module) else module
+    module = module_name(text)
+    return "" if is_first_party(module) else module
 
 
-def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
+def import_object(path: str, context: Mapping[str, object] | None = None) -> Any:
     """Import the object behind ``"package.module:name"``.
 
     Args:
@@ -141,25 +143,25 @@ def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
     Raises:
         ValueError: the import fails, or the recipe's folder has another module with the same name.
     """
-    if isinstance(path, Given):
+    if isinstance(path, ObjectPlaceholder):
         return path.value
-    module = module_in(path)
+    module = module_name(path)
     if not module:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
-    folder = str((context or {}).get(FOLDER) or "")
-    found = _imported(path, lambda: getattr(import_named(module, folder), path.partition(":")[2]))
-    refuse_namesakes(path, context)
-    return found
+    folder = str((context or {}).get(RECIPE_FOLDER) or "")
+    target = _import(path, lambda: getattr(import_user_module(module, folder), path.partition(":")[2]))
+    check_name_conflict(path, context)
+    return target
 
 
-def _imported(path: str, load: Callable[[], object]) -> object:
+def _import(path: str, load: Callable[[], object]) -> object:
     try:
         return load()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"cannot import {path!r}: {described(error)}{_where_to_look(path, error)}") from error
+        raise ValueError(f"cannot import {path!r}: {describe_error(error)}{_import_hint(path, error)}") from error
 
 
-def _where_to_look(path: str, error: BaseException) -> str:
+def _import_hint(path: str, error: BaseException) -> str:
     """Return a remedy if the module itself, rather than one of its imports, is missing."""
     module = path.partition(":")[0]
     if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
@@ -176,7 +178,7 @@ def resolver(kind: str, optional: bool = False) -> object:
     Args:
         optional: accept None too.
     """
-    tag = TAGS.get(kind, "name")
+    tag = TAG_KEYS.get(kind, "name")
 
     def resolve(table: object, info: ValidationInfo) -> object:
         if isinstance(table, Plugin) or (optional and table is None):
@@ -184,36 +186,38 @@ def resolver(kind: str, optional: bool = False) -> object:
         if not isinstance(table, dict):
             raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(tag)})
         if not isinstance(table.get(tag), str):
-            known = ", ".join(plugin_names(kind))
-            raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
+            names = ", ".join(plugin_names(kind))
+            raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": names})
         cls = find_plugin(kind, table[tag], info.context)
-        plugin = _made(cls, {key: value for key, value in table.items() if key != tag}, info.context)
-        if isinstance(table[tag], Given) and isinstance(table[tag].value, Plugin):
-            plugin = _itself(table[tag].value, plugin)
+        plugin = _validate_plugin(cls, {key: value for key, value in table.items() if key != tag}, info.context)
+        if isinstance(table[tag], ObjectPlaceholder) and isinstance(table[tag].value, Plugin):
+            plugin = _copy_instance(table[tag].value, plugin)
         plugin._kind, plugin._name = kind, table[tag]
         problems = value_problems(kind, plugin)
         if problems:
-            raise ValueError(refusal(kind, cls, problems))
+            raise ValueError(mismatch_message(kind, cls, problems))
         return plugin
 
     return BeforeValidator(resolve)
 
 
-def _itself(given: Plugin, made: Plugin) -> Plugin:
+def _copy_instance(instance: Plugin, validated: Plugin) -> Plugin:
     """Return a copy of the given instance, with state outside its fields.
 
     Raises:
         ValueError: the recipe changes a field of the instance.
     """
-    if any(getattr(given, key) != getattr(made, key) for key in type(given).model_fields):
-        raise ValueError(f"{type(given).__name__} was given as an object; change its fields there, or give its class")
-    return given.model_copy()
+    if any(getattr(instance, key) != getattr(validated, key) for key in type(instance).model_fields):
+        raise ValueError(
+            f"{type(instance).__name__} was given as an object; change its fields there, or give its class"
+        )
+    return instance.model_copy()
 
 
-def _made(cls: type[Plugin], table: dict[str, object], context: Mapping[str, object] | None) -> Plugin:
+def _validate_plugin(cls: type[Plugin], table: dict[str, object], context: Mapping[str, object] | None) -> Plugin:
     try:
         return cls.model_validate(table, context=context)
     except (ValidationError, PydanticCustomError):
         raise
     except Exception as error:
-        raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {described(error)}") from error
+        raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {describe_error(error)}") from error

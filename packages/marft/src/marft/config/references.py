@@ -6,32 +6,32 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from marft.config.consulting import beside
-from marft.config.models import readers
-from marft.config.names import collisions
+from marft.config.helpers import auxiliary_policies
+from marft.config.models import reader_models
+from marft.config.names import name_conflicts
 from marft.config.settings import did_you_mean
 
 if TYPE_CHECKING:
     from marft.config.agents import AgentSettings
     from marft.config.run import RunSettings
 
-WARMED_LITTLE = 10  # maximum ratio of warm-up steps to training steps: the learning rate then reaches a tenth
-ENVIRONMENT = "environment"  # entry in an agent's tools that stands for the environment's tools
+MAX_WARMUP_RATIO = 10  # maximum ratio of warm-up steps to training steps: the learning rate then reaches a tenth
+ENVIRONMENT_TOOLS = "environment"  # entry in an agent's tools that stands for the environment's tools
 
 
 def reference_problems(run: RunSettings) -> Iterable[str]:
     """Yield problems between recipe tables: unknown or unused names, teams, sampling, groups, lengths and rates."""
     for problems in (
-        _alike, _missing_references, _team_problems, _sampling_problems, _group_problems, _length_problems,
-        _rate_problems, _teammate_text_problems, _unrewarded, _lag_problems,
+        _name_problems, _missing_references, _team_problems, _sampling_problems, _group_problems, _length_problems,
+        _rate_problems, _teammate_loss_problems, _reward_problems, _lag_problems,
     ):  # fmt: skip
         yield from problems(run)
 
 
-def _alike(run: RunSettings) -> Iterable[str]:
+def _name_problems(run: RunSettings) -> Iterable[str]:
     roles = dict.fromkeys(agent.role for agent in run.agents)
     for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):
-        yield from collisions(kind, names)
+        yield from name_conflicts(kind, names)
 
 
 def _missing_references(run: RunSettings) -> Iterable[str]:
@@ -42,21 +42,24 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for name, policy in run.policies.items():
         if policy.model not in run.models:
             yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
-        if name not in beside(run) and not any(agent.policy == name for agent in run.agents):
+        if name not in auxiliary_policies(run) and not any(agent.policy == name for agent in run.agents):
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
     for agent in run.agents:
         for tool in agent.tools:
-            if tool not in run.tools and tool != ENVIRONMENT:
+            if tool not in run.tools and tool != ENVIRONMENT_TOOLS:
                 hint = did_you_mean(tool, run.tools) or f"; describe it under [tools.{tool}]"
                 yield f"agents.{agent.role}.tools: no tool is called {tool!r}{hint}"
-    if ENVIRONMENT in run.tools:
-        yield f"tools.{ENVIRONMENT}: that name stands for the tools that the environment itself brings; take another"
+    if ENVIRONMENT_TOOLS in run.tools:
+        yield (
+            f"tools.{ENVIRONMENT_TOOLS}: that name stands for the tools that the environment itself brings; "
+            "take another"
+        )
     for name in run.tools:
         if not any(name in agent.tools for agent in run.agents):
             yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
-    reading = readers(run.models)
+    reader_names = reader_models(run.models)
     for name in run.models:
-        if name not in reading and not any(policy.model == name for policy in run.policies.values()):
+        if name not in reader_names and not any(policy.model == name for policy in run.policies.values()):
             yield f"models.{name}: no policy uses it; give it to a policy or remove it"
 
 
@@ -69,11 +72,11 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
     for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
         yield from part.problems([agent.role for agent in run.agents])
     port = getattr(run.team, "port", 0)
-    if run.team.own_words and port and run.rollout.processes >= 2:
+    if run.team.writes_prompts and port and run.rollout.processes >= 2:
         yield "team.port: one port cannot serve several rollout.processes; remove it, and each takes one that is free"
-    if run.team.own_words and run.channel.name != "raw":
+    if run.team.writes_prompts and run.channel.name != "raw":
         yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
-    for agent in run.agents if run.team.own_words else ():
+    for agent in run.agents if run.team.writes_prompts else ():
         if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
             yield (
                 f"agents.{agent.role}: a program has tools, a memory and guidance of its own, and those of the recipe "
@@ -93,7 +96,7 @@ def _group_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _lag_problems(run: RunSettings) -> Iterable[str]:
-    if run.rollout.max_policy_lag and not run.engine.apart:
+    if run.rollout.max_policy_lag and not run.engine.separate_weights:
         yield (
             f"rollout.max_policy_lag: engine {run.engine.name!r} samples with the learner's own weights, so nothing "
             "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
@@ -124,7 +127,7 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
 def _rate_problems(run: RunSettings) -> Iterable[str]:
     """Yield learning rates that are never reached, or that flip weights through weight decay."""
     optimizer, steps = run.algorithm.optimizer, run.training.steps
-    if optimizer.warmup_steps >= WARMED_LITTLE * steps:
+    if optimizer.warmup_steps >= MAX_WARMUP_RATIO * steps:
         yield (
             f"algorithm.optimizer.warmup_steps: in {steps} training steps the learning rate would rise to "
             f"{steps / optimizer.warmup_steps:.2g} of its height; lower it, or train longer"
@@ -138,16 +141,20 @@ def _rate_problems(run: RunSettings) -> Iterable[str]:
             )
 
 
-def _unrewarded(run: RunSettings) -> Iterable[str]:
-    if not run.environment.graded and not run.team.grades and not run.rewards:
+def _reward_problems(run: RunSettings) -> Iterable[str]:
+    if not run.environment.grades_answers and not run.team.grades_answers and not run.rewards:
         yield (
             "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
             "that grades (grading), or rewards ([[rewards]])"
         )
 
 
-def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
-    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in beside(run)]
+def _teammate_loss_problems(run: RunSettings) -> Iterable[str]:
+    remote = [
+        name
+        for name, policy in run.policies.items()
+        if run.is_remote(policy.model) and name not in auxiliary_policies(run)
+    ]
     if run.algorithm.teammate_text.coefficient and remote:
         yield (
             f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "
@@ -158,7 +165,7 @@ def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
 def _sampling_problems(run: RunSettings) -> Iterable[str]:
     for agent in run.agents:
         policy = run.policies.get(agent.policy)
-        if agent.sampling.held_to and policy is not None:
+        if agent.sampling.constraint and policy is not None:
             yield from _grammar_problems(run, agent, policy.model)
         if policy is None or policy.train == "frozen":
             continue
@@ -174,18 +181,18 @@ def _sampling_problems(run: RunSettings) -> Iterable[str]:
 
 def _grammar_problems(run: RunSettings, agent: AgentSettings, model: str) -> Iterable[str]:
     kind = next(key for key in ("json_schema", "regex", "grammar") if getattr(agent.sampling, key))
-    where = f"agents.{agent.role}.sampling.{kind}"
-    why = cannot_hold(run, model)
-    if why:
-        yield f"{where}: {why}; remove it"
+    path = f"agents.{agent.role}.sampling.{kind}"
+    reason = grammar_unsupported(run, model)
+    if reason:
+        yield f"{path}: {reason}; remove it"
     if kind == "json_schema" and (agent.tools or agent.skills):
-        yield f"{where}: every turn would be JSON of this schema, and its tools could never be called; remove either"
+        yield f"{path}: every turn would be JSON of this schema, and its tools could never be called; remove either"
 
 
-def cannot_hold(run: RunSettings, model: str) -> str:
+def grammar_unsupported(run: RunSettings, model: str) -> str:
     """Return the reason why a model cannot sample under a grammar; "" if supported."""
     if run.is_remote(model):
         return f"model {model!r} is behind an endpoint, which cannot be held to a grammar"
-    if not run.engine.holds_grammars:
-        return f"engine {run.engine.name!r} cannot hold what it samples to a grammar (holds_grammars)"
+    if not run.engine.supports_grammars:
+        return f"engine {run.engine.name!r} cannot hold what it samples to a grammar (supports_grammars)"
     return ""

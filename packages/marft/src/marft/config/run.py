@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.satellites import not_installed
+from marft.common.packages import missing_extra
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
-from marft.config.folders import AtHome
 from marft.config.guards import GuardSettings
+from marft.config.helpers import HelperCallSettings, helper_problems
 from marft.config.models import (
     ModelSettings,
     PolicySettings,
@@ -23,7 +22,11 @@ from marft.config.models import (
     remote_problems,
 )
 from marft.config.names import Name, RunName
-from marft.config.parts import (
+from marft.config.opponent_pools import pool_members, pool_problems
+from marft.config.opposing_sides import side_problems
+from marft.config.paths import ExpandUser
+from marft.config.placement import find_cluster
+from marft.config.plugin_types import (
     ChannelPlugin,
     EnginePlugin,
     EnvironmentPlugin,
@@ -32,14 +35,11 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
-from marft.config.placement import cluster_of
-from marft.config.pools import members_of, pool_problems
 from marft.config.references import reference_problems
-from marft.config.sections import AnySection, Section, keyed, section_class, section_names, sections_in
-from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings
-from marft.config.sides import side_problems
+from marft.config.sections import Section, SectionTable, find_sections, pair_with_names, section_class, section_names
+from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive, Settings, SmallCount
 from marft.config.sizes import size_problems
-from marft.config.turns import turn_problems
+from marft.config.turn_checks import turn_problems
 
 S = TypeVar("S", bound=Section)
 
@@ -59,7 +59,7 @@ class RolloutSettings(Settings):
     max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
     # steps that train on an episode: its own step and the following ones; 1: no reuse
     reuse: Annotated[int, Field(ge=1, le=100)] = 1
-    tries: Few = 3  # workers that may end while playing a single attempt, before its task is set aside
+    tries: SmallCount = 3  # workers that may end while playing a single attempt, before its task is set aside
 
 
 class TrainingSettings(Settings):
@@ -69,9 +69,9 @@ class TrainingSettings(Settings):
     tokens_per_micro_batch: Count = 8192  # tokens of one micro-batch; limits memory and does not change results
     # compute common prefixes of rows once; auto: if products are exact and all compared scores use the same packing
     share_prefixes: Literal["auto", "always", "never"] = "auto"
-    record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
+    record_episodes_every: NonNegativeCount = 1  # steps from one recording to the next; 0 records none
     record_credit: bool = True  # record the learner's data on each action together with the episodes, in half precision
-    show_samples_every: CountOrNone = 0  # steps between episodes shown in the terminal; 0: none
+    show_samples_every: NonNegativeCount = 0  # steps between episodes shown in the terminal; 0: none
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1  # training processes, one per GPU; 1: this process only
     shard: bool = False  # shard all models over the ranks, and gather each layer when it is computed: less memory
     # keep optimizer moments in host memory, and copy them to the device only for a step
@@ -80,7 +80,7 @@ class TrainingSettings(Settings):
     rank_patience_seconds: Positive = 600.0
 
     @model_validator(mode="after")
-    def _shards_between_several(self) -> TrainingSettings:
+    def _check_shard(self) -> TrainingSettings:
         if self.shard and self.ranks == 1:
             raise PydanticCustomError("shard", "shard: one rank alone holds all there is; set ranks to 2 or more")
         return self
@@ -106,12 +106,12 @@ class EvaluationSettings(Settings):
     # attempts at each task; more than one gives pass@k, pass^k and avg@k
     attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
     kept_every: Count = 256  # episodes between saves; an interrupted evaluation loses at most this many
-    every: CountOrNone = 0  # training steps between validations; 0: none
+    every: NonNegativeCount = 0  # training steps between validations; 0: none
     validation_tasks: Count = 100  # maximum tasks of the validation split
 
     @field_validator("modes")
     @classmethod
-    def _each_once(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_modes(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(modes)) < len(modes):
             raise PydanticCustomError("modes", "names a mode twice")
         return modes
@@ -121,14 +121,14 @@ class RunSettings(Settings):
     """One complete recipe. Tables without a field here are sections, added by installed packages."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, AnySection]
+    __pydantic_extra__: dict[str, SectionTable]
 
     name: RunName  # name of the run; its folder is output/name; default: name of the file
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of all random streams
-    output: Annotated[Filled, AtHome] = "runs"  # folder of all runs
+    output: Annotated[NonEmptyString, ExpandUser] = "runs"  # folder of all runs
     # folder of the recipe's relative paths and modules
-    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
-    device: Filled = "auto"  # auto: cuda with a GPU, else cpu
+    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = ""
+    device: NonEmptyString = "auto"  # auto: cuda with a GPU, else cpu
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's default
     models: dict[Name, ModelSettings]  # base models by name
     policies: dict[Name, PolicySettings]  # policies (weights) by name
@@ -136,7 +136,7 @@ class RunSettings(Settings):
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # agents of the team, in order
     team: OrganizationPlugin  # organization: acting order, and visibility of actions
     channel: ChannelPlugin  # format of messages between agents
-    consulting: ConsultingSettings | None = None  # helpers that agents may call during training
+    consulting: HelperCallSettings | None = None  # helpers that agents may call during training
     environment: EnvironmentPlugin  # environment with the tasks
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # reward terms; []: the environment's rewards
     curriculum: CurriculumSettings | None = None  # task difficulty by the team's success; default: all tasks
@@ -153,7 +153,7 @@ class RunSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, table: object) -> object:
+    def _set_defaults(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
         table = {
@@ -167,16 +167,16 @@ class RunSettings(Settings):
             table["team"] = {"organization": "chain", **table["team"]}
         if isinstance(table["engine"], dict):
             table["engine"] = {"kind": "local", **table["engine"]}
-        return keyed(table, sections_in(key for key in table if key not in cls.model_fields))
+        return pair_with_names(table, find_sections(key for key in table if key not in cls.model_fields))
 
     @classmethod
-    def other_keys(cls) -> Iterable[str]:
+    def extra_keys(cls) -> Iterable[str]:
         """Return the section names."""
         return section_names()
 
     @classmethod
-    def explain_unknown(cls, key: str) -> str:
-        return not_installed("sections", key)
+    def explain_unknown_key(cls, key: str) -> str:
+        return missing_extra("sections", key)
 
     @classmethod
     def inner_table(cls, key: str) -> type[Settings] | None:
@@ -193,14 +193,14 @@ class RunSettings(Settings):
             *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self), *side_problems(self), *turn_problems(self), *pool_problems(self),
-            *consulting_problems(self), *(found for section in self.sections for found in section.problems(self)),
+            *helper_problems(self), *(problem for section in self.sections for problem in section.problems(self)),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self
 
     @model_validator(mode="after")
-    def _correct_what_samples_elsewhere(self) -> RunSettings:
+    def _enable_correction(self) -> RunSettings:
         """Enable importance weights π_old/μ by default for other engines and for reused episodes.
 
         An engine with separate weights has numerically different outputs, and reused episodes come from older policies.
@@ -210,7 +210,7 @@ class RunSettings(Settings):
         correction = self.algorithm.sampler_correction
         if self.algorithm.objective.reads_pairs:
             return self
-        if (self.engine.apart or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
+        if (self.engine.separate_weights or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"
             correction = correction.model_copy(update={"level": level})
             algorithm = self.algorithm.model_copy(update={"sampler_correction": correction})
@@ -224,18 +224,18 @@ class RunSettings(Settings):
 
     def section(self, cls: type[S]) -> S | None:
         """Return a section, such as ``run.section(TracingSettings)``; None if the recipe does not set it."""
-        found = (self.__pydantic_extra__ or {}).get(cls.key)
-        return found if isinstance(found, cls) else None
+        value = (self.__pydantic_extra__ or {}).get(cls.key)
+        return value if isinstance(value, cls) else None
 
     def without_section(self, *keys: str) -> Self:
         """Return the run without some sections."""
-        left = {key: section for key, section in (self.__pydantic_extra__ or {}).items() if key not in keys}
+        remaining = {key: section for key, section in (self.__pydantic_extra__ or {}).items() if key not in keys}
         copy = self.model_copy()
-        object.__setattr__(copy, "__pydantic_extra__", left)
+        object.__setattr__(copy, "__pydantic_extra__", remaining)
         return copy
 
     @property
-    def given(self) -> Mapping[str, Any]:
+    def python_objects(self) -> Mapping[str, Any]:
         """Python objects in the recipe, by placeholder; needed to load saved files with these placeholders."""
         return self._given
 
@@ -249,12 +249,12 @@ class RunSettings(Settings):
 
         Plugins therefore need no pickle support, but they must be importable by name.
         """
-        return _read_again, (self.model_dump(mode="json", exclude_none=True),)
+        return _restore, (self.model_dump(mode="json", exclude_none=True),)
 
     @property
     def loaded_policies(self) -> Mapping[str, PolicySettings]:
         """All policies to load: the recipe's, and each version in its opponent pools."""
-        return {slot: settings for name in self.policies for slot, settings in members_of(self.policies, name)}
+        return {slot: settings for name in self.policies for slot, settings in pool_members(self.policies, name)}
 
     def is_remote(self, model: str) -> bool:
         """Return True for a model behind an endpoint."""
@@ -265,13 +265,13 @@ class RunSettings(Settings):
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
 
 
-def _read_again(table: dict[str, object]) -> RunSettings:
+def _restore(table: dict[str, object]) -> RunSettings:
     from marft.config.load import parse_recipe
 
     return parse_recipe(table)
 
 
-def refuse_nothing_to_train(run: RunSettings) -> None:
+def check_trainable(run: RunSettings) -> None:
     """Check that the recipe trains at least one policy. Evaluation does not need one.
 
     Raises:
@@ -281,18 +281,18 @@ def refuse_nothing_to_train(run: RunSettings) -> None:
         raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
 
 
-def refuse_missing_packages(run: RunSettings) -> None:
+def check_packages(run: RunSettings) -> None:
     """Check for missing packages of metric loggers. Evaluation does not need them.
 
     Raises:
         ValueError: a package is missing.
     """
     for sink in run.sinks:
-        if missing := sink.missing():
+        if missing := sink.install_hint():
             raise ValueError(f"sinks: {sink.name!r} needs a package that is not installed: {missing}; or leave it out")
 
 
-def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
+def check_prompt_space(run: RunSettings, contexts: Mapping[str, int]) -> None:
     """Check that each agent's context has room for a prompt.
 
     Args:
@@ -310,7 +310,7 @@ def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
             )
 
 
-def idle_kl_stop(run: RunSettings) -> Iterable[str]:
+def warn_idle_kl_stop(run: RunSettings) -> Iterable[str]:
     """Yield a warning for a KL stop without effect, because each step has only one update."""
     algorithm = run.algorithm
     if algorithm.kl_stop and algorithm.epochs * algorithm.minibatches == 1:
@@ -321,9 +321,9 @@ def idle_kl_stop(run: RunSettings) -> Iterable[str]:
         )
 
 
-def idle_cluster(run: RunSettings) -> Iterable[str]:
+def warn_idle_cluster(run: RunSettings) -> Iterable[str]:
     """Yield a warning for a ``[cluster]`` table without effect, because the run has no other process."""
-    if cluster_of(run) and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:
+    if find_cluster(run) and not run.engine.separate_weights and not run.rollout.processes and run.training.ranks == 1:
         yield (
             "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "
             "workers (rollout.processes), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "

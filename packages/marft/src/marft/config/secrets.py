@@ -8,40 +8,57 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import parse_qsl
 
-from marft.config.keys import MASK, VARIABLE
+from marft.config.api_keys import MASK, VARIABLE_REFERENCE
 
-NO_SECRET = {
+HARMLESS_VALUES = {
     "", "none", "null", "empty", "dummy", "true", "false", "auto", "basic", "bearer", "digest", "oauth", "oauth2",
     "api_key", "api-key", "apikey", "token", "jwt", "kerberos", "hmac",
 }  # fmt: skip
-ALWAYS = {  # last words of names
+SECRET_WORDS = {  # last words of names
     "apikey", "apikeys", "authorization", "bearer", "cookie", "cookies", "credential", "credentials", "jwt",
     "passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret",
 }  # fmt: skip
-OF_SERVERS = {"auth", "pass", "pat", "pin", "pw"}  # last words with other meanings outside server tables
-FORMS = {"base", "b", "pem", "raw", "str", "string", "text", "v", "value"}  # suffixes after the name of a secret
-ANYWHERE = {"apikey", "credential", "credentials", "passwd", "password", "secret"}  # words at any position of a name
-KEYS_OF = {  # words before "key" that mark a secret
+SERVER_SECRET_WORDS = {"auth", "pass", "pat", "pin", "pw"}  # last words with other meanings outside server tables
+FORM_SUFFIXES = {
+    "base",
+    "b",
+    "pem",
+    "raw",
+    "str",
+    "string",
+    "text",
+    "v",
+    "value",
+}  # suffixes after the name of a secret
+SECRET_WORDS_ANYWHERE = {
+    "apikey",
+    "credential",
+    "credentials",
+    "passwd",
+    "password",
+    "secret",
+}  # words at any position of a name
+SECRET_KEY_PREFIXES = {  # words before "key" that mark a secret
     "access", "account", "admin", "anthropic", "api", "auth", "azure", "client", "encryption", "google", "hf",
     "license", "master", "openai", "org", "private", "project", "secret", "server", "service", "session",
     "shared", "signing", "ssh", "subscription", "user", "wandb",
 }  # fmt: skip
-KEYS_TO = {  # words before "key" that mark a field name
+FIELD_KEY_PREFIXES = {  # words before "key" that mark a field name
     "answer", "cache", "column", "dict", "foreign", "group", "id", "index", "json", "partition", "primary",
     "public", "question", "row", "sort",
 }  # fmt: skip
-OF_VOCABULARY = {  # words before "token" that mark a vocabulary entry or a count
+VOCABULARY_PREFIXES = {  # words before "token" that mark a vocabulary entry or a count
     "bos", "cls", "decoder", "end", "eos", "eot", "fim", "first", "image", "last", "mask", "max", "min", "new",
     "next", "pad", "per", "prefix", "sep", "special", "start", "stop", "suffix", "thinking", "unk",
 }  # fmt: skip
-NAMES_ANOTHER = {  # last words of keys that hold a location instead of a secret
+REFERENCE_WORDS = {  # last words of keys that hold a location instead of a secret
     "column", "count", "dir", "env", "field", "file", "folder", "format", "header", "length", "location",
     "name", "path", "type", "url", "uri", "var", "variable", "variables",
 }  # fmt: skip
-NAMED = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are user-chosen names
+USER_NAMED_TABLES = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are user-chosen names
 # tables whose keys belong to a server
-REQUESTED = ("options", "headers", "header", "env", "environment", "args", "kwargs")
-SHAPES = re.compile(
+SERVER_TABLES = ("options", "headers", "header", "env", "environment", "args", "kwargs")
+SECRET_PATTERN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:sk|rk|pk)[-_](?:(?:live|test)[-_]|(?:proj|ant|or|svcacct|admin)-)[A-Za-z0-9_-]{16,}"
     r"|(?:sk|rk|pk)[-_][A-Za-z0-9_-]{0,40}?(?:(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16}|[a-z]{20})[A-Za-z0-9_-]*"
@@ -55,111 +72,111 @@ SHAPES = re.compile(
     r"|(?:[Bb]earer|[Bb]asic|BEARER|BASIC)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*"
 )
-WHO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<who>[^/?#\s]*)@|://(?P<odd>[^\s'\"]*:[^\s'\"]*)@")
-LOGIN = re.compile(
+URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<who>[^/?#\s]*)@|://(?P<odd>[^\s'\"]*:[^\s'\"]*)@")
+LOGIN_ADDRESS = re.compile(
     r"[^\s:/?#@'\"]+:([^\s/@'\"]+)@[\w.-]+(?::\d+)?(?:[/?#]\S*)?"
 )  # user:pass@host/path, without a scheme
 # last words, without a plural s
-ADDRESSES = {"addres", "dsn", "endpoint", "host", "proxie", "proxy", "server", "uri", "url"}
+ADDRESS_WORDS = {"addres", "dsn", "endpoint", "host", "proxie", "proxy", "server", "uri", "url"}
 LOGIN_FLAGS = ("-u", "--user", "--proxy-user", "-U")  # command-line flags before user:password
-QUERY = re.compile(r"[?&;#]([^?&;#=\s]+)=([^?&;#\s'\"]+)")
-ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)(?:=|:\s*)(\S.*)", re.DOTALL)
+QUERY_PARAMETER = re.compile(r"[?&;#]([^?&;#=\s]+)=([^?&;#\s'\"]+)")
+ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)(?:=|:\s*)(\S.*)", re.DOTALL)
 SEPARATORS = re.compile(r"[;\s]+")  # separators in a connection string
-PLAIN = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*")
-LEAST_NUMBER = 10_000_000  # minimum value of a numeric secret
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+PLAIN_WORDS = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*")
+MIN_SECRET_NUMBER = 10_000_000  # minimum value of a numeric secret
+NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def names_secret(name: str, asked: bool = False) -> bool:
+def is_secret_name(name: str, for_server: bool = False) -> bool:
     """Return True for a key name that indicates a secret.
 
     Args:
-        asked: the key belongs to a server or a program, where every "key" and "signature" is a secret.
+        for_server: the key belongs to a server or a program, where every "key" and "signature" is a secret.
 
-    >>> [names_secret(name) for name in ("api_key", "X-Api-Key", "apiKey", "hf_token", "dbPassword", "api_key_2")]
+    >>> [is_secret_name(name) for name in ("api_key", "X-Api-Key", "apiKey", "hf_token", "dbPassword", "api_key_2")]
     [True, True, True, True, True, True]
-    >>> [names_secret(name) for name in ("max_tokens", "pad_token", "tokenizer", "api_key_variable", "answer_key")]
+    >>> [is_secret_name(name) for name in ("max_tokens", "pad_token", "tokenizer", "api_key_variable", "answer_key")]
     [False, False, False, False, False]
     """
-    return _strength(name, asked) > 0
+    return _secret_level(name, for_server) > 0
 
 
-def _strength(name: str, asked: bool) -> int:
+def _secret_level(name: str, for_server: bool) -> int:
     """Return the certainty that a key holds a secret.
 
     0: no secret; 1: a secret unless the value is in plain words; 2: a secret with any value.
     """
-    words = [word.lower() for word in WORDS.findall(name)]
-    while len(words) > 1 and (words[-1] in FORMS or words[-1].isdigit()):
+    words = [word.lower() for word in NAME_WORDS.findall(name)]
+    while len(words) > 1 and (words[-1] in FORM_SUFFIXES or words[-1].isdigit()):
         del words[-1]
-    if not words or words[-1] in NAMES_ANOTHER:
+    if not words or words[-1] in REFERENCE_WORDS:
         return 0
     last, before = words[-1], set(words[-2:-1])
-    if last in ALWAYS or ANYWHERE & {*words, "".join(words[-2:])}:
+    if last in SECRET_WORDS or SECRET_WORDS_ANYWHERE & {*words, "".join(words[-2:])}:
         return 2
     if last in ("key", "keys"):
-        return 2 if KEYS_OF & before else int(asked and not KEYS_TO & before)
-    if last in ("token", "tokens") and not OF_VOCABULARY & before:
-        return 2 if (asked and last == "token") or (KEYS_OF | {"bearer", "refresh"}) & before else 1
-    if last in OF_SERVERS:
-        return 2 if asked else 1
+        return 2 if SECRET_KEY_PREFIXES & before else int(for_server and not FIELD_KEY_PREFIXES & before)
+    if last in ("token", "tokens") and not VOCABULARY_PREFIXES & before:
+        return 2 if (for_server and last == "token") or (SECRET_KEY_PREFIXES | {"bearer", "refresh"}) & before else 1
+    if last in SERVER_SECRET_WORDS:
+        return 2 if for_server else 1
     if last == "secrets":  # elsewhere these are texts that agents must not reveal
-        return 2 if asked else 0
-    return int(asked and last in ("sig", "signature", "sas"))
+        return 2 if for_server else 0
+    return int(for_server and last in ("sig", "signature", "sas"))
 
 
-def secrets_at(value: object, place: str = "", named: int = 0, asked: bool = False) -> Iterator[str]:
+def find_secret_keys(value: object, path: str = "", level: int = 0, for_server: bool = False) -> Iterator[str]:
     """Yield the dotted keys for all secrets in a table.
 
     Args:
-        named: certainty that an enclosing key names a secret: 0, 1 or 2.
-        asked: the value is in a table whose keys belong to a server.
+        level: certainty that an enclosing key names a secret: 0, 1 or 2.
+        for_server: the value is in a table whose keys belong to a server.
     """
     if isinstance(value, Mapping):
-        yield from _in_table(value, place, named, asked)
+        yield from _find_in_table(value, path, level, for_server)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from secrets_at(inner, f"{place}.{number}", named, asked)
-        yield from _after_flags(value, place)
-    elif _is_literal(value, named) or (isinstance(value, str) and _holds_secret(value, place, asked)):
-        yield place
+            yield from find_secret_keys(inner, f"{path}.{number}", level, for_server)
+        yield from _find_in_arguments(value, path)
+    elif _is_literal(value, level) or (isinstance(value, str) and _contains_secret(value, path, for_server)):
+        yield path
 
 
-def _in_table(table: Mapping[object, object], place: str, named: int, asked: bool) -> Iterator[str]:
+def _find_in_table(table: Mapping[object, object], path: str, level: int, for_server: bool) -> Iterator[str]:
     for key, inner in table.items():
-        where = f"{place}.{censored(str(key))}".removeprefix(".")
-        if SHAPES.search(str(key)):
-            yield where
-        words, secret, sent = where.split("."), named, asked
+        key_path = f"{path}.{redact(str(key))}".removeprefix(".")
+        if SECRET_PATTERN.search(str(key)):
+            yield key_path
+        words, key_level, is_server = key_path.split("."), level, for_server
         for before, word in pairwise(["", *words][-len(str(key).split(".")) - 1 :]):
-            of_user = before in NAMED and isinstance(inner, Mapping)
+            of_user = before in USER_NAMED_TABLES and isinstance(inner, Mapping)
             if not (of_user or before.endswith("_variables")):  # the values of such tables are names of variables
-                secret = max(secret, _strength(word, sent))
-            sent |= word.lower() in REQUESTED and (before, word) not in (
+                key_level = max(key_level, _secret_level(word, is_server))
+            is_server |= word.lower() in SERVER_TABLES and (before, word) not in (
                 ("", "environment"),
                 ("changes", "environment"),
             )
-        yield from secrets_at(inner, where, secret, sent)
+        yield from find_secret_keys(inner, key_path, key_level, is_server)
     name, value = table.get("name", table.get("key")), table.get("value")  # name and value of a header or a variable
-    if isinstance(name, str) and _is_literal(value, _strength(name, asked=True)):
-        yield f"{place}.value".removeprefix(".")
+    if isinstance(name, str) and _is_literal(value, _secret_level(name, for_server=True)):
+        yield f"{path}.value".removeprefix(".")
 
 
-def _after_flags(words: Sequence[object], place: str) -> Iterator[str]:
+def _find_in_arguments(words: Sequence[object], path: str) -> Iterator[str]:
     """Yield the positions for secrets in a command's words, ``["server", "--api-key", "…"]``, or in a header."""
     for number, (flag, word) in enumerate(pairwise(words), 1):
         is_flag = isinstance(flag, str) and "=" not in flag and (flag.startswith("-") or len(words) == 2)
         is_value = isinstance(word, str) and not word.startswith("-")
-        if is_flag and is_value and _is_literal(word, _strength(str(flag), asked=True)):
-            yield f"{place}.{number}"
+        if is_flag and is_value and _is_literal(word, _secret_level(str(flag), for_server=True)):
+            yield f"{path}.{number}"
     for number, word in enumerate(words):
-        if isinstance(word, str) and _is_assigned(word):
-            yield f"{place}.{number}"
-    if place.rpartition(".")[2] in ("command", "args"):
-        yield from _logins_in(words, place)
+        if isinstance(word, str) and _is_assignment(word):
+            yield f"{path}.{number}"
+    if path.rpartition(".")[2] in ("command", "args"):
+        yield from _find_logins(words, path)
 
 
-def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
+def _find_logins(words: Sequence[object], path: str) -> Iterator[str]:
     """Yield the positions for passwords in a command: ``curl -u me:…``, ``--user=me:…``, ``me:…@host/path``."""
     for number, (flag, word) in enumerate(pairwise(["", *words])):
         if not isinstance(word, str):
@@ -167,63 +184,72 @@ def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
         name, equals, value = word.partition("=") if word.startswith("-") else (str(flag), "", word)
         if word.startswith("-u") and not equals:
             name, value = "-u", word[2:]
-        password = value.partition(":")[2] if name in LOGIN_FLAGS else ""
-        if _is_password(password) or _is_login(value):
-            yield f"{place}.{number}"
+        candidate = value.partition(":")[2] if name in LOGIN_FLAGS else ""
+        if _is_literal_password(candidate) or _has_login(value):
+            yield f"{path}.{number}"
 
 
-def _is_login(text: str) -> bool:
+def _has_login(text: str) -> bool:
     """Return True for an address without a scheme that contains a password."""
-    found = LOGIN.fullmatch(text.strip())
-    return found is not None and _is_password(found[1])
+    match = LOGIN_ADDRESS.fullmatch(text.strip())
+    return match is not None and _is_literal_password(match[1])
 
 
-def _is_password(text: str) -> bool:
+def _is_literal_password(text: str) -> bool:
     """Return True for a password after ``user:``, as opposed to a user number or a variable name."""
     return bool(text) and not text.isdigit() and _is_literal(text, 2)
 
 
-def _is_assigned(text: str) -> bool:
+def _is_assignment(text: str) -> bool:
     """Return True for a secret assignment: ``API_KEY=…``, ``X-Api-Key: …``, ``--header=X-Api-Key: …``."""
-    found = ASSIGNED.fullmatch(text)
-    return found is not None and (_is_literal(found[2], _strength(found[1], asked=True)) or _is_assigned(found[2]))
+    match = ASSIGNMENT.fullmatch(text)
+    return match is not None and (
+        _is_literal(match[2], _secret_level(match[1], for_server=True)) or _is_assignment(match[2])
+    )
 
 
-def _is_literal(value: object, named: int) -> bool:
+def _is_literal(value: object, level: int) -> bool:
     """Return True for a literal secret, as opposed to a reference.
 
     Args:
-        named: certainty that its key names a secret: 0, 1 or 2.
+        level: certainty that its key names a secret: 0, 1 or 2.
     """
-    if isinstance(value, int) and value >= LEAST_NUMBER:
-        return named == 2
-    if not isinstance(value, str) or not named:
+    if isinstance(value, int) and value >= MIN_SECRET_NUMBER:
+        return level == 2
+    if not isinstance(value, str) or not level:
         return False
     text = value.strip()
     in_vocabulary = re.fullmatch(r"<[^<>]*>|\[[A-Z]*\]", text)
-    in_words = named == 1 and (PLAIN.fullmatch(text) or " " in text)
-    return text.lower() not in NO_SECRET and not VARIABLE.fullmatch(text) and not in_vocabulary and not in_words
+    in_words = level == 1 and (PLAIN_WORDS.fullmatch(text) or " " in text)
+    return (
+        text.lower() not in HARMLESS_VALUES
+        and not VARIABLE_REFERENCE.fullmatch(text)
+        and not in_vocabulary
+        and not in_words
+    )
 
 
-def _holds_secret(text: str, place: str, asked: bool) -> bool:
+def _contains_secret(text: str, path: str, for_server: bool) -> bool:
     """Return True if a text contains a secret, by its shape or by an assigned name."""
-    if censored(text) != text or (_names_address(place) and _is_login(text)):
+    if redact(text) != text or (_is_address_key(path) and _has_login(text)):
         return True
-    command = place.rpartition(".")[2] == "command"
+    command = path.rpartition(".")[2] == "command"
     parts = text.split() if command else SEPARATORS.split(text.strip("; "))
-    if (command or all("=" in part for part in parts)) and any(_after_flags(parts, place)):
+    if (command or all("=" in part for part in parts)) and any(_find_in_arguments(parts, path)):
         return True
-    return (asked and _is_assigned(text)) or any(secrets_at(_table_in(text), asked=asked))
+    return (for_server and _is_assignment(text)) or any(
+        find_secret_keys(_parse_json_table(text), for_server=for_server)
+    )
 
 
-def _names_address(place: str) -> bool:
+def _is_address_key(path: str) -> bool:
     """Return True if the last key in a dotted place, before list indices, names an address."""
-    keys = [key for key in place.split(".") if not key.isdigit()]
-    words = [word.lower().removesuffix("s") for word in WORDS.findall(keys[-1] if keys else "")]
-    return bool(words) and words[-1] in ADDRESSES
+    keys = [key for key in path.split(".") if not key.isdigit()]
+    words = [word.lower().removesuffix("s") for word in NAME_WORDS.findall(keys[-1] if keys else "")]
+    return bool(words) and words[-1] in ADDRESS_WORDS
 
 
-def _table_in(text: str) -> object:
+def _parse_json_table(text: str) -> object:
     """Return the table that a text contains as JSON; None otherwise."""
     try:
         return json.loads(text) if text.lstrip().startswith(("{", "[{")) else None
@@ -231,34 +257,34 @@ def _table_in(text: str) -> object:
         return None
 
 
-def censored(text: str) -> str:
+def redact(text: str) -> str:
     """Replace passwords and tokens in URLs, and texts with the shape of a key, by ``***``.
 
-    >>> censored("postgresql://me:hunter2@host/db?sslkey=1, https://host/v1?api_key=abc ghp_0123456789abcdefghij")
+    >>> redact("postgresql://me:hunter2@host/db?sslkey=1, https://host/v1?api_key=abc ghp_0123456789abcdefghij")
     'postgresql://***@host/db?sslkey=1, https://host/v1?api_key=*** ***'
     """
     if "://" in text:
-        text = WHO.sub(_without_who, text)
+        text = URL_LOGIN.sub(_redact_login, text)
     if "=" in text:
-        text = QUERY.sub(_without_value, text)
-    return SHAPES.sub(MASK, text)
+        text = QUERY_PARAMETER.sub(_redact_value, text)
+    return SECRET_PATTERN.sub(MASK, text)
 
 
-def _without_who(found: re.Match[str]) -> str:
-    who = found["who"]
-    if who is None:
+def _redact_login(match: re.Match[str]) -> str:
+    login = match["who"]
+    if login is None:
         return f"://{MASK}@"
-    harmless = ":" not in who and not found["scheme"].lower().startswith("http")
-    return found[0] if harmless or VARIABLE.fullmatch(who) else f"{found['scheme']}://{MASK}@"
+    harmless = ":" not in login and not match["scheme"].lower().startswith("http")
+    return match[0] if harmless or VARIABLE_REFERENCE.fullmatch(login) else f"{match['scheme']}://{MASK}@"
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name, value = found[1], found[2]
-    secret = any(names_secret(key, asked=True) for key, _ in parse_qsl(f"{name}=1", keep_blank_values=True))
-    return found[0].replace(value, MASK) if secret and _is_literal(value, 2) else found[0]
+def _redact_value(match: re.Match[str]) -> str:
+    name, value = match[1], match[2]
+    secret = any(is_secret_name(key, for_server=True) for key, _ in parse_qsl(f"{name}=1", keep_blank_values=True))
+    return match[0].replace(value, MASK) if secret and _is_literal(value, 2) else match[0]
 
 
-def refuse_secrets(table: Mapping[str, object], source: str) -> None:
+def check_no_secrets(table: Mapping[str, object], source: str) -> None:
     """Reject a recipe, or another table that is written to files, that contains a secret.
 
     The message never repeats the secret.
@@ -266,14 +292,14 @@ def refuse_secrets(table: Mapping[str, object], source: str) -> None:
     Raises:
         ValueError: a secret was found; the message names the keys.
     """
-    places = list(dict.fromkeys(secrets_at(table)))
+    places = list(dict.fromkeys(find_secret_keys(table)))
     if places:
-        shown = "\n".join(f"  {place}: holds what looks like a secret{_remedy(place)}" for place in places[:10])
+        lines = "\n".join(f"  {place}: holds what looks like a secret{_secret_hint(place)}" for place in places[:10])
         more = f"\n  and {len(places) - 10:,} more" if len(places) > 10 else ""
-        raise ValueError(f"{source}:\n{shown}{more}")
+        raise ValueError(f"{source}:\n{lines}{more}")
 
 
-def _remedy(place: str) -> str:
+def _secret_hint(place: str) -> str:
     words = place.split(".")
     if "endpoint" in words or words[0] == "engine":
         if "options" in words:

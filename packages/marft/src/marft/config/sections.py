@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
-from marft.common.registry import registered
+from marft.common.registry import registered_entry_points
 from marft.config.plugins import load_registered
 from marft.config.settings import Settings
 
@@ -25,7 +25,7 @@ class Section(Settings):
     key: ClassVar[str]
 
     @classmethod
-    def of(cls, run: RunSettings) -> Self:
+    def from_run(cls, run: RunSettings) -> Self:
         """Return the run's section, or the defaults if the recipe does not set it."""
         return run.section(cls) or cls()
 
@@ -33,7 +33,7 @@ class Section(Settings):
         """Return conflicts between the section and the rest: one sentence each, with a remedy."""
         return ()
 
-    def consulted_policies(self) -> Iterable[str]:
+    def extra_policies(self) -> Iterable[str]:
         """Return auxiliary policies that the section samples from, in addition to agents' policies."""
         return ()
 
@@ -49,7 +49,7 @@ class Section(Settings):
 
 def section_names() -> list[str]:
     """Return the section names from all installed packages."""
-    return sorted(registered("sections"))
+    return sorted(registered_entry_points("sections"))
 
 
 def section_class(name: str) -> type[Section]:
@@ -58,29 +58,29 @@ def section_class(name: str) -> type[Section]:
     Raises:
         ValueError: the package that adds it cannot be imported, or registers another object.
     """
-    found = load_registered("sections", name)
-    if not (isinstance(found, type) and issubclass(found, Section) and found.key == name):
-        raise ValueError(f"{registered('sections')[name].value} is not a section called {name!r}")
-    return found
+    target = load_registered("sections", name)
+    if not (isinstance(target, type) and issubclass(target, Section) and target.key == name):
+        raise ValueError(f"{registered_entry_points('sections')[name].value} is not a section called {name!r}")
+    return target
 
 
-def sections_in(names: Iterable[str]) -> Iterator[str]:
+def find_sections(names: Iterable[str]) -> Iterator[str]:
     """Yield the section names among some recipe keys."""
     names = list(names)
-    known = registered("sections") if names else {}
-    yield from (name for name in names if name in known)
+    section_points = registered_entry_points("sections") if names else {}
+    yield from (name for name in names if name in section_points)
 
 
-def keyed(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a recipe with each section's table paired with its name, for :data:`AnySection`."""
+def pair_with_names(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a recipe with each section's table paired with its name, for :data:`SectionTable`."""
     return {**table, **{name: (name, table[name]) for name in names}}
 
 
-def _read(value: object, info: ValidationInfo) -> object:
+def _parse_section(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, tuple):
         return value
     name, table = value
     return table if isinstance(table, Section) else section_class(name).model_validate(table, context=info.context)
 
 
-AnySection = Annotated[SerializeAsAny[Section], BeforeValidator(_read)]
+SectionTable = Annotated[SerializeAsAny[Section], BeforeValidator(_parse_section)]

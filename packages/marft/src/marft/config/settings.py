@@ -22,72 +22,72 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-MOST_UNKNOWN = 20  # maximum unknown keys of a table in a message
-LONGEST_KEY = 200  # maximum length of a word that is compared with others, in characters
+MAX_UNKNOWN_KEYS = 20  # maximum unknown keys of a table in a message
+MAX_KEY_LENGTH = 200  # maximum length of a word that is compared with others, in characters
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest_match(word: str, candidates: Iterable[str]) -> str:
     """Return the most similar known word; ``""`` if none is close."""
-    if len(word) > LONGEST_KEY:
+    if len(word) > MAX_KEY_LENGTH:
         return ""
-    return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
+    return next(iter(get_close_matches(word, sorted(candidates), n=1, cutoff=0.6)), "")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"``, or the known words if none is close."""
-    words = sorted(known)
-    close = closest(word, words)
-    if close:
-        return f"; did you mean {close!r}?"
+    words = sorted(candidates)
+    best = closest_match(word, words)
+    if best:
+        return f"; did you mean {best!r}?"
     return f"; known: {', '.join(words)}" if words else ""
 
 
-LARGEST = 10**9
-WRITTEN_OTHERWISE = (
+MAX_COUNT = 10**9
+LAX_SCHEMA_TYPES = (
     "tuple",
     "set",
     "frozenset",
     "lax-or-strict",
 )  # the last one is for paths
-DEEPEST = 32  # maximum nesting of tables and lists in a recipe
+MAX_DEPTH = 32  # maximum nesting of tables and lists in a recipe
 
-SMALLEST_NUMBER = 1e-12  # for values that are compared with losses, norms and divergences: smaller ones have no effect
-LARGEST_NUMBER = 1e6  # eleven days in seconds; larger than any reward, norm or price
-Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
-Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
-NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
-Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # ratio of probabilities
+MIN_NUMBER = 1e-12  # for values that are compared with losses, norms and divergences: smaller ones have no effect
+MAX_NUMBER = 1e6  # eleven days in seconds; larger than any reward, norm or price
+Bounded = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
+NonNegative = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+Ratio = Annotated[float, Field(ge=0, le=MAX_COUNT)]  # ratio of probabilities
 
 
-def _felt(value: float) -> float:
+def _check_magnitude(value: float) -> float:
     """Return a number that is 0 or large enough to have an effect.
 
     Raises:
         PydanticCustomError: the number is too small.
     """
-    if 0 < abs(value) < SMALLEST_NUMBER:
-        raise PydanticCustomError("felt", "below {least} it comes to nothing", {"least": f"{SMALLEST_NUMBER:g}"})
+    if 0 < abs(value) < MIN_NUMBER:
+        raise PydanticCustomError("felt", "below {least} it comes to nothing", {"least": f"{MIN_NUMBER:g}"})
     return value
 
 
-Felt = AfterValidator(_felt)
-Weight = Annotated[float, Field(ge=0, le=100), Felt]  # weight of a loss or reward term
+NotTiny = AfterValidator(_check_magnitude)
+Weight = Annotated[float, Field(ge=0, le=100), NotTiny]  # weight of a loss or reward term
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 has a special meaning
-Few = Annotated[int, Field(ge=1, le=10_000)]  # small number of repetitions
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+NonNegativeCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]  # 0 has a special meaning
+SmallCount = Annotated[int, Field(ge=1, le=10_000)]  # small number of repetitions
 
 
-def too_deep(table: object) -> bool:
+def is_too_deep(table: object) -> bool:
     """Return True for a table nested too deeply for a recipe and for Python."""
     level = [table]
-    for _ in range(DEEPEST):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+    for _ in range(MAX_DEPTH):
+        inner = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         level = [value for values in inner for value in values]
     return bool(level)
 
 
-def are_names(words: tuple[str, ...]) -> tuple[str, ...]:
+def check_names(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words after a check for empty and duplicate entries.
 
     Raises:
@@ -101,7 +101,7 @@ def are_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _is_plain(value: object) -> object:
+def _check_serializable(value: object) -> object:
     """Return a value that TOML and JSON can store without change.
 
     Raises:
@@ -109,11 +109,11 @@ def _is_plain(value: object) -> object:
     """
     if isinstance(value, dict):
         for key, inner in value.items():
-            _is_plain(key)
-            _is_plain(inner)
+            _check_serializable(key)
+            _check_serializable(inner)
     elif isinstance(value, list):
         for inner in value:
-            _is_plain(inner)
+            _check_serializable(inner)
     elif isinstance(value, str):
         if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             raise PydanticCustomError("text", "holds half a character: {text}", {"text": ascii(value)[:100]})
@@ -127,20 +127,22 @@ def _is_plain(value: object) -> object:
     return value
 
 
-Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(are_names)]
-Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # table whose values another program reads
+Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(check_names)]
+NonEmptyString = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+PlainTable = Annotated[
+    dict[str, object], AfterValidator(_check_serializable)
+]  # table whose values another program reads
 
 
-def _read_as_written(schema: Any) -> None:
+def _relax_types(schema: Any) -> None:
     if isinstance(schema, dict):
-        if schema.get("type") in WRITTEN_OTHERWISE:
+        if schema.get("type") in LAX_SCHEMA_TYPES:
             schema.setdefault("strict", False)
         for inner in schema.values():
-            _read_as_written(inner)
+            _relax_types(inner)
     elif isinstance(schema, list):
         for inner in schema:
-            _read_as_written(inner)
+            _relax_types(inner)
 
 
 class Settings(BaseModel):
@@ -155,16 +157,16 @@ class Settings(BaseModel):
         Numbers and strings stay strict.
         """
         schema = handler(source)
-        _read_as_written(schema)
+        _relax_types(schema)
         return schema
 
     @classmethod
-    def other_keys(cls) -> Iterable[str]:
+    def extra_keys(cls) -> Iterable[str]:
         """Return the table's allowed keys without a field."""
         return ()
 
     @classmethod
-    def explain_unknown(cls, key: str) -> str:  # noqa: ARG003
+    def explain_unknown_key(cls, key: str) -> str:  # noqa: ARG003
         """Return why the table does not take a key that is known elsewhere; "" for keys that nothing knows."""
         return ""
 
@@ -175,51 +177,53 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_unknown_keys(cls, table: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _reject_unknown_keys(cls, table: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Report unknown keys with suggestions, in addition to all other errors in the table."""
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
-        others = {*cls.other_keys()} if unknown else set[str]()
-        unknown = [key for key in unknown if key not in others]
+        extra = {*cls.extra_keys()} if unknown else set[str]()
+        unknown = [key for key in unknown if key not in extra]
         if not unknown:
             return handler(table)
         problems = [
-            _problem("unknown_key", f"unknown key {str(key)[:LONGEST_KEY]!r}{_meant(str(key), cls)}")
-            for key in unknown[:MOST_UNKNOWN]
+            _error_details("unknown_key", f"unknown key {str(key)[:MAX_KEY_LENGTH]!r}{_key_hint(str(key), cls)}")
+            for key in unknown[:MAX_UNKNOWN_KEYS]
         ]
-        if len(unknown) > MOST_UNKNOWN:
-            problems.append(_problem("unknown_key", f"and {len(unknown) - MOST_UNKNOWN:,} more unknown keys"))
+        if len(unknown) > MAX_UNKNOWN_KEYS:
+            problems.append(_error_details("unknown_key", f"and {len(unknown) - MAX_UNKNOWN_KEYS:,} more unknown keys"))
         refused = set(unknown)
         try:
             handler({key: value for key, value in table.items() if key not in refused})
         except ValidationError as error:
-            problems += [_problem(e["type"], e["msg"], e["loc"], e["input"]) for e in error.errors()]
+            problems += [_error_details(e["type"], e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
 
-def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
+def _find_inner_keys(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
     """Return locations for a key in inner tables: ``steps`` → ``["training.steps"]``."""
-    found = []
+    paths = []
     tables: list[tuple[str, Any]] = [(name, field.annotation) for name, field in cls.model_fields.items()]
-    tables += [(name, cls.inner_table(name)) for name in cls.other_keys()]
+    tables += [(name, cls.inner_table(name)) for name in cls.extra_keys()]
     for name, table in tables:
         for kind in get_args(table) if get_origin(table) in (Union, UnionType) else [table]:
             if isinstance(kind, type) and issubclass(kind, Settings):
-                found += [f"{prefix}{name}.{key}"] if key in kind.model_fields else []
-                found += _deeper(kind, key, f"{prefix}{name}.")
-    return found
+                paths += [f"{prefix}{name}.{key}"] if key in kind.model_fields else []
+                paths += _find_inner_keys(kind, key, f"{prefix}{name}.")
+    return paths
 
 
 @lru_cache(maxsize=1000)  # thousands of tables may have the same wrong key
-def _meant(key: str, cls: type[Settings]) -> str:
+def _key_hint(key: str, cls: type[Settings]) -> str:
     """Return a hint for an unknown key: its package, the same key in an inner table, or a similar key."""
-    if why := cls.explain_unknown(key):
-        return f": {why}"
-    deeper = _deeper(cls, key)
-    if deeper:
-        return f"; did you mean {' or '.join(map(repr, deeper))}?"
-    return did_you_mean(key, [*cls.model_fields, *cls.other_keys()])
+    if reason := cls.explain_unknown_key(key):
+        return f": {reason}"
+    paths = _find_inner_keys(cls, key)
+    if paths:
+        return f"; did you mean {' or '.join(map(repr, paths))}?"
+    return did_you_mean(key, [*cls.model_fields, *cls.extra_keys()])
 
 
-def _problem(kind: str, message: str, where: tuple[int | str, ...] = (), given: object = None) -> InitErrorDetails:
+def _error_details(
+    kind: str, message: str, location: tuple[int | str, ...] = (), value: object = None
+) -> InitErrorDetails:
     error = PydanticCustomError(kind, "{message}", {"message": message})
-    return InitErrorDetails(type=error, loc=where, input={} if given is None else given)
+    return InitErrorDetails(type=error, loc=location, input={} if value is None else value)

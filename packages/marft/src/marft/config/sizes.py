@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-MOST_EPISODES = 1_000_000  # maximum episodes in one training step
-MOST_TOKENS = 10**10  # maximum tokens sampled in one environment step by all episodes of a training step
-BYTES = 9  # bytes of a recorded token: id, log-prob and mark
+MAX_EPISODES = 1_000_000  # maximum episodes in one training step
+MAX_TOKENS = 10**10  # maximum tokens sampled in one environment step by all episodes of a training step
+BYTES_PER_TOKEN = 9  # bytes of a recorded token: id, log-prob and mark
 
 
 def size_problems(run: RunSettings) -> Iterable[str]:
@@ -36,31 +36,36 @@ def size_problems(run: RunSettings) -> Iterable[str]:
 
 def _step_problems(run: RunSettings) -> Iterable[str]:
     tasks, samples = run.rollout.tasks_per_step, run.rollout.samples_per_task
-    written = sum(agent.sampling.max_new_tokens for agent in run.agents)
+    tokens_per_step = sum(agent.sampling.max_new_tokens for agent in run.agents)
     product = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task"
-    if imagined := sum(section.extra_tasks(run.training.steps - 1, tasks) for section in run.sections):
-        product = f"({tasks:,} tasks_per_step + {imagined:,} imagined) × {samples:,} samples_per_task"
-    episodes = (tasks + imagined) * samples
-    tokens = episodes * written
-    if episodes > MOST_EPISODES:
-        yield f"rollout: {product} = {episodes:,} episodes a step; at most {MOST_EPISODES:,} are possible"
-    elif tokens > MOST_TOKENS:
+    if extra_tasks := sum(section.extra_tasks(run.training.steps - 1, tasks) for section in run.sections):
+        product = f"({tasks:,} tasks_per_step + {extra_tasks:,} imagined) × {samples:,} samples_per_task"
+    episodes = (tasks + extra_tasks) * samples
+    tokens = episodes * tokens_per_step
+    if episodes > MAX_EPISODES:
+        yield f"rollout: {product} = {episodes:,} episodes a step; at most {MAX_EPISODES:,} are possible"
+    elif tokens > MAX_TOKENS:
         yield (
-            f"rollout: {product} × {written:,} tokens (max_new_tokens of all agents) = {tokens:,} tokens a step, which "
-            f"take {tokens * BYTES / 1e9:,.0f} GB to record; at most {MOST_TOKENS:,} are possible"
+            f"rollout: {product} × {tokens_per_step:,} tokens (max_new_tokens of all agents) = {tokens:,} tokens a "
+            f"step, which take {tokens * BYTES_PER_TOKEN / 1e9:,.0f} GB to record; at most {MAX_TOKENS:,} are possible"
         )
 
 
 def _minibatch_problems(run: RunSettings) -> Iterable[str]:
     """Yield a problem if minibatches outnumber actions, given a known number per episode."""
-    if run.algorithm.credit.forking or not run.team.each_once:
+    if run.algorithm.credit.fork_plan or not run.team.single_action_each:
         return
-    acting = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
+    agents_per_policy = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
     steps = run.environment.episode_limit or run.rollout.max_steps
-    tasks, samples, most = run.rollout.tasks_per_step, run.rollout.samples_per_task, max(acting.values(), default=0)
-    actions = tasks * samples * steps * most
-    if acting and run.algorithm.minibatches > actions:
+    tasks, samples, max_agents = (
+        run.rollout.tasks_per_step,
+        run.rollout.samples_per_task,
+        max(agents_per_policy.values(), default=0),
+    )
+    actions = tasks * samples * steps * max_agents
+    if agents_per_policy and run.algorithm.minibatches > actions:
         yield (
             f"algorithm.minibatches: {run.algorithm.minibatches:,}, but at most {tasks:,} tasks × {samples:,} "
-            f"samples × {steps:,} steps × {most:,} agents = {actions:,} actions of a policy can be shared out; lower it"
+            f"samples × {steps:,} steps × {max_agents:,} agents = {actions:,} actions of a policy can be shared out; "
+            "lower it"
         )

@@ -13,18 +13,18 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.parts import EnvironmentPart
-from marft.config.settings import CountOrNone, Filled, Positive
-from marft.envs.answering import Answering
-from marft.envs.problems import Layout, problems_of
-from marft.envs.revising import Revising
-from marft.envs.rows import FORMATS, TablePath, read_table
-from marft.envs.scripts import Script
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.settings import NonEmptyString, NonNegativeCount, Positive
+from marft.envs.math_problems import Layout, read_problems
+from marft.envs.oracle_policy import OraclePolicy
+from marft.envs.revision import RevisionSession
+from marft.envs.scripted_policy import ScriptedPolicy
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.envs.splits import bare, split_of
+from marft.envs.splits import assign_split, normalize_question
+from marft.envs.table_rows import FORMATS, TablePath, read_table
 from marft.rewards.grader import Grader, require_math_verify
 
-MOST_STEPS = 32
+MAX_STEPS = 32
 
 
 class Math(EnvironmentPart):
@@ -47,11 +47,11 @@ class Math(EnvironmentPart):
     layout: Layout = "auto"  # layout of the columns; "auto": detected from the first row; "columns": the named columns
     question: str = ""  # column with the problem; "": the layout's
     answer: str = ""  # column with the answer; "": the layout's
-    limit: CountOrNone = 0  # maximum tasks in each split; 0: all
+    limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
     timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
     # maximum steps of an episode; in each, the team may revise its answer
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1
-    done: Filled = "DONE"  # word on a line of its own that submits the answer early, with several steps
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
+    done: NonEmptyString = "DONE"  # word on a line of its own that submits the answer early, with several steps
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:
@@ -75,25 +75,25 @@ class Math(EnvironmentPart):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        tests = self._read(self.test_path, self.test_split) if self.test_path else []
-        held_out = {bare(task.prompt) for task in tests}
+        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        tests = self._read_tasks(self.test_path, self.test_split) if self.test_path else []
+        test_questions = {normalize_question(task.prompt) for task in tests}
         seen: set[str] = set()
-        for task in self._read(self.path, self.split):
-            if bare(task.prompt) in held_out or task.prompt in seen:
+        for task in self._read_tasks(self.path, self.split):
+            if normalize_question(task.prompt) in test_questions or task.prompt in seen:
                 continue
             seen.add(task.prompt)
-            split = split_of(task.prompt)
-            found["train" if self.test_path and split == "test" else split].append(task)
-        found["test"] += tests
-        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+            split = assign_split(task.prompt)
+            tasks_by_split["train" if self.test_path and split == "test" else split].append(task)
+        tasks_by_split["test"] += tests
+        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
 
-    def _read(self, path: str, split: str) -> list[Task]:
+    def _read_tasks(self, path: str, split: str) -> list[Task]:
         rows, name = read_table(path, self.subset, split), Path(path).stem
         return [
-            Task(f"{name}/{number}", problem.question, {**problem.about, "answer": problem.answer, **tolerated})
-            for number, problem in problems_of(rows, self.layout, self.question, self.answer)
-            for tolerated in [{"tolerances": list(problem.tolerances)} if problem.tolerances else {}]
+            Task(f"{name}/{number}", problem.question, {**problem.metadata, "answer": problem.answer, **tolerance_data})
+            for number, problem in read_problems(rows, self.layout, self.question, self.answer)
+            for tolerance_data in [{"tolerances": list(problem.tolerances)} if problem.tolerances else {}]
         ]
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -104,18 +104,18 @@ class Math(EnvironmentPart):
         """
         return self._splits[split]
 
-    def start(self, task: Task, seed: int) -> SingleTurn | Revising:  # noqa: ARG002  no randomness
+    def start(self, task: Task, seed: int) -> SingleTurn | RevisionSession:  # noqa: ARG002  no randomness
         """Return a new session."""
         if self.steps > 1:
-            return Revising(task, lambda text: self.answer_grade(task, text), self.steps, self.done)
+            return RevisionSession(task, lambda text: self.answer_grade(task, text), self.steps, self.done)
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
-    def script(self, skill: float = 1.0) -> Script:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy:
         """Return a scripted policy for which every agent knows the answer."""
-        return Answering(lambda task: str(task.data["answer"]), skill)
+        return OraclePolicy(lambda task: str(task.data["answer"]), skill)
 
     def answer_grade(self, task: Task, text: str) -> Grade:
         """Return a text's grade as the answer to a task."""
         tolerances = task.data.get("tolerances", [])
-        right = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances, task.prompt)
-        return Grade(float(right), right)
+        is_correct = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances, task.prompt)
+        return Grade(float(is_correct), is_correct)

@@ -6,11 +6,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from marft.config.folders import from_recipe
+from marft.config.paths import resolve_recipe_path
 
 
-def _absolute(path: str, info: ValidationInfo) -> str:
-    return from_recipe(path, info.context) if path else ""
+def _resolve_path(path: str, info: ValidationInfo) -> str:
+    return resolve_recipe_path(path, info.context) if path else ""
 
 
-Place = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_absolute)]  # absolute path; "" without a path
+AbsolutePath = Annotated[
+    str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_path)
+]  # absolute path; "" without a path

@@ -7,10 +7,10 @@ from string import Formatter
 
 from pydantic_core import PydanticCustomError
 
-from marft.envs.choices import lettered
-from marft.envs.rows import Row
+from marft.envs.choices import format_choices
+from marft.envs.table_rows import Row
 
-QUESTION, CHOICES = "question", "choices"  # template fields, independent of the column names
+QUESTION_FIELD, CHOICES_FIELD = "question", "choices"  # template fields, independent of the column names
 
 
 def check_template(template: str, answer: str) -> str:
@@ -32,7 +32,7 @@ def check_template(template: str, answer: str) -> str:
     return template
 
 
-def prompt_of(row: Row, template: str, question: str, choices: str | Sequence[str] = ()) -> str:
+def render_prompt(row: Row, template: str, question: str, choices: str | Sequence[str] = ()) -> str:
     """Return the prompt for a row.
 
     Args:
@@ -43,37 +43,37 @@ def prompt_of(row: Row, template: str, question: str, choices: str | Sequence[st
     Raises:
         ValueError: a column is missing, or the question is not text.
     """
-    shown = []
-    for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION}}}"):
-        shown.append(words)
-        if name == QUESTION:
-            shown.append(_question(row, question))
+    parts = []
+    for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION_FIELD}}}"):
+        parts.append(words)
+        if name == QUESTION_FIELD:
+            parts.append(_read_question(row, question))
         elif name is not None:
-            shown.append(_cell(row, name, choices))
-    prompt = "".join(shown)
+            parts.append(_render_field(row, name, choices))
+    prompt = "".join(parts)
     if not prompt.strip():
-        raise ValueError(f"environment: {row.place} makes an empty prompt; fill it in, or remove the row")
+        raise ValueError(f"environment: {row.location} makes an empty prompt; fill it in, or remove the row")
     return prompt
 
 
-def _cell(row: Row, name: str, choices: str | Sequence[str]) -> str:
+def _render_field(row: Row, name: str, choices: str | Sequence[str]) -> str:
     """Return the text for a template field: a column, or the choices."""
     if name == choices:
-        return row.whole(lettered(row.cell(name)), name)
-    if name == CHOICES and choices and name not in row.cells:
+        return row.check_text(format_choices(row.cell(name)), name)
+    if name == CHOICES_FIELD and choices and name not in row.cells:
         cell = row.cell(choices) if isinstance(choices, str) else [row.text(column) for column in choices]
-        return row.whole(lettered(cell), name)
+        return row.check_text(format_choices(cell), name)
     return row.text(name)
 
 
-def _question(row: Row, column: str) -> str:
+def _read_question(row: Row, column: str) -> str:
     cell: object = row.cell(column)
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
         raise ValueError(
-            f"environment: {row.place}: column {column!r} is a {type(cell).__name__}, not text or a number; name "
+            f"environment: {row.location}: column {column!r} is a {type(cell).__name__}, not text or a number; name "
             "another column (question), or the parts of the prompt (prompt)"
         )
     text = row.text(column)
     if not text.strip():
-        raise ValueError(f"environment: {row.place}: column {column!r} is empty; fill it in, or remove the row")
+        raise ValueError(f"environment: {row.location}: column {column!r} is empty; fill it in, or remove the row")
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
 
 
@@ -32,7 +32,7 @@ class SingleTurn:
 
     async def step(self, actions: JointAction) -> Step:
         """Grade the team's answer and end the episode."""
-        grade = self.grade(text_said(actions.answer))
+        grade = self.grade(graded_text(actions.answer))
         return Step(Observation(""), grade.reward, terminated=True, success=grade.success)
 
     async def close(self) -> None:

@@ -12,72 +12,73 @@ from typing import Literal
 
 from marft.agents.environment import Split
 
-Part = Literal["train", "validation", "test", "demonstrations"]
+DataSplit = Literal["train", "validation", "test", "demonstrations"]
 
-HELD_OUT = {"validation": (0, 10), "test": (10, 20)}  # percentiles of all questions
+HELD_OUT_BUCKETS = {"validation": (0, 10), "test": (10, 20)}  # percentiles of all questions
 
 
-def split_of(question: str) -> Split:
+def assign_split(question: str) -> Split:
     """Return a question's split: 10 % validation, 10 % test, the rest training. Case and spacing are ignored.
 
-    >>> split_of("What is  2 + 3?") == split_of("what is 2 + 3?")
+    >>> assign_split("What is  2 + 3?") == assign_split("what is 2 + 3?")
     True
     """
-    bucket = _number_of(question) % 100
-    for split, (low, high) in HELD_OUT.items():
+    bucket = _hash_question(question) % 100
+    for split, (low, high) in HELD_OUT_BUCKETS.items():
         if low <= bucket < high:
             return "validation" if split == "validation" else "test"
     return "train"
 
 
-def part_of(content: str) -> Part:
-    """Return a generated task's split, as :func:`split_of`, with a fifth reserved for demonstrations.
+def assign_data_split(content: str) -> DataSplit:
+    """Return a generated task's split, as :func:`assign_split`, with a fifth reserved for demonstrations.
 
-    >>> part_of("maze 17") == part_of("Maze  17")
+    >>> assign_data_split("maze 17") == assign_data_split("Maze  17")
     True
     """
-    split = split_of(content)
-    return "demonstrations" if split == "train" and _number_of(content) // 100 % 4 == 0 else split
+    split = assign_split(content)
+    return "demonstrations" if split == "train" and _hash_question(content) // 100 % 4 == 0 else split
 
 
-def share_of(question: str, validation: float, test: float) -> Split:
+def assign_split_by_share(question: str, validation: float, test: float) -> Split:
     """Return a question's split for given fractions of validation and test, each from 0 to 1.
 
-    >>> share_of("What is 2 + 3?", validation=0.0, test=1.0)
+    >>> assign_split_by_share("What is 2 + 3?", validation=0.0, test=1.0)
     'test'
     """
-    point = _number_of(question) / 2**64
+    point = _hash_question(question) / 2**64
     if point < validation:
         return "validation"
     return "test" if point < validation + test else "train"
 
 
-def dealt(questions: Iterable[str]) -> dict[str, Split]:
+def split_small_set(questions: Iterable[str]) -> dict[str, Split]:
     """Return the splits for a small set of questions: a fifth test, a fifth validation, the rest training.
 
     With few questions, random assignment could leave a split empty. Here, the questions' own texts determine only
     the order.
 
-    >>> sorted(dealt(["a", "b", "c", "d", "e"]).values())
+    >>> sorted(split_small_set(["a", "b", "c", "d", "e"]).values())
     ['test', 'train', 'train', 'train', 'validation']
     """
-    ordered = sorted(set(questions), key=lambda question: (_number_of(question), question))
-    fifth = -(-len(ordered) // 5)
+    ordered = sorted(set(questions), key=lambda question: (_hash_question(question), question))
+    part_size = -(-len(ordered) // 5)
     shares: tuple[tuple[Split, Sequence[str]], ...] = (
-        ("test", ordered[:fifth]), ("validation", ordered[fifth : 2 * fifth]), ("train", ordered[2 * fifth :]),
+        ("test", ordered[:part_size]), ("validation", ordered[part_size : 2 * part_size]),
+        ("train", ordered[2 * part_size :]),
     )  # fmt: skip
     return {question: split for split, part in shares for question in part}
 
 
-def bare(question: str) -> str:
+def normalize_question(question: str) -> str:
     """Return a question without case and spacing, the form that determines its split.
 
-    >>> bare("What is  2 + 3?")
+    >>> normalize_question("What is  2 + 3?")
     'what is 2 + 3?'
     """
     return " ".join(question.split()).casefold()
 
 
-def _number_of(question: str) -> int:
-    plain = bare(question).encode("utf-8", "surrogatepass")
+def _hash_question(question: str) -> int:
+    plain = normalize_question(question).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(plain, digest_size=8).digest(), "big")

@@ -13,38 +13,38 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.parts import EnvironmentPart
-from marft.config.settings import LARGEST, CountOrNone, Filled, Fraction, Settings
-from marft.envs.answering import Answering
-from marft.envs.grading import Grading, is_missing, right_answers
-from marft.envs.gradings import Choice, Exact, GradingSetting
-from marft.envs.prompts import CHOICES, check_template, prompt_of
-from marft.envs.rows import Cells, Row, TablePath, read_table
-from marft.envs.scripts import Script
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.settings import MAX_COUNT, Fraction, NonEmptyString, NonNegativeCount, Settings
+from marft.envs.grader_base import AnswerGrader, is_missing, read_gold_answers
+from marft.envs.graders import ChoiceGrader, ExactGrader, GraderSetting
+from marft.envs.oracle_policy import OraclePolicy
+from marft.envs.prompts import CHOICES_FIELD, check_template, render_prompt
+from marft.envs.scripted_policy import ScriptedPolicy
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.envs.splits import bare, share_of
-from marft.rewards.comparing import numbers_in
+from marft.envs.splits import assign_split_by_share, normalize_question
+from marft.envs.table_rows import Cells, Row, TablePath, read_table
+from marft.rewards.text_match import parse_numbers
 
 
-class Shares(Settings):
+class SplitFractions(Settings):
     """Fractions for splits without a separate table."""
 
     validation: Fraction = 0.1  # fraction of the rows
     test: Fraction = 0.1  # fraction of the rows
 
     @model_validator(mode="after")
-    def _leave_some(self) -> Shares:
+    def _check_total(self) -> SplitFractions:
         if self.validation + self.test >= 1:
             raise PydanticCustomError("shares", "leave nothing to train on; together they must be below 1")
         return self
 
 
-class Parts(Settings):
+class SplitNames(Settings):
     """Split names in a data set with several splits of its own."""
 
-    train: Filled = "train"  # split to read from path, or from train
-    validation: Filled = "validation"  # split to read from validation
-    test: Filled = "test"  # split to read from test
+    train: NonEmptyString = "train"  # split to read from path, or from train
+    validation: NonEmptyString = "validation"  # split to read from validation
+    test: NonEmptyString = "test"  # split to read from test
 
 
 class Table(EnvironmentPart):
@@ -62,21 +62,21 @@ class Table(EnvironmentPart):
     train: TablePath = ""  # table of the training split, in place of path
     validation: TablePath = ""  # table of the validation split
     test: TablePath = ""  # table of the test split
-    question: Filled = "question"  # column with the question
+    question: NonEmptyString = "question"  # column with the question
     answer: str = "answer"  # column with the answer; "": none
     prompt: str = ""  # template over columns, such as "{question}\n\nChoices: {choices}"; "": the question alone
     id: str = ""  # column with the task id; "": file name and row number
     weight: str = ""  # column with sampling weights for training; "": equal weights
-    grading: GradingSetting = None  # grader by name, or a table with its keys; by default "exact" with an answer column
-    shares: Shares = Shares()  # fractions of the rows for splits without a table
+    grading: GraderSetting = None  # grader by name, or a table with its keys; by default "exact" with an answer column
+    shares: SplitFractions = SplitFractions()  # fractions of the rows for splits without a table
     subset: str = ""  # configuration name of a data set on the Hugging Face Hub
-    parts: Parts = Parts()  # names of the splits in a data set
+    parts: SplitNames = SplitNames()  # names of the splits in a data set
     # rows to skip instead of raising an error
     leave_out: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
-    limit: CountOrNone = 0  # maximum tasks in each split; 0: all
+    limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Table:
+    def _check_columns(self) -> Table:
         if bool(self.path) == bool(self.train):
             raise PydanticCustomError("table", "needs path (one table, divided) or train (a table of its own)")
         if self.path and (self.validation or self.test):
@@ -84,15 +84,18 @@ class Table(EnvironmentPart):
         if self.answer and self.question == self.answer:
             raise PydanticCustomError("table", "question and answer are the same column")
         check_template(self.prompt, self.answer)
-        self._check_shuffled()
+        self._check_shuffled_choices()
         if not self.answer and self.grading is not None and self.grading.needs_answer:
             raise PydanticCustomError(
                 "table", "grading {name} needs a column with the right answers (answer)", {"name": self.grading.name}
             )
         return self
 
-    def _check_shuffled(self) -> None:
-        if not (isinstance(self.grading, Choice) and self.grading.shuffle) or f"{{{CHOICES}}}" in self.prompt:
+    def _check_shuffled_choices(self) -> None:
+        if (
+            not (isinstance(self.grading, ChoiceGrader) and self.grading.shuffle)
+            or f"{{{CHOICES_FIELD}}}" in self.prompt
+        ):
             return
         columns = [self.grading.choices] if isinstance(self.grading.choices, str) else self.grading.choices
         missing = [column for column in columns if f"{{{column}}}" not in self.prompt]
@@ -103,70 +106,73 @@ class Table(EnvironmentPart):
             )  # fmt: skip
 
     @property
-    def graded(self) -> bool:
+    def grades_answers(self) -> bool:
         """True if answers can be graded."""
-        return self._grading is not None
+        return self._grader is not None
 
     @property
-    def _grading(self) -> Grading | None:
-        return self.grading or (Exact() if self.answer else None)
+    def _grader(self) -> AnswerGrader | None:
+        return self.grading or (ExactGrader() if self.answer else None)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         seen: dict[str, str] = {}  # prompt → its row's location
-        own: dict[Split, str] = {"validation": self.validation, "test": self.test}
-        for split, path in own.items():
-            found[split] += [task for _, task in self._tasks_of(path, split, seen)] if path else []
-        held_out = {bare(prompt): place for prompt, place in seen.items()}
-        shares = [0.0 if own["validation"] else self.shares.validation, 0.0 if own["test"] else self.shares.test]
-        for prompt, task in self._tasks_of(self.path or self.train, "train", seen, held_out):
-            split = share_of(prompt, *shares)
-            if split != "train" or self.odds(task):
-                found[split].append(task)
-        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+        split_paths: dict[Split, str] = {"validation": self.validation, "test": self.test}
+        for split, path in split_paths.items():
+            tasks_by_split[split] += [task for _, task in self._read_tasks(path, split, seen)] if path else []
+        held_out_prompts = {normalize_question(prompt): location for prompt, location in seen.items()}
+        shares = [
+            0.0 if split_paths["validation"] else self.shares.validation,
+            0.0 if split_paths["test"] else self.shares.test,
+        ]
+        for prompt, task in self._read_tasks(self.path or self.train, "train", seen, held_out_prompts):
+            split = assign_split_by_share(prompt, *shares)
+            if split != "train" or self.sampling_weight(task):
+                tasks_by_split[split].append(task)
+        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
 
-    def _tasks_of(
-        self, path: str, split: Split, seen: dict[str, str], held_out: Mapping[str, str] = MappingProxyType({})
+    def _read_tasks(
+        self, path: str, split: Split, seen: dict[str, str], held_out_prompts: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[tuple[str, Task]]:
         """Yield a table's tasks with their prompts, whose choices stay in the table's order; no prompt repeats.
 
         Args:
             seen: locations of earlier prompts; new ones are added.
-            held_out: locations of prompts in other splits, by their words without case and spacing.
+            held_out_prompts: locations of prompts in other splits, by their words without case and spacing.
 
         Raises:
             ValueError: a prompt repeats, and duplicates are not skipped.
         """
         stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
         for number, row in enumerate(read_table(path, self.subset, getattr(self.parts, split))):
-            prompt = prompt_of(row, self.prompt, self.question, self._choices)
-            if not self._answered(row):
+            prompt = render_prompt(row, self.prompt, self.question, self._choice_columns)
+            if not self._has_answer(row):
                 continue
-            self._odds(row)
-            if place := seen.get(prompt) or held_out.get(bare(prompt)):
+            self._row_weight(row)
+            if location := seen.get(prompt) or held_out_prompts.get(normalize_question(prompt)):
                 if "duplicates" in self.leave_out:
                     continue
                 raise ValueError(
-                    f"environment: {row.place} makes the same prompt as {place}; remove one of them, or keep "
+                    f"environment: {row.location} makes the same prompt as {location}; remove one of them, or keep "
                     "the first of each, held-out ones before others (leave_out = ['duplicates'])"
                 )
-            seen[prompt] = row.place
-            yield prompt, Task(row.text(self.id) if self.id else f"{stem}/{number}", *self._shown(row, prompt))
+            seen[prompt] = row.location
+            yield prompt, Task(row.text(self.id) if self.id else f"{stem}/{number}", *self._render_row(row, prompt))
 
-    def _shown(self, row: Row, prompt: str) -> tuple[str, Cells]:
+    def _render_row(self, row: Row, prompt: str) -> tuple[str, Cells]:
         """Return a row's prompt and cells as shown to the team, with shuffled choices in the task's order."""
-        if not (isinstance(self.grading, Choice) and self.grading.shuffle):
+        if not (isinstance(self.grading, ChoiceGrader) and self.grading.shuffle):
             return prompt, row.cells
-        answer, cells = self.grading.ordered(row.cell(self.answer), row.cells, prompt)
+        answer, cells = self.grading.shuffle_row(row.cell(self.answer), row.cells, prompt)
         cells = {**cells, self.answer: answer}
-        return prompt_of(Row(row.place, cells), self.prompt, self.question, self._choices), cells
+        return render_prompt(Row(row.location, cells), self.prompt, self.question, self._choice_columns), cells
 
     @property
-    def _choices(self) -> str | Sequence[str]:
-        return self.grading.choices if isinstance(self.grading, Choice) else ()
+    def _choice_columns(self) -> str | Sequence[str]:
+        return self.grading.choices if isinstance(self.grading, ChoiceGrader) else ()
 
-    def _answered(self, row: Row) -> bool:
+    def _has_answer(self, row: Row) -> bool:
         """Return true if a row has a correct answer, or the table has no answer column.
 
         Raises:
@@ -180,21 +186,21 @@ class Table(EnvironmentPart):
             if "unanswered" in self.leave_out:
                 return False
             raise ValueError(
-                f"environment: {row.place}: column {self.answer!r} is empty; fill it in, or leave such rows out "
+                f"environment: {row.location}: column {self.answer!r} is empty; fill it in, or leave such rows out "
                 "(leave_out = ['unanswered'])"
             )
         try:
-            if self._grading is not None:
-                self._grading.check(answer, row.cells)
+            if self._grader is not None:
+                self._grader.check(answer, row.cells)
         except ValueError as error:
-            name = self._grading.name if self._grading else ""
+            name = self._grader.name if self._grader else ""
             raise ValueError(
-                f"environment: {row.place}: column {self.answer!r} {error}; put it right, or grade otherwise than by "
-                f"{name!r} (grading)"
+                f"environment: {row.location}: column {self.answer!r} {error}; put it right, or grade otherwise than "
+                f"by {name!r} (grading)"
             ) from error
         return True
 
-    def _odds(self, row: Row) -> float:
+    def _row_weight(self, row: Row) -> float:
         """Return a row's sampling weight.
 
         Raises:
@@ -202,20 +208,20 @@ class Table(EnvironmentPart):
         """
         if not self.weight:
             return 1.0
-        numbers = numbers_in(row.text(self.weight))
-        if len(numbers) != 1 or not 0 <= numbers[0] <= LARGEST:
+        numbers = parse_numbers(row.text(self.weight))
+        if len(numbers) != 1 or not 0 <= numbers[0] <= MAX_COUNT:
             raise ValueError(
-                f"environment: {row.place}: column {self.weight!r} holds {row.text(self.weight)[:80]!r}, which is no "
-                "weight: 2 is twice as often as 1, and 0 leaves a row out of training"
+                f"environment: {row.location}: column {self.weight!r} holds {row.text(self.weight)[:80]!r}, which is "
+                "no weight: 2 is twice as often as 1, and 0 leaves a row out of training"
             )
         return float(numbers[0])
 
-    def odds(self, task: Task) -> float:
+    def sampling_weight(self, task: Task) -> float:
         """Return a task's sampling weight for training, from its column of weights.
 
         Evaluations count each task once.
         """
-        return self._odds(Row(task.id, task.data))
+        return self._row_weight(Row(task.id, task.data))
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks in a split. A task's data is its row.
@@ -229,17 +235,17 @@ class Table(EnvironmentPart):
         """Return a new session."""
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
-    def script(self, skill: float = 1.0) -> Script | None:
+    def script(self, skill: float = 1.0) -> ScriptedPolicy | None:
         """Return a scripted policy for which every agent knows the row's first correct answer.
 
         Return None without an answer column.
         """
         if not self.answer:
             return None
-        return Answering(lambda task: right_answers(task.data[self.answer])[0], skill)
+        return OraclePolicy(lambda task: read_gold_answers(task.data[self.answer])[0], skill)
 
     def answer_grade(self, task: Task, text: str) -> Grade:
         """Return a text's grade as the answer to a task."""
-        if self._grading is None:
+        if self._grader is None:
             return Grade(0.0, None)
-        return self._grading.grade(task.data.get(self.answer), task.data, text)
+        return self._grader.grade(task.data.get(self.answer), task.data, text)

@@ -8,24 +8,24 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from marft.agents.environment import Environment, Split
-from marft.agents.reading import RefusedError, declared
-from marft.common.faults import described, place_of
-from marft.common.texts import storable
+from marft.agents.environment_calls import RefusedError, read_step_info
+from marft.common.error_origin import describe_error, error_location
+from marft.common.texts import replace_surrogates
 from marft.common.types import Task
 from marft.config.plugins import Plugin
 
-FEW = (
+EMPTY_SPLIT_HINT = (
     "; where each task's own text says which split it is in (80 % training, 10 % validation, 10 % test), a few may "
     "leave one empty: give it more, or name held-out ones, such as test_path of 'math' or test of 'table'"
 )
-WORDS = {"train": "training", "validation": "validation", "test": "test"}
+SPLIT_LABELS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 class NoTasksError(ValueError):
     """Empty split in an otherwise valid environment."""
 
 
-def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
+def read_tasks(environment: Plugin, split: Split) -> Sequence[Task]:
     """Return the tasks in a split, validated.
 
     Raises:
@@ -33,81 +33,81 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
         ValueError: the tasks cannot be read, a task is invalid, or two have the same id: groups, records and random
             streams depend on it.
     """
-    where = f"environment {environment.name!r}, {WORDS[split]} split"
+    location = f"environment {environment.name!r}, {SPLIT_LABELS[split]} split"
     try:
         tasks = cast("Environment", environment).tasks(split)
-        found = list(tasks)
+        task_list = list(tasks)
     except Exception as error:
         # a built-in environment's error already names the problem
-        if isinstance(error, ValueError) and not place_of(error):
+        if isinstance(error, ValueError) and not error_location(error):
             raise
-        raise ValueError(f"{where}: tasks({split!r}) raised {described(error)}") from error
+        raise ValueError(f"{location}: tasks({split!r}) raised {describe_error(error)}") from error
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
-        raise ValueError(f"{where}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
-    if not found:
-        raise NoTasksError(f"{where} has no tasks{FEW}")
+        raise ValueError(f"{location}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
+    if not task_list:
+        raise NoTasksError(f"{location} has no tasks{EMPTY_SPLIT_HINT}")
     seen: set[str] = set()
-    for index, task in enumerate(found):
-        problem = _problem(task) or (_twice(task) if task.id in seen else "")
+    for index, task in enumerate(task_list):
+        problem = _find_problem(task) or (_duplicate_message(task) if task.id in seen else "")
         if problem:
-            raise ValueError(f"{where}, task {index}: {problem}")
+            raise ValueError(f"{location}, task {index}: {problem}")
         seen.add(task.id)
     return tasks
 
 
-def refuse_too_few_steps(tasks: Sequence[Task], most: int) -> None:
+def check_step_limit(tasks: Sequence[Task], max_steps: int) -> None:
     """Check the step limit against the tasks' ``fewest_steps``: at least one task must fit.
 
     Args:
-        most: maximum steps of an episode.
+        max_steps: maximum steps of an episode.
 
     Raises:
         ValueError: every task needs more steps.
     """
-    fewest = [task.data.get("fewest_steps") for task in tasks]
-    needed = [steps for steps in fewest if isinstance(steps, int)]
-    if len(needed) == len(tasks) and min(needed) > most:
+    min_steps = [task.data.get("fewest_steps") for task in tasks]
+    known_min_steps = [steps for steps in min_steps if isinstance(steps, int)]
+    if len(known_min_steps) == len(tasks) and min(known_min_steps) > max_steps:
         raise ValueError(
-            f"rollout.max_steps: an episode ends after {most} steps, and no task can be solved in less than "
-            f"{min(needed)} (fewest_steps of its data); allow {max(needed)} or more"
+            f"rollout.max_steps: an episode ends after {max_steps} steps, and no task can be solved in less than "
+            f"{min(known_min_steps)} (fewest_steps of its data); allow {max(known_min_steps)} or more"
         )
 
 
-def digest_of(tasks: Sequence[Task]) -> str:
+def digest_tasks(tasks: Sequence[Task]) -> str:
     """Return a short digest of ids, prompts and plain data: equal for equal tasks, in any process."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(json.dumps([task.id, task.prompt, _plain(task.data)], sort_keys=True).encode())
+        digest.update(json.dumps([task.id, task.prompt, _json_data(task.data)], sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _plain(data: object) -> object:
+def _json_data(data: object) -> object:
     """Return the texts and numbers in data, in tables and lists at any depth; other values become None."""
     match data:
         case Mapping():
-            return {str(key): _plain(value) for key, value in data.items()}
+            return {str(key): _json_data(value) for key, value in data.items()}
         case list() | tuple():
-            return [_plain(value) for value in data]
+            return [_json_data(value) for value in data]
         case str() | int() | float():
             return data
     return None
 
 
-def _twice(task: Task) -> str:
+def _duplicate_message(task: Task) -> str:
     return f"another one has the id {task.id!r} too; groups and records go by it, so give each task its own"
 
 
-def _problem(task: object) -> str:
+def _find_problem(task: object) -> str:
     if not isinstance(task, Task):
         return f"it is a {type(task).__name__}, not a marft.common.types.Task"
     for name in ("id", "prompt"):
         text = getattr(task, name)
         if not isinstance(text, str):
             return f"its {name} is a {type(text).__name__}, not a text"
-        if storable(text) != text:
+        if replace_surrogates(text) != text:
             return f"its {name} is no whole text: {ascii(text)[:100]}"
     try:
-        declared({}, task.data)
+        read_step_info({}, task.data)
     except RefusedError as error:
         return f"its data {error}"
     return "" if task.id else "its id is empty"

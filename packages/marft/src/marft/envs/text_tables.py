@@ -9,93 +9,99 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from marft.common.atomic import regular
-from marft.common.texts import cut
+from marft.common.atomic import check_regular_file
+from marft.common.texts import truncate
 
 Rows = Iterator[tuple[str, dict[str, object]]]
-LONGEST_NAME = 200  # maximum characters of a column name in a message
-LONGEST_CELL = 2**31 - 1  # maximum characters of a cell; the csv module's own limit is 131,072
-OTHERS = ";\t|"  # other delimiters in some files named .csv
-AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
+MAX_NAME_LENGTH = 200  # maximum characters of a column name in a message
+MAX_CELL_LENGTH = 2**31 - 1  # maximum characters of a cell; the csv module's own limit is 131,072
+OTHER_DELIMITERS = ";\t|"  # other delimiters in some files named .csv
+OBJECT_HINT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
 
-def jsonl_rows(path: Path) -> Rows:
+def read_jsonl(path: Path) -> Rows:
     """Yield JSON objects, one per nonempty line.
 
     Raises:
         ValueError: a line is not a JSON object, or the file cannot be read; likewise for the other readers.
     """
-    with _opened(path) as file:
+    with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield f"line {number}", _an_object(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
+                yield (
+                    f"line {number}",
+                    _check_object(_parse_json(line, f"{path}, line {number}"), f"{path}, line {number}"),
+                )
 
 
-def json_rows(path: Path) -> Rows:
+def read_json(path: Path) -> Rows:
     """Yield the objects in a JSON array; a file with one object per line works too."""
-    with _opened(path) as file:
+    with _open_text(path) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
-        yield from jsonl_rows(path)
+        yield from read_jsonl(path)
         return
-    for number, entry in enumerate(_parsed(text, str(path)), 1):
-        yield f"entry {number}", _an_object(entry, f"{path}, entry {number}")
+    for number, entry in enumerate(_parse_json(text, str(path)), 1):
+        yield f"entry {number}", _check_object(entry, f"{path}, entry {number}")
 
 
-def csv_rows(path: Path) -> Rows:
+def read_csv(path: Path) -> Rows:
     """Yield comma-separated rows; the first line names the columns, and quoted cells may contain line breaks."""
-    return _separated(path, ",")
+    return _read_delimited(path, ",")
 
 
-def tsv_rows(path: Path) -> Rows:
+def read_tsv(path: Path) -> Rows:
     """Yield tab-separated rows, otherwise like comma-separated ones."""
-    return _separated(path, "\t")
+    return _read_delimited(path, "\t")
 
 
-def _separated(path: Path, delimiter: str) -> Rows:
-    csv.field_size_limit(LONGEST_CELL)
-    with _opened(path) as file:
+def _read_delimited(path: Path, delimiter: str) -> Rows:
+    csv.field_size_limit(MAX_CELL_LENGTH)
+    with _open_text(path) as file:
         lines = csv.reader(file, delimiter=delimiter, strict=True)
         header: list[str] | None = None
-        began = 1
+        start_line = 1
         try:
             for cells in lines:
-                where, began = f"line {began}", lines.line_num + 1
+                position, start_line = f"line {start_line}", lines.line_num + 1
                 if not cells:  # empty line
                     continue
                 if header is None:
-                    header = _header(cells, f"{path}, {where}", delimiter)
+                    header = _check_header(cells, f"{path}, {position}", delimiter)
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
-                        f"environment: {path}, {where} has {len(cells)} cells, and the header names {len(header)} "
+                        f"environment: {path}, {position} has {len(cells)} cells, and the header names {len(header)} "
                         f"columns; a cell that holds {delimiter!r}, a quote or a line break stands between quotes, and "
                         "quotes in it are doubled"
                     )
-                yield where, dict(zip(header, cells, strict=True))
+                yield position, dict(zip(header, cells, strict=True))
         except csv.Error as error:
             raise ValueError(
-                f"environment: {path}: the row that begins at line {began} cannot be read: {error}; see that its "
+                f"environment: {path}: the row that begins at line {start_line} cannot be read: {error}; see that its "
                 "quotes end, and that quotes inside them are doubled"
             ) from error
 
 
-def _header(cells: list[str], where: str, delimiter: str) -> list[str]:
-    other = next((sign for sign in OTHERS if len(cells) == 1 and sign in cells[0]), "")
-    if other:
+def _check_header(cells: list[str], location: str, delimiter: str) -> list[str]:
+    found_delimiter = next((sign for sign in OTHER_DELIMITERS if len(cells) == 1 and sign in cells[0]), "")
+    if found_delimiter:
         raise ValueError(
-            f"environment: {where} names one column, {cut(repr(cells[0]), LONGEST_NAME)}: if {other!r} is to separate "
-            f"columns, save the table with {delimiter!r} in its place" + (", or call it .tsv" if other == "\t" else "")
+            f"environment: {location} names one column, {truncate(repr(cells[0]), MAX_NAME_LENGTH)}: if "
+            f"{found_delimiter!r} is to separate columns, save the table with {delimiter!r} in its place"
+            + (", or call it .tsv" if found_delimiter == "\t" else "")
         )
-    if (name := twice_in(cells)) is not None:
-        raise ValueError(f"environment: {where}: two columns are called {cut(repr(name), LONGEST_NAME)}; rename one")
+    if (name := find_duplicate(cells)) is not None:
+        raise ValueError(
+            f"environment: {location}: two columns are called {truncate(repr(name), MAX_NAME_LENGTH)}; rename one"
+        )
     return cells
 
 
-def twice_in(names: Iterable[str]) -> str | None:
+def find_duplicate(names: Iterable[str]) -> str | None:
     """Return the first name with a second occurrence, or None without duplicates.
 
-    >>> twice_in(["a", "b", "a", "b"])
+    >>> find_duplicate(["a", "b", "a", "b"])
     'a'
     """
     seen = set[str]()
@@ -106,44 +112,44 @@ def twice_in(names: Iterable[str]) -> str | None:
     return None
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_json(text: str, location: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
-    except _TwiceError as error:
-        raise ValueError(f"environment: {where}: the key {error.args[0]} comes twice in one object") from error
+        return json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+    except _DuplicateKeyError as error:
+        raise ValueError(f"environment: {location}: the key {error.args[0]} comes twice in one object") from error
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"environment: {where} is not JSON: {error.msg}, at character {error.pos + 1}; {AN_OBJECT}"
+            f"environment: {location} is not JSON: {error.msg}, at character {error.pos + 1}; {OBJECT_HINT}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment: {where} is not JSON: {error}; {AN_OBJECT}") from error
+        raise ValueError(f"environment: {location} is not JSON: {error}; {OBJECT_HINT}") from error
 
 
-class _TwiceError(Exception):
+class _DuplicateKeyError(Exception):
     """Duplicate key in a JSON object."""
 
 
-def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if (name := twice_in(key for key, _ in pairs)) is not None:
-        raise _TwiceError(cut(repr(name), LONGEST_NAME))
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if (name := find_duplicate(key for key, _ in pairs)) is not None:
+        raise _DuplicateKeyError(truncate(repr(name), MAX_NAME_LENGTH))
     return dict(pairs)
 
 
-def _an_object(entry: object, where: str) -> dict[str, object]:
+def _check_object(entry: object, location: str) -> dict[str, object]:
     if not isinstance(entry, dict):
-        raise ValueError(f"environment: {where} is a {type(entry).__name__}; {AN_OBJECT}")
+        raise ValueError(f"environment: {location} is a {type(entry).__name__}; {OBJECT_HINT}")
     return entry
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _open_text(path: Path) -> Iterator[TextIO]:
     """Open a file as UTF-8, with or without a byte-order mark.
 
     Raises:
         ValueError: the file cannot be read, or is not UTF-8.
     """
     try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
+        with check_regular_file(path).open(encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
         raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error

@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marft.evaluation.changes import Change, as_junit, as_markdown, changes
-from marft.evaluation.definitions import check_tools
-from marft.evaluation.gates import Verdict, by_metric, judged
-from marft.evaluation.in_short import as_html, as_text, in_a_line
-from marft.evaluation.turned import Turned, turned
-from marft.runs.folder import RunFolder
+from marft.evaluation.gates import Verdict, check_gates, group_by_metric
+from marft.evaluation.metric_changes import MetricChange, as_junit, as_markdown, compare_metrics
+from marft.evaluation.outcome_changes import OutcomeChanges, find_outcome_changes
+from marft.evaluation.summaries import as_html, as_text, summarize_line
+from marft.evaluation.tool_definitions import check_tools
+from marft.runs.run_folder import RunFolder
 
-NAMED = 5  # maximum number of tasks in an error message
-SHOWN = 8  # shown digits of a digest
-Saved = Mapping[str, Any]  # a saved evaluation
+MAX_NAMED_TASKS = 5  # maximum number of tasks in an error message
+DIGEST_DIGITS = 8  # shown digits of a digest
+SavedEvaluation = Mapping[str, Any]  # a saved evaluation
 
 
-class Under(NamedTuple):
+class EvaluationConditions(NamedTuple):
     """Evaluation conditions: mode, scenarios and team.
 
     Args:
@@ -44,17 +44,17 @@ class Comparison:
     """
 
     verdicts: Mapping[str, Sequence[Verdict]]
-    changes: Mapping[str, Sequence[Change]]
-    turned: Mapping[str, Turned]
+    changes: Mapping[str, Sequence[MetricChange]]
+    outcome_changes: Mapping[str, OutcomeChanges]
 
     def __repr__(self) -> str:
-        return f"Comparison({in_a_line(self.changes, self.verdicts)})"
+        return f"Comparison({summarize_line(self.changes, self.verdicts)})"
 
     def __str__(self) -> str:
-        return as_text(self.changes, self.verdicts, self.turned)
+        return as_text(self.changes, self.verdicts, self.outcome_changes)
 
     def _repr_html_(self) -> str:
-        return as_html(self.changes, self.verdicts, self.turned)
+        return as_html(self.changes, self.verdicts, self.outcome_changes)
 
     @property
     def passed(self) -> bool:
@@ -66,23 +66,23 @@ class Comparison:
         """Failure reason for each failed gate."""
         return [
             f"{verdict.gate.text} ({label}): {verdict.reason}"
-            for label, some in self.verdicts.items()
-            for verdict in some
+            for label, items in self.verdicts.items()
+            for verdict in items
             if verdict.failed
         ]
 
     def as_markdown(self) -> str:
         """Return a Markdown page with the gates and the changes."""
-        return as_markdown(self.changes, self.verdicts, self.turned)
+        return as_markdown(self.changes, self.verdicts, self.outcome_changes)
 
     def as_junit(self) -> str:
         """Return the gates as test cases, in JUnit XML."""
-        return as_junit(self.verdicts, self.turned)
+        return as_junit(self.verdicts, self.outcome_changes)
 
 
-def compared(
-    before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = "",
-    *, other_tools: bool = False, after_as: str = "",
+def compare_evaluations(
+    before: Sequence[SavedEvaluation], after: Sequence[SavedEvaluation], names: tuple[str, str],
+    gates: Sequence[str] = (), by: str = "", *, other_tools: bool = False, after_as: str = "",
 ) -> Comparison:  # fmt: skip
     """Compare two sets of saved evaluations.
 
@@ -103,19 +103,22 @@ def compared(
     """
     _check_evaluated(before, after, names)
     if after_as:
-        before, after = [e for e in before if not e.get("reorganized")], _known_as(after, after_as, names[1])
-    pairs = _pairs(before, after, names)
+        before, after = [e for e in before if not e.get("reorganized")], _select_team(after, after_as, names[1])
+    pairs = _match_evaluations(before, after, names)
     for pair in pairs.values():
         if not other_tools:
             check_tools(*pair, names)
     return Comparison(
-        {label: judged(gates, *pair) for label, pair in pairs.items()},
-        {label: changes(*pair, by) for label, pair in pairs.items()},
-        {label: turned(*(by_metric(side).get("accuracy", {}) for side in pair)) for label, pair in pairs.items()},
+        {label: check_gates(gates, *pair) for label, pair in pairs.items()},
+        {label: compare_metrics(*pair, by) for label, pair in pairs.items()},
+        {
+            label: find_outcome_changes(*(group_by_metric(side).get("accuracy", {}) for side in pair))
+            for label, pair in pairs.items()
+        },
     )
 
 
-def saved_in(folder: RunFolder) -> list[dict[str, object]]:
+def read_saved(folder: RunFolder) -> list[dict[str, object]]:
     """Return a run's evaluations, including evaluations on scenarios.
 
     Raises:
@@ -124,130 +127,154 @@ def saved_in(folder: RunFolder) -> list[dict[str, object]]:
     return folder.read_evaluations(scenarios=True)
 
 
-def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> dict[str, tuple[Saved, Saved]]:
-    one, two = _last(before), _last(after)
-    both = sorted(one.keys() & two.keys())
-    labels = [_label(two[under]) for under in both]
+def _match_evaluations(
+    before: Sequence[SavedEvaluation], after: Sequence[SavedEvaluation], names: tuple[str, str]
+) -> dict[str, tuple[SavedEvaluation, SavedEvaluation]]:
+    before_latest, after_latest = _latest_evaluations(before), _latest_evaluations(after)
+    both = sorted(before_latest.keys() & after_latest.keys())
+    labels = [_format_label(after_latest[conditions]) for conditions in both]
     pairs = {
-        f"{label} ({_digests(under)})" if labels.count(label) > 1 else label: (one[under], two[under])
-        for under, label in zip(both, labels, strict=True)
+        f"{label} ({_short_digests(conditions)})" if labels.count(label) > 1 else label: (
+            before_latest[conditions],
+            after_latest[conditions],
+        )
+        for conditions, label in zip(both, labels, strict=True)
     }
     if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
-        raise ValueError(_nothing_in_common(one, two, names))
+        raise ValueError(_describe_mismatch(before_latest, after_latest, names))
     for pair in pairs.values():
         _check_tasks(*pair, names)
     return pairs
 
 
-def _last(evaluations: Sequence[Saved]) -> dict[Under, Saved]:
+def _latest_evaluations(evaluations: Sequence[SavedEvaluation]) -> dict[EvaluationConditions, SavedEvaluation]:
     """Return the last evaluation for each set of conditions.
 
     Checkpoints are ordered by step. ``base`` and evaluations without measurements come first, so ``base`` never
     replaces another evaluated checkpoint.
     """
 
-    def place(one: Saved) -> tuple[bool, bool, int, str]:
-        name = str(one["checkpoint"])
-        return name != "base", bool(one.get("measured")), len(name), name
+    def sort_key(evaluation: SavedEvaluation) -> tuple[bool, bool, int, str]:
+        name = str(evaluation["checkpoint"])
+        return name != "base", bool(evaluation.get("measured")), len(name), name
 
-    ordered = sorted((e for e in evaluations if not e["shuffled_messages"]), key=place)
-    return {_under(e): e for e in ordered}
+    ordered = sorted((e for e in evaluations if not e["shuffled_messages"]), key=sort_key)
+    return {_get_conditions(e): e for e in ordered}
 
 
-def _under(evaluation: Saved) -> Under:
+def _get_conditions(evaluation: SavedEvaluation) -> EvaluationConditions:
     scenarios, team = (evaluation.get(key, {}).get("digest", "") for key in ("scenarios", "reorganized"))
-    return Under(evaluation["mode"], scenarios, team)
+    return EvaluationConditions(evaluation["mode"], scenarios, team)
 
 
-def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
+def _select_team(evaluations: Sequence[SavedEvaluation], name: str, run: str) -> list[SavedEvaluation]:
     """Return the evaluations with the team reorganized as ``name``, without the reorganization's digest.
 
     Raises:
         ValueError: no such evaluation exists.
     """
-    found: list[Saved] = [{**e, "reorganized": {"name": name}} for e in evaluations if _team(e) == name]
-    if not found:
-        known = ", ".join(sorted({_team(e) for e in evaluations if _team(e)})) or "nothing else than it was trained as"
-        raise ValueError(
-            f"{run} was not evaluated as {name!r}, but as {known}; evaluate it:  marft eval {shlex.quote(run)} --as "
-            f"{shlex.quote(name + '.toml')}"
+    matches: list[SavedEvaluation] = [
+        {**e, "reorganized": {"name": name}} for e in evaluations if _team_name(e) == name
+    ]
+    if not matches:
+        available = (
+            ", ".join(sorted({_team_name(e) for e in evaluations if _team_name(e)}))
+            or "nothing else than it was trained as"
         )
-    return found
+        raise ValueError(
+            f"{run} was not evaluated as {name!r}, but as {available}; evaluate it:  marft eval {shlex.quote(run)} "
+            f"--as {shlex.quote(name + '.toml')}"
+        )
+    return matches
 
 
-def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], names: tuple[str, str]) -> str:
-    teams = [sorted({_team(e) for e in side.values()} - {""}) for side in (one, two)]
-    alike = {under._replace(team="") for under in one} & {under._replace(team="") for under in two}
-    if any(teams) and alike:
-        said = [f"{name} as {', '.join(team) or 'it was trained'}" for name, team in zip(names, teams, strict=True)]
+def _describe_mismatch(
+    before: Mapping[EvaluationConditions, SavedEvaluation],
+    after: Mapping[EvaluationConditions, SavedEvaluation],
+    names: tuple[str, str],
+) -> str:
+    teams = [sorted({_team_name(e) for e in side.values()} - {""}) for side in (before, after)]
+    same_conditions = {conditions._replace(team="") for conditions in before} & {
+        conditions._replace(team="") for conditions in after
+    }
+    if any(teams) and same_conditions:
+        descriptions = [
+            f"{name} as {', '.join(team) or 'it was trained'}" for name, team in zip(names, teams, strict=True)
+        ]
         return (
-            f"not evaluated as the same team: {' and '.join(said)}; evaluate both --as the same file, or hold the "
-            f"second against the first as it was trained:  marft compare {' '.join(map(shlex.quote, names))} --as "
+            f"not evaluated as the same team: {' and '.join(descriptions)}; evaluate both --as the same file, or hold "
+            f"the second against the first as it was trained:  marft compare {' '.join(map(shlex.quote, names))} --as "
             f"{shlex.quote((teams[1] or teams[0])[0])}"
         )
-    sets = [sorted({_on(e) for e in side.values() if e.get("scenarios")}) for side in (one, two)]
+    sets = [sorted({_describe_scenarios(e) for e in side.values() if e.get("scenarios")}) for side in (before, after)]
     if any(sets):
-        said = [f"{name} on {', '.join(on) or 'no set of scenarios'}" for name, on in zip(names, sets, strict=True)]
+        descriptions = [
+            f"{name} on {', '.join(on) or 'no set of scenarios'}" for name, on in zip(names, sets, strict=True)
+        ]
         return (
-            f"not evaluated on the same scenarios: {' and '.join(said)}; evaluate both on the same file, as it is:  "
-            f"marft eval {names[0]} {names[1]} --scenarios FILE"
+            f"not evaluated on the same scenarios: {' and '.join(descriptions)}; evaluate both on the same file, as it "
+            f"is:  marft eval {names[0]} {names[1]} --scenarios FILE"
         )
-    both = "marft eval " + " ".join(map(shlex.quote, names))
-    modes = ",".join(sorted({under.mode for side in (one, two) for under in side}))
-    again = f"{both} --mode {modes}" if modes else both
+    base_command = "marft eval " + " ".join(map(shlex.quote, names))
+    modes = ",".join(sorted({conditions.mode for side in (before, after) for conditions in side}))
+    command = f"{base_command} --mode {modes}" if modes else base_command
     return (
         f"{names[0]} and {names[1]} were not evaluated in the same mode, or no task of theirs could be scored; run:  "
-        f"{again}"
+        f"{command}"
     )
 
 
-def _check_evaluated(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> None:
+def _check_evaluated(
+    before: Sequence[SavedEvaluation], after: Sequence[SavedEvaluation], names: tuple[str, str]
+) -> None:
     """Check for evaluations on both sides.
 
     Raises:
         ValueError: one or both sides have no evaluation.
     """
-    never = [name for name, side in zip(names, (before, after), strict=True) if not side]
-    if never:
-        have = "have" if len(never) > 1 else "has"
+    missing = [name for name, side in zip(names, (before, after), strict=True) if not side]
+    if missing:
+        verb = "have" if len(missing) > 1 else "has"
         raise ValueError(
-            f"{' and '.join(never)} {have} no evaluation; this evaluates both, and plays "
+            f"{' and '.join(missing)} {verb} no evaluation; this evaluates both, and plays "
             f"nothing again that was played before:  marft eval {' '.join(map(shlex.quote, names))}"
         )
 
 
-def _check_tasks(before: Saved, after: Saved, names: tuple[str, str]) -> None:
+def _check_tasks(before: SavedEvaluation, after: SavedEvaluation, names: tuple[str, str]) -> None:
     """Check that tasks with the same ID are the same task.
 
     Raises:
         ValueError: the prompts of some tasks differ.
     """
-    one, two = before.get("prompts", {}), after.get("prompts", {})
-    other = [task for task in one if task in two and one[task] != two[task]]
-    if other:
-        more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+    before_prompts, after_prompts = before.get("prompts", {}), after.get("prompts", {})
+    different = [
+        task for task in before_prompts if task in after_prompts and before_prompts[task] != after_prompts[task]
+    ]
+    if different:
+        more = f" and {len(different) - MAX_NAMED_TASKS} more" if len(different) > MAX_NAMED_TASKS else ""
         raise ValueError(
             f"{names[0]} and {names[1]} were evaluated on different tasks of the same names: "
-            f"{', '.join(other[:NAMED])}{more}. Evaluate both on the same environment"
+            f"{', '.join(different[:MAX_NAMED_TASKS])}{more}. Evaluate both on the same environment"
         )
 
 
-def _label(evaluation: Saved) -> str:
-    on = evaluation.get("scenarios", {}).get("name", "")
-    team = _team(evaluation)
-    return str(evaluation["mode"]) + (f" on {on}" if on else "") + (f" as {team}" if team else "")
+def _format_label(evaluation: SavedEvaluation) -> str:
+    scenario_set = evaluation.get("scenarios", {}).get("name", "")
+    team = _team_name(evaluation)
+    return str(evaluation["mode"]) + (f" on {scenario_set}" if scenario_set else "") + (f" as {team}" if team else "")
 
 
-def _digests(under: Under) -> str:
+def _short_digests(conditions: EvaluationConditions) -> str:
     """Return the first digits of the scenario and team digests, to distinguish evaluations with the same names."""
-    return " ".join(digest[:SHOWN] for digest in (under.scenarios, under.team) if digest)
+    return " ".join(digest[:DIGEST_DIGITS] for digest in (conditions.scenarios, conditions.team) if digest)
 
 
-def _team(evaluation: Saved) -> str:
+def _team_name(evaluation: SavedEvaluation) -> str:
     """Return the name of a team's reorganization; "" for the team as trained."""
     return str(evaluation.get("reorganized", {}).get("name", ""))
 
 
-def _on(evaluation: Saved) -> str:
+def _describe_scenarios(evaluation: SavedEvaluation) -> str:
     scenarios = evaluation["scenarios"]
-    return f"{scenarios['name']!r} ({scenarios['digest'][:SHOWN]})"
+    return f"{scenarios['name']!r} ({scenarios['digest'][:DIGEST_DIGITS]})"

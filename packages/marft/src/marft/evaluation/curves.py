@@ -12,20 +12,20 @@ from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marft.common.metrics import Metric, everything, find, named
-from marft.common.texts import one_line
-from marft.evaluation.pages import plain_labels, svg
+from marft.common.metrics import Metric, all_metrics, catalog_metric, find_metric
+from marft.common.texts import single_line
+from marft.evaluation.html_pages import disable_math_text, to_svg
 
-FIRST = (
+MAIN_METRICS = (
     "accuracy", "reward", "validation_accuracy", "validation_reward", "rewards/*", "own_reward", "policy_loss",
     "critic/loss", "kl", "entropy", "action_length", "episodes_per_second",
 )  # fmt: skip
-BESIDE = ("accuracy", "reward", "validation_accuracy", "validation_reward", "kl", "entropy", "action_length")
-INCHES = (4.4, 2.5)
+COMPARED_METRICS = ("accuracy", "reward", "validation_accuracy", "validation_reward", "kl", "entropy", "action_length")
+FIGURE_SIZE = (4.4, 2.5)
 # number of lines that fit with an inner legend; for a legend below: columns, inches a row, characters a name
-CROWDED, COLUMNS, ROW, NAME = 6, 3, 0.17, 24
-FIRST_COLOURS = tuple(to_hex(f"C{number}") for number in range(10))
-DASHES = ("-", "--", ":", "-.")
+MAX_INNER_LEGEND, LEGEND_COLUMNS, LEGEND_ROW_HEIGHT, MAX_NAME_LENGTH = 6, 3, 0.17, 24
+BASE_COLORS = tuple(to_hex(f"C{number}") for number in range(10))
+LINE_STYLES = ("-", "--", ":", "-.")
 Points = list[tuple[int, float]]
 
 
@@ -35,50 +35,55 @@ class Curve:
 
     label: str
     meaning: str
-    picture: Markup
+    image: Markup
 
 
-def first_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+def main_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """Return the most important curves with data in ``metrics.jsonl``."""
-    return _curves(rows, map(named, FIRST))
+    return _build_curves(rows, map(catalog_metric, MAIN_METRICS))
 
 
 def other_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """Return curves for the remaining metrics if they changed. Metrics of user-defined parts come last."""
-    found = _curves(rows, (metric for metric in everything() if metric.name not in FIRST), changing=True)
-    unknown = dict.fromkeys(name for row in rows for name in row if name != "step" and find(name) is None)
-    own = {name: _points(rows, name) for name in unknown}
-    return found + [Curve(name, "", _draw({name: points})) for name, points in own.items() if _changes(points)]
+    cataloged = _build_curves(
+        rows, (metric for metric in all_metrics() if metric.name not in MAIN_METRICS), changing=True
+    )
+    unknown = dict.fromkeys(name for row in rows for name in row if name != "step" and find_metric(name) is None)
+    points_by_name = {name: _extract_points(rows, name) for name in unknown}
+    return cataloged + [
+        Curve(name, "", _draw({name: points})) for name, points in points_by_name.items() if _has_changes(points)
+    ]
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[Metric], changing: bool = False) -> list[Curve]:
+def _build_curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[Metric], changing: bool = False) -> list[Curve]:
     curves = []
     for metric in metrics:
-        lines = _lines(rows, metric)
-        if any(map(_changes, lines.values())) if changing else lines:
+        lines = _metric_lines(rows, metric)
+        if any(map(_has_changes, lines.values())) if changing else lines:
             unit = f", {metric.unit}" if metric.unit else ""
-            curves.append(Curve(metric.label, f"{metric.meaning}{unit}", _draw(lines)))
+            curves.append(Curve(metric.label, f"{metric.description}{unit}", _draw(lines)))
     return curves
 
 
-@plain_labels()
+@disable_math_text()
 def _draw(lines: Mapping[str, Points]) -> Markup:
     """Draw one plot as SVG.
 
-    A line with a single point is drawn as a dot. The legend is below the plot if it has more than ``CROWDED`` lines.
+    A line with a single point is drawn as a dot. The legend is below the plot if it has more than ``MAX_INNER_LEGEND``
+    lines.
     """
-    crowded = len(lines) > CROWDED
-    columns = min(COLUMNS, len(lines))
-    rows = math.ceil(len(lines) / columns) if crowded else 0
-    figure = Figure(figsize=(INCHES[0], INCHES[1] + ROW * rows), layout="constrained")
+    legend_below = len(lines) > MAX_INNER_LEGEND
+    columns = min(LEGEND_COLUMNS, len(lines))
+    rows = math.ceil(len(lines) / columns) if legend_below else 0
+    figure = Figure(figsize=(FIGURE_SIZE[0], FIGURE_SIZE[1] + LEGEND_ROW_HEIGHT * rows), layout="constrained")
     axes = figure.add_subplot()
     for number, (label, points) in enumerate(lines.items()):
-        colour, style = line_style(number)
+        color, style = line_style(number)
         axes.plot(
-            *zip(*points, strict=True), label=cut_name(label), linewidth=1.1 if crowded else 1.6, color=colour,
+            *zip(*points, strict=True), label=shorten_name(label), linewidth=1.1 if legend_below else 1.6, color=color,
             linestyle=style, marker="o" if len(points) == 1 else "", markersize=5,
         )  # fmt: skip
-    if crowded:
+    if legend_below:
         figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=7, handlelength=2.5)
     elif len(lines) > 1:
         axes.legend(frameon=False, fontsize=9)
@@ -86,7 +91,7 @@ def _draw(lines: Mapping[str, Points]) -> Markup:
     axes.tick_params(labelsize=9)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    return svg(figure)
+    return to_svg(figure)
 
 
 def line_style(number: int) -> tuple[str, str]:
@@ -97,64 +102,70 @@ def line_style(number: int) -> tuple[str, str]:
     >>> line_style(0), line_style(9), line_style(12)
     (('#1f77b4', '-'), ('#17becf', '-'), ('#2ba668', '--'))
     """
-    if number < len(FIRST_COLOURS):
-        return FIRST_COLOURS[number], "-"
-    hue = number * 0.618033988749895 % 1.0
-    return to_hex(tuple(hsv_to_rgb((hue, 0.74, 0.65)))), DASHES[number // len(FIRST_COLOURS) % len(DASHES)]
+    if number < len(BASE_COLORS):
+        return BASE_COLORS[number], "-"
+    color_angle = number * 0.618033988749895 % 1.0
+    return to_hex(tuple(hsv_to_rgb((color_angle, 0.74, 0.65)))), LINE_STYLES[
+        number // len(BASE_COLORS) % len(LINE_STYLES)
+    ]
 
 
-def cut_name(label: str) -> str:
+def shorten_name(label: str) -> str:
     """Shorten a name to fit into a legend, keeping its beginning and end.
 
-    >>> cut_name("chain-sum-of-three-numbers-seed-1")
+    >>> shorten_name("chain-sum-of-three-numbers-seed-1")
     'chain-sum-o…umbers-seed-1'
     """
-    label = one_line(label)
-    return label if len(label) <= NAME else f"{label[: NAME // 2 - 1]}…{label[-NAME // 2 - 1 :]}"
+    label = single_line(label)
+    return (
+        label
+        if len(label) <= MAX_NAME_LENGTH
+        else f"{label[: MAX_NAME_LENGTH // 2 - 1]}…{label[-MAX_NAME_LENGTH // 2 - 1 :]}"
+    )
 
 
-def curves_beside(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve]:
+def compare_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve]:
     """Return the most important team curves, with a line for each run.
 
     Args:
         runs: log rows by run name.
     """
-    curves = []
-    for metric in map(named, BESIDE):
-        lines = {name: points for name, rows in runs.items() if (points := _points(rows, metric.name))}
+    comparisons = []
+    for metric in map(catalog_metric, COMPARED_METRICS):
+        lines = {name: points for name, rows in runs.items() if (points := _extract_points(rows, metric.name))}
         if lines:
             unit = f", {metric.unit}" if metric.unit else ""
-            curves.append(Curve(metric.label, f"{metric.meaning}{unit}", _draw(lines)))
-    return curves
+            comparisons.append(Curve(metric.label, f"{metric.description}{unit}", _draw(lines)))
+    return comparisons
 
 
-def _lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Points]:
+def _metric_lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Points]:
     """Return the points of a metric's curves, by agent or reward term.
 
     Curves of agents replace those of the team, except for reward terms.
     """
     team: dict[str, Points] = {}
     agents: dict[str, Points] = {}
-    for name in dict.fromkeys(name for row in rows for name in row if find(name) is metric):
-        if points := _points(rows, name):
-            (agents if name.startswith("agents/") else team)[_label(name, metric)] = points
+    for name in dict.fromkeys(name for row in rows for name in row if find_metric(name) is metric):
+        if points := _extract_points(rows, name):
+            (agents if name.startswith("agents/") else team)[_line_label(name, metric)] = points
     lines = agents if agents and metric.name != "rewards/*" else {**team, **agents}
-    if metric.unless_zero and not any(y for points in lines.values() for _, y in points):
+    if metric.hide_zero and not any(y for points in lines.values() for _, y in points):
         return {}
     return lines
 
 
-def _points(rows: Sequence[Mapping[str, Any]], name: str) -> Points:
+def _extract_points(rows: Sequence[Mapping[str, Any]], name: str) -> Points:
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
 
-def _changes(points: Points) -> bool:
+def _has_changes(points: Points) -> bool:
     return len({y for _, y in points}) > 1
 
 
-def _label(name: str, metric: Metric) -> str:
+def _line_label(name: str, metric: Metric) -> str:
     """Return the label of a line: ``actor``, the term ``format``, or ``actor, format``."""
-    first, _, rest = name.partition("/")
-    role = rest.partition("/")[0] if first in ("agents", "policies") else ""
+    first, _, suffix = name.partition("/")
+    role = suffix.partition("/")[0] if first in ("agents", "policies") else ""
     term = name.rpartition("/")[2] if metric.name.endswith("*") else ""
     return ", ".join(part for part in (role, term) if part) or "team"

@@ -11,43 +11,43 @@ from marft.agents.environment import Split
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common.types import Episode, Task
-from marft.envs.tasks import digest_of
-from marft.evaluation.cohorts import fields_of
-from marft.evaluation.definitions import Definitions
+from marft.envs.tasks import digest_tasks
+from marft.evaluation.cohorts import collect_fields
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics, remote_metrics
-from marft.evaluation.shares import clustered, passes
-from marft.evaluation.showing import EXAMPLES, example
-from marft.evaluation.trajectories.attempts import solved_of
-from marft.evaluation.trajectories.measures import measured, over
+from marft.evaluation.serialization import MAX_EXAMPLES, episode_to_dict
+from marft.evaluation.shares import clustered_interval, compute_pass_ratios
+from marft.evaluation.tool_definitions import ToolDefinitions
+from marft.evaluation.trajectories.attempts import count_solved
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.rollout.playing import Rollouts
+from marft.evaluation.trajectories.registry import aggregate_ratios, compute_ratios
+from marft.rollout.runner import RolloutRunner
 
 Interval = tuple[float, float]
 Mode = Literal["greedy", "sampled"]
-OF_AGENTS = (
+AGENT_METRICS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
-DIGEST = 16  # hexadecimal digits in the digest of a task
+DIGEST_DIGITS = 16  # hexadecimal digits in the digest of a task
 
 
-def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
+def parse_modes(names: Sequence[str], source: str) -> tuple[Mode, ...]:
     """Validate and deduplicate evaluation modes, keeping their order.
 
     Args:
-        asked: origin of the names for the error message, such as ``--mode``.
+        source: origin of the names for the error message, such as ``--mode``.
 
     Raises:
         ValueError: a name is not a mode.
     """
     for name in names:
         if name not in get_args(Mode):
-            raise ValueError(f"{asked}: {name!r} is none of {', '.join(get_args(Mode))}")
+            raise ValueError(f"{source}: {name!r} is none of {', '.join(get_args(Mode))}")
     return cast("tuple[Mode, ...]", tuple(dict.fromkeys(names)))
 
 
-class Advance(Protocol):
+class ProgressCallback(Protocol):
     """Progress callback for evaluations.
 
     It is called once with the total number of episodes, and then once for each episode.
@@ -65,7 +65,7 @@ class Evaluation:
 
     Args:
         interval: Wilson's interval of the accuracy, over tasks instead of attempts
-            (:func:`marft.evaluation.shares.clustered`).
+            (:func:`marft.evaluation.shares.clustered_interval`).
         reward_interval: interval of the mean reward (:func:`marft.evaluation.intervals.mean_interval`).
         outcomes: success of each scored task, where known; with several attempts, the share of successful attempts.
         rewards: team reward of each scored task; with several attempts, their mean.
@@ -75,9 +75,9 @@ class Evaluation:
         prompts: digest of each task.
         key: digest of all inputs that determine the episodes.
         scenarios: name and digest of the set of scenarios; {} for held-out tasks.
-        tools: tool definitions (:mod:`marft.evaluation.definitions`); None if they were not recorded.
+        tools: tool definitions (:mod:`marft.evaluation.tool_definitions`); None if they were not recorded.
         reorganized: differences between the evaluated team and the trained team, with ``name`` and ``digest``
-            (:mod:`marft.config.reorganizing`); {} for the team as trained.
+            (:mod:`marft.config.team_changes`); {} for the team as trained.
     """
 
     checkpoint: str
@@ -102,26 +102,26 @@ class Evaluation:
     prompts: Mapping[str, str] = field(repr=False)
     key: str = field(default="", repr=False)
     scenarios: Mapping[str, str] = field(default_factory=dict)
-    tools: Definitions | None = field(default=None, repr=False)
+    tools: ToolDefinitions | None = field(default=None, repr=False)
     reorganized: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Name of the evaluation's files: ``<checkpoint>-<mode>`` with optional suffixes."""
         scenarios, team = self.scenarios.get("name", ""), self.reorganized.get("name", "")
-        return name_of(self.checkpoint, self.mode, self.shuffled_messages, scenarios, team)
+        return evaluation_name(self.checkpoint, self.mode, self.shuffled_messages, scenarios, team)
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics in ``measured``, aggregated over all tasks."""
-        return over(self.measured.values())
+        return aggregate_ratios(self.measured.values())
 
     def as_json(self) -> dict[str, object]:
         """Return the fields in JSON form."""
         return asdict(self)
 
 
-def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "", team: str = "") -> str:
+def evaluation_name(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "", team: str = "") -> str:
     """Return the base name of an evaluation's files.
 
     The name is ``<checkpoint>-<mode>``, with the optional suffixes ``-shuffled``, ``-on-<scenarios>`` and
@@ -132,7 +132,7 @@ def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "", te
 
 
 def evaluate(
-    rollouts: Rollouts,
+    rollouts: RolloutRunner,
     checkpoint: str,
     mode: Mode,
     tasks: Sequence[Task],
@@ -145,16 +145,18 @@ def evaluate(
 
     Args:
         checkpoint: name of the weights, for the record; they are already loaded.
-        messages_from: episodes of other tasks (see :func:`shuffle`). Agents see their messages instead of those of
-            their own team. The loss in score is the value of the messages.
+        messages_from: episodes of other tasks (see :func:`shuffle_episodes`). Agents see their messages instead of
+            those of their own team. The loss in score is the value of the messages.
     """
-    attempts = attempts_at(tasks, 1, mode, split, messages_from)
-    episodes = rollouts.play(attempts, team_in(mode, rollouts.team), on_done)
+    attempts = build_attempts(tasks, 1, mode, split, messages_from)
+    episodes = rollouts.play(attempts, team_for_mode(mode, rollouts.team), on_done)
     roles = [agent.role for agent in rollouts.team.agents]
-    return summed(roles, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None), episodes
+    return aggregate_episodes(
+        roles, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None
+    ), episodes
 
 
-def attempts_at(
+def build_attempts(
     tasks: Sequence[Task], number: int, mode: Mode, split: Split = "test",
     messages_from: Sequence[Episode] | None = None,
 ) -> list[Attempt]:  # fmt: skip
@@ -164,19 +166,19 @@ def attempts_at(
         messages_from: an episode for each attempt; agents see its messages instead of those of their own team.
     """
     stream, samples = f"{split}/{mode}", [(task, sample) for task in tasks for sample in range(number)]
-    donors: Sequence[Episode | None] = messages_from or [None] * len(samples)
+    message_episodes: Sequence[Episode | None] = messages_from or [None] * len(samples)
     return [
-        Attempt(task, stream, sample, messages=_messages(donor))
-        for (task, sample), donor in zip(samples, donors, strict=True)
+        Attempt(task, stream, sample, messages=_collect_messages(message_episode))
+        for (task, sample), message_episode in zip(samples, message_episodes, strict=True)
     ]
 
 
-def team_in(mode: Mode, team: Team) -> Team:
+def team_for_mode(mode: Mode, team: Team) -> Team:
     """Return the team with the sampling settings of a mode."""
-    return team if mode == "sampled" else greedy(team)
+    return team if mode == "sampled" else make_greedy(team)
 
 
-def summed(
+def aggregate_episodes(
     roles: Sequence[str], checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
     shuffled: bool = False, attempts: int = 1,
 ) -> Evaluation:  # fmt: skip
@@ -186,16 +188,16 @@ def summed(
         roles: roles of the team.
         attempts: number of attempts at each task.
     """
-    scored = [episode for episode in episodes if episode.scored]
+    scored = [episode for episode in episodes if episode.is_scored]
     metrics = episode_metrics(episodes, roles, lambda _: 0) | remote_metrics(episodes, roles)
     agents = {
-        role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
+        role: {name: metrics[key] for name in AGENT_METRICS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles
     }
     tasks = {episode.task.id: episode.task for episode in scored}
-    counts, rewards = solved_of(scored), _by_task(scored)
-    solved = clustered([Ratio(float(c), float(n)) for n, c in counts.values()], attempts)
-    passed = passes(counts, attempts)
+    counts, rewards = count_solved(scored), _rewards_by_task(scored)
+    solved = clustered_interval([Ratio(float(c), float(n)) for n, c in counts.values()], attempts)
+    pass_ratios = compute_pass_ratios(counts, attempts)
     return Evaluation(
         checkpoint=checkpoint,
         mode=mode,
@@ -211,48 +213,54 @@ def summed(
         agents=agents,
         outcomes={task: bool(c) if attempts == 1 else c / n for task, (n, c) in counts.items()},
         rewards=rewards,
-        fields=fields_of([*tasks.values()]),
-        measured={task: {**of, **passed.get(task, {})} for task, of in _measured(scored, roles).items()},
-        examples=tuple(example(episode) for episode in scored[:EXAMPLES]),
+        fields=collect_fields([*tasks.values()]),
+        measured={
+            task: {**ratios, **pass_ratios.get(task, {})} for task, ratios in _metrics_by_task(scored, roles).items()
+        },
+        examples=tuple(episode_to_dict(episode) for episode in scored[:MAX_EXAMPLES]),
         attempts=attempts,
         passes={
             name: share
-            for name in dict.fromkeys(name for of in passed.values() for name in of)
-            if (share := clustered([of[name] for of in passed.values() if name in of], attempts))
+            for name in dict.fromkeys(name for ratios in pass_ratios.values() for name in ratios)
+            if (
+                share := clustered_interval(
+                    [ratios[name] for ratios in pass_ratios.values() if name in ratios], attempts
+                )
+            )
         },
-        prompts={name: digest_of([task])[:DIGEST] for name, task in tasks.items()},
+        prompts={name: digest_tasks([task])[:DIGEST_DIGITS] for name, task in tasks.items()},
     )
 
 
-def _by_task(scored: Sequence[Episode]) -> dict[str, float]:
+def _rewards_by_task(scored: Sequence[Episode]) -> dict[str, float]:
     """Return the mean team reward for each task over its attempts."""
     rewards: dict[str, list[float]] = {}
     for episode in scored:
         rewards.setdefault(episode.task.id, []).append(episode.total_reward)
-    return {task: sum(each) / len(each) for task, each in rewards.items()}
+    return {task: sum(task_rewards) / len(task_rewards) for task, task_rewards in rewards.items()}
 
 
-def _measured(scored: Sequence[Episode], roles: Sequence[str]) -> dict[str, dict[str, Ratio]]:
+def _metrics_by_task(scored: Sequence[Episode], roles: Sequence[str]) -> dict[str, dict[str, Ratio]]:
     """Return each metric for each task, summed over its attempts."""
-    found: dict[str, dict[str, Ratio]] = {}
+    metrics: dict[str, dict[str, Ratio]] = {}
     for episode in scored:
-        of_task = found.setdefault(episode.task.id, {})
-        for name, ratio in measured(episode, roles).items():
+        of_task = metrics.setdefault(episode.task.id, {})
+        for name, ratio in compute_ratios(episode, roles).items():
             of_task[name] = Ratio.total([of_task[name], ratio]) if name in of_task else ratio
-    return found
+    return metrics
 
 
-def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+def shuffle_episodes(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     """Return an episode of another task for each episode, by a random cycle without fixed points."""
     order = list(range(len(episodes)))
     random.Random(seed).shuffle(order)
-    donors: list[Episode] = list(episodes)
+    shuffled: list[Episode] = list(episodes)
     for number, index in enumerate(order):
-        donors[index] = episodes[order[(number + 1) % len(order)]]
-    return donors
+        shuffled[index] = episodes[order[(number + 1) % len(order)]]
+    return shuffled
 
 
-def greedy(team: Team) -> Team:
+def make_greedy(team: Team) -> Team:
     """Return the same team with greedy sampling for every agent."""
     agents = tuple(
         replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)) for agent in team.agents
@@ -260,5 +268,5 @@ def greedy(team: Team) -> Team:
     return replace(team, agents=agents)
 
 
-def _messages(donor: Episode | None) -> dict[str, str]:
-    return {action.id: action.message for action in donor.actions} if donor else {}
+def _collect_messages(episode: Episode | None) -> dict[str, str]:
+    return {action.id: action.message for action in episode.actions} if episode else {}

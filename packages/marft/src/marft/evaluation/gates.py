@@ -8,22 +8,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft.common.metrics import find
-from marft.evaluation.cohorts import cohorts_of, named_cohorts
-from marft.evaluation.intervals import Z95_ONE_SIDED, bounds_of_gain
-from marft.evaluation.paired import Difference, paired
-from marft.evaluation.shares import clustered
+from marft.common.metrics import find_metric
+from marft.evaluation.cohorts import group_by_field, label_cohorts
+from marft.evaluation.intervals import Z95_ONE_SIDED, gain_bounds
+from marft.evaluation.paired_difference import PairedDifference, compare_ratios
+from marft.evaluation.shares import clustered_interval
 from marft.evaluation.trajectories.ratio import Ratio
 
-GATE = re.compile(
+GATE_PATTERN = re.compile(
     r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+(?P<bound>\bbound\b)?\s*+"
     r"(?P<sign>[<>])\s*+(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
 )
-EVERY = "*"
-MOST_LOST = 0.1  # share of previously scored tasks that may be unscored after
+ALL_VALUES = "*"
+MAX_UNSCORED_SHARE = 0.1  # share of previously scored tasks that may be unscored after
 
-Form = Callable[[float], str]
-Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
+Formatter = Callable[[float], str]
+MetricRatios = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Gate:
     - ``accuracy[level=hard] < -2%`` fails if the accuracy fell by more than two points on tasks with ``level = hard``;
       ``[level=*]`` checks each level.
 
-    >>> Gate.read("agents.coder.tool_error_rate > +2%")
+    >>> Gate.parse("agents.coder.tool_error_rate > +2%")
     Gate(text='agents.coder.tool_error_rate > +2%', metric='agents/coder/tool_error_rate', below=False, limit=0.02, \
 relative=False, after=False, field='', value='', bound=False)
 
@@ -61,7 +61,7 @@ relative=False, after=False, field='', value='', bound=False)
     bound: bool
 
     @classmethod
-    def read(cls, text: str, names: Collection[str] = ()) -> Gate:
+    def parse(cls, text: str, names: Collection[str] = ()) -> Gate:
         """Parse a gate from its text.
 
         Args:
@@ -70,34 +70,36 @@ relative=False, after=False, field='', value='', bound=False)
         Raises:
             ValueError: the text is not a valid gate.
         """
-        found = GATE.fullmatch(text)
-        if found is None:
+        match = GATE_PATTERN.fullmatch(text)
+        if match is None:
             raise ValueError(
                 f"gate {text!r}: write a metric, < or >, and a change, such as 'accuracy < -1%'; or what it may not be "
                 "after: 'accuracy after < 80%'; of some tasks: 'accuracy[level=3] < -2%'"
             )
-        written = found["metric"]
-        name = next((name for name in names if name.replace("/", ".") == written), written.replace(".", "/"))
-        metric = find(name)
+        metric_text = match["metric"]
+        name = next((name for name in names if name.replace("/", ".") == metric_text), metric_text.replace(".", "/"))
+        metric = find_metric(name)
         if metric is None:
-            raise ValueError(f"gate {text!r}: there is no metric {written!r}; docs/metrics.md lists them")
-        percent, after = bool(found["percent"]), bool(found["after"])
-        if found["field"] is not None and not found["field"].strip():
+            raise ValueError(f"gate {text!r}: there is no metric {metric_text!r}; docs/metrics.md lists them")
+        percent, after = bool(match["percent"]), bool(match["after"])
+        if match["field"] is not None and not match["field"].strip():
             raise ValueError(f"gate {text!r}: it names no field of tasks, as in 'accuracy[level=3] < -2%'")
-        if not math.isfinite(float(found["limit"])):
-            raise ValueError(f"gate {written!r}: no number is as large as its limit")
+        if not math.isfinite(float(match["limit"])):
+            raise ValueError(f"gate {metric_text!r}: no number is as large as its limit")
         if percent and after and metric.unit:
-            raise ValueError(f"gate {text!r}: {written} is in {metric.unit}, and no share; leave out the %")
-        if found["bound"] and metric.unit:
-            raise ValueError(f"gate {text!r}: {written} is in {metric.unit}; a bound is of shares: leave out 'bound'")
-        limit = float(found["limit"]) / (100 if percent else 1)
+            raise ValueError(f"gate {text!r}: {metric_text} is in {metric.unit}, and no share; leave out the %")
+        if match["bound"] and metric.unit:
+            raise ValueError(
+                f"gate {text!r}: {metric_text} is in {metric.unit}; a bound is of shares: leave out 'bound'"
+            )
+        limit = float(match["limit"]) / (100 if percent else 1)
         relative = percent and bool(metric.unit)
-        field, value = (found["field"] or "").strip(), (found["value"] or "").strip()
+        field, value = (match["field"] or "").strip(), (match["value"] or "").strip()
         return cls(
-            text.strip(), name, found["sign"] == "<", limit, relative, after, field, value, bool(found["bound"])
+            text.strip(), name, match["sign"] == "<", limit, relative, after, field, value, bool(match["bound"])
         )  # fmt: skip
 
-    def cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
+    def select_cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
         """Return the gate's tasks by cohort name. None stands for all tasks.
 
         Raises:
@@ -105,23 +107,23 @@ relative=False, after=False, field='', value='', bound=False)
         """
         if not self.field:
             return {"": None}
-        cohorts = cohorts_of(fields, self.field)
-        if self.value != EVERY and self.value not in cohorts:
+        tasks_by_value = group_by_field(fields, self.field)
+        if self.value != ALL_VALUES and self.value not in tasks_by_value:
             raise ValueError(
-                f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(cohorts)}, or "
-                f"{EVERY} for each of them"
+                f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(tasks_by_value)}, "
+                f"or {ALL_VALUES} for each of them"
             )
-        named = zip(named_cohorts(fields, self.field).items(), cohorts, strict=True)
-        return {name: tasks for (name, tasks), value in named if self.value in (value, EVERY)}
+        labeled = zip(label_cohorts(fields, self.field).items(), tasks_by_value, strict=True)
+        return {name: tasks for (name, tasks), value in labeled if self.value in (value, ALL_VALUES)}
 
-    def fails(self, found: Difference, bound: float | None = None) -> bool:
+    def is_violated(self, difference: PairedDifference, bound: float | None = None) -> bool:
         """Return True if the gate fails; a non-finite value fails too.
 
         Args:
             bound: one-sided bound of the checked value, for gates with ``bound``.
         """
-        value = bound if bound is not None else found.after if self.after else found.gain
-        limit = self.limit * abs(found.before) if self.relative else self.limit
+        value = bound if bound is not None else difference.after if self.after else difference.gain
+        limit = self.limit * abs(difference.before) if self.relative else self.limit
         return not math.isfinite(value) or (value < limit if self.below else value > limit)
 
 
@@ -134,7 +136,7 @@ class Verdict:
     reason: str
 
 
-def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
+def check_gates(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
     """Check each gate against two saved evaluations.
 
     A gate fails if either evaluation lacks its metric. All gates fail if more than a tenth of the previously scored
@@ -144,79 +146,90 @@ def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, 
     Raises:
         ValueError: a gate is invalid, or no task is in its cohort.
     """
-    one, two = by_metric(before), by_metric(after)
-    scored, lost = before.get("rewards", {}), len(before.get("rewards", {}).keys() - after.get("rewards", {}).keys())
-    if lost > MOST_LOST * len(scored):
-        reason = f"{lost} of {len(scored)} tasks that were scored before could not be scored after; see why they failed"
-        return [Verdict(Gate.read(text, one.keys() | two.keys()), True, reason) for text in gates]
-    read = [Gate.read(text, one.keys() | two.keys()) for text in gates]
+    before_metrics, after_metrics = group_by_metric(before), group_by_metric(after)
+    scored, num_unscored = (
+        before.get("rewards", {}),
+        len(before.get("rewards", {}).keys() - after.get("rewards", {}).keys()),
+    )
+    if num_unscored > MAX_UNSCORED_SHARE * len(scored):
+        reason = (
+            f"{num_unscored} of {len(scored)} tasks that were scored before could not be scored after; "
+            "see why they failed"
+        )
+        return [Verdict(Gate.parse(text, before_metrics.keys() | after_metrics.keys()), True, reason) for text in gates]
+    parsed = [Gate.parse(text, before_metrics.keys() | after_metrics.keys()) for text in gates]
     return [
-        _judge(gate, one, two, cohort, tasks)
-        for gate in read
-        for cohort, tasks in gate.cohorts(after.get("fields", {})).items()
+        _check_gate(gate, before_metrics, after_metrics, cohort, tasks)
+        for gate in parsed
+        for cohort, tasks in gate.select_cohorts(after.get("fields", {})).items()
     ]
 
 
-def by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
+def group_by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
     """Return the measurements of a saved evaluation, by metric and then by task."""
-    found: dict[str, dict[str, Ratio]] = {}
-    for task, measured in evaluation.get("measured", {}).items():
-        for name, pair in measured.items():
-            found.setdefault(name, {})[task] = Ratio(*pair)
-    return found
+    metrics: dict[str, dict[str, Ratio]] = {}
+    for task, ratios in evaluation.get("measured", {}).items():
+        for name, pair in ratios.items():
+            metrics.setdefault(name, {})[task] = Ratio(*pair)
+    return metrics
 
 
-def shown(name: str) -> tuple[Form, Form]:
+def metric_formatters(name: str) -> tuple[Formatter, Formatter]:
     """Return the formats for a metric and for its change.
 
     Shares are written in percent and points. All other metrics, including those of other versions, are written as
     numbers.
     """
-    metric = find(name)
+    metric = find_metric(name)
     if metric is None or metric.unit or name == "reward":
         return "{:.4g}".format, "{:+.4g}".format
     return "{:.1%}".format, lambda number: f"{100 * number:+.1f} points"
 
 
-def _judge(gate: Gate, before: Measured, after: Measured, cohort: str, tasks: set[str] | None) -> Verdict:
-    one, two = (
+def _check_gate(gate: Gate, before: MetricRatios, after: MetricRatios, cohort: str, tasks: set[str] | None) -> Verdict:
+    before_ratios, after_ratios = (
         {task: ratio for task, ratio in side.get(gate.metric, {}).items() if tasks is None or task in tasks}
         for side in (before, after)
     )
-    found, where = paired(one, two), f" where {cohort}" if cohort else ""
-    if found is None:
-        return Verdict(gate, True, f"{gate.metric} was not measured on the same tasks before and after{where}")
-    bound = _bound(gate, one, two) if gate.bound else None
-    return Verdict(gate, gate.fails(found, bound), _reason(gate, found, where, bound))
+    difference, cohort_text = compare_ratios(before_ratios, after_ratios), f" where {cohort}" if cohort else ""
+    if difference is None:
+        return Verdict(gate, True, f"{gate.metric} was not measured on the same tasks before and after{cohort_text}")
+    bound = _confidence_bound(gate, before_ratios, after_ratios) if gate.bound else None
+    return Verdict(gate, gate.is_violated(difference, bound), _format_reason(gate, difference, cohort_text, bound))
 
 
-def _bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> float:
+def _confidence_bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> float:
     """Return the 95 % bound on the side of the gate's limit, over the tasks that both sides have.
 
     Raises:
         ValueError: the metric is not a share from 0 to 1.
     """
-    tasks = [task for task in before.keys() & after.keys() if before[task].out_of and after[task].out_of]
-    shares = [(before[task].amount / before[task].out_of, after[task].amount / after[task].out_of) for task in tasks]
+    tasks = [task for task in before.keys() & after.keys() if before[task].denominator and after[task].denominator]
+    shares = [
+        (before[task].numerator / before[task].denominator, after[task].numerator / after[task].denominator)
+        for task in tasks
+    ]
     if any(not 0 <= share <= 1 for pair in shares for share in pair):
         raise ValueError(
             f"gate {gate.text!r}: {gate.metric} is no share from 0 to 1, which a bound is of; leave it out"
         )
     if gate.after:
-        attempts = max((math.ceil(after[task].out_of) for task in tasks), default=1)
-        found = clustered([after[task] for task in tasks], attempts, Z95_ONE_SIDED)
-        interval = found[1] if found else (0.0, 1.0)
+        attempts = max((math.ceil(after[task].denominator) for task in tasks), default=1)
+        share_interval = clustered_interval([after[task] for task in tasks], attempts, Z95_ONE_SIDED)
+        interval = share_interval[1] if share_interval else (0.0, 1.0)
     else:
-        interval = bounds_of_gain([two - one for one, two in shares])
+        interval = gain_bounds([second - first for first, second in shares])
     return interval[0] if gate.below else interval[1]
 
 
-def _reason(gate: Gate, found: Difference, where: str, bound: float | None) -> str:
-    value, change = shown(gate.metric)
-    interval = f", 95 % {change(found.interval[0])} to {change(found.interval[1])}" if found.interval else ""
+def _format_reason(gate: Gate, difference: PairedDifference, cohort_text: str, bound: float | None) -> str:
+    value, change = metric_formatters(gate.metric)
+    interval = (
+        f", 95 % {change(difference.interval[0])} to {change(difference.interval[1])}" if difference.interval else ""
+    )
     side = "at least" if gate.below else "at most"
-    sure = "" if bound is None else f"; {side} {(value if gate.after else change)(bound)}, one-sided 95 %"
+    bound_text = "" if bound is None else f"; {side} {(value if gate.after else change)(bound)}, one-sided 95 %"
     return (
-        f"{gate.metric} went from {value(found.before)} to {value(found.after)} on {found.tasks} tasks{where} "
-        f"({change(found.gain)}{interval}{sure})"
+        f"{gate.metric} went from {value(difference.before)} to {value(difference.after)} on {difference.tasks} "
+        f"tasks{cohort_text} ({change(difference.gain)}{interval}{bound_text})"
     )

@@ -21,39 +21,41 @@ SHUFFLES = 20
 Codes = npt.NDArray[np.intp]  # [N], one integer for each distinct value
 
 
-class Information(NamedTuple):
+class InformationEstimate(NamedTuple):
     """Mutual information between private observations and messages, in bits.
 
     Args:
-        counted: plug-in mutual information of the pairs.
-        null: mean plug-in mutual information of shuffled pairs.
-        deviation: standard deviation over the shuffles.
-        most: plug-in entropy of the private observations.
+        mutual_information: plug-in mutual information of the pairs.
+        shuffled_mean: mean plug-in mutual information of shuffled pairs.
+        shuffled_std: standard deviation over the shuffles.
+        plug_in_entropy: plug-in entropy of the private observations.
         entropy: entropy of the private observations, corrected for bias.
     """
 
-    counted: float
-    null: float
-    deviation: float
-    most: float
+    mutual_information: float
+    shuffled_mean: float
+    shuffled_std: float
+    plug_in_entropy: float
     entropy: float
 
     @property
-    def told(self) -> float:
+    def excess(self) -> float:
         """Information beyond chance in bits, ``Ĥ (I − null) / (H − null)``.
 
         The value can be slightly below 0. If the largest possible excess is within three standard deviations, too few
         messages repeat for a fraction. The value is then the excess itself.
         """
-        excess, room = self.counted - self.null, self.most - self.null
-        return self.entropy * excess / room if room > max(3 * self.deviation, 1e-9) else excess
+        excess, room = self.mutual_information - self.shuffled_mean, self.plug_in_entropy - self.shuffled_mean
+        return self.entropy * excess / room if room > max(3 * self.shuffled_std, 1e-9) else excess
 
 
-def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUFFLES, seed: int = 0) -> Information:
+def estimate_information(
+    pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUFFLES, seed: int = 0
+) -> InformationEstimate:
     """Estimate the information about the first items of pairs in their second items.
 
-    >>> found = information([("a", "x"), ("b", "y")] * 50)
-    >>> round(found.told, 1), round(found.entropy, 1)
+    >>> found = estimate_information([("a", "x"), ("b", "y")] * 50)
+    >>> round(found.excess, 1), round(found.entropy, 1)
     (1.0, 1.0)
 
     Raises:
@@ -61,11 +63,13 @@ def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUF
     """
     if not pairs:
         raise ValueError("no pairs: mutual information is of at least one")
-    first, second = _codes([pair[0] for pair in pairs]), _codes([pair[1] for pair in pairs])
+    first, second = _encode([pair[0] for pair in pairs]), _encode([pair[1] for pair in pairs])
     random = generator(seed, "information")
     shuffled = np.array([mutual_information(first, random.permutation(second)) for _ in range(shuffles)])
-    null, deviation = (float(shuffled.mean()), float(shuffled.std())) if shuffles else (0.0, 0.0)
-    return Information(mutual_information(first, second), null, deviation, plug_in(first), entropy(first))
+    shuffled_mean, shuffled_std = (float(shuffled.mean()), float(shuffled.std())) if shuffles else (0.0, 0.0)
+    return InformationEstimate(
+        mutual_information(first, second), shuffled_mean, shuffled_std, plug_in_entropy(first), corrected_entropy(first)
+    )
 
 
 def mutual_information(first: Codes, second: Codes) -> float:
@@ -75,10 +79,10 @@ def mutual_information(first: Codes, second: Codes) -> float:
         first: [N].
         second: [N].
     """
-    return plug_in(first) + plug_in(second) - plug_in(first * (int(second.max()) + 1) + second)
+    return plug_in_entropy(first) + plug_in_entropy(second) - plug_in_entropy(first * (int(second.max()) + 1) + second)
 
 
-def plug_in(codes: Codes) -> float:
+def plug_in_entropy(codes: Codes) -> float:
     """Return the plug-in entropy ``−Σ p̂ log₂ p̂`` in bits.
 
     Args:
@@ -88,7 +92,7 @@ def plug_in(codes: Codes) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-def entropy(codes: Codes) -> float:
+def corrected_entropy(codes: Codes) -> float:
     """Return the entropy in bits, corrected for the bias of the plug-in estimate.
 
     The correction is that of Miller 1955, ``(K − 1) / (2 N ln 2)`` for K distinct values among N.
@@ -96,32 +100,39 @@ def entropy(codes: Codes) -> float:
     Args:
         codes: [N].
     """
-    return plug_in(codes) + (len(np.unique(codes)) - 1) / (2 * len(codes) * math.log(2))
+    return plug_in_entropy(codes) + (len(np.unique(codes)) - 1) / (2 * len(codes) * math.log(2))
 
 
 def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
     """Return metrics under ``agents/<role>/`` for each agent with a declared private observation."""
     metrics: dict[str, float] = {}
     for role in roles:
-        pairs = [pair for episode in episodes for pair in _told(episode, role)]
+        pairs = [pair for episode in episodes for pair in _observation_pairs(episode, role)]
         if pairs:
-            found = information(pairs)
-            metrics |= {f"agents/{role}/information": found.told, f"agents/{role}/hidden_entropy": found.entropy}
+            estimate = estimate_information(pairs)
+            metrics |= {
+                f"agents/{role}/information": estimate.excess,
+                f"agents/{role}/hidden_entropy": estimate.entropy,
+            }
     return metrics
 
 
-def _told(episode: Episode, role: str) -> list[tuple[str, str]]:
+def _observation_pairs(episode: Episode, role: str) -> list[tuple[str, str]]:
     """Return the private observation and message of an agent, for each step with both.
 
     Case and spacing of messages are normalized.
     """
-    said = {
+    message_by_step = {
         action.step: " ".join(action.message.casefold().split()) for action in episode.actions if action.agent == role
     }
     hidden = [transition.declared.hidden.get(role) for transition in episode.transitions]
-    return [(known, said[step]) for step, known in enumerate(hidden) if known is not None and step in said]
+    return [
+        (observation, message_by_step[step])
+        for step, observation in enumerate(hidden)
+        if observation is not None and step in message_by_step
+    ]
 
 
-def _codes(values: Sequence[Hashable]) -> Codes:
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(value, len(known)) for value in values], np.intp)
+def _encode(values: Sequence[Hashable]) -> Codes:
+    code_by_value: dict[Hashable, int] = {}
+    return np.array([code_by_value.setdefault(value, len(code_by_value)) for value in values], np.intp)

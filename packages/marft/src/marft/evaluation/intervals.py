@@ -13,21 +13,21 @@ Z95 = 1.959964
 Z95_ONE_SIDED = 1.644854
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % interval of a proportion (Wilson 1927); (0, 1) without trials.
 
-    >>> tuple(round(bound, 3) for bound in wilson(200, 500))
+    >>> tuple(round(bound, 3) for bound in wilson_interval(200, 500))
     (0.358, 0.444)
     """
-    return wilson_of(successes / trials, trials) if trials else (0.0, 1.0)
+    return wilson_share_interval(successes / trials, trials) if trials else (0.0, 1.0)
 
 
-def wilson_of(p: float, trials: float, z: float = Z95) -> tuple[float, float]:
+def wilson_share_interval(p: float, trials: float, z: float = Z95) -> tuple[float, float]:
     """Return Wilson's interval for a proportion. The number of trials may be fractional."""
     z2 = z**2
-    centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
+    center = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = z / (1 + z2 / trials) * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def mean_interval(
@@ -37,7 +37,7 @@ def mean_interval(
 
     For a quantity with finite bounds, it is Wilson's interval for the effective number of trials
     (:func:`effective_trials`), which stays within the bounds. For other quantities, it is the union of Student's
-    interval and Hall's interval, which corrects for skewness (:func:`skew_corrected`).
+    interval and Hall's interval, which corrects for skewness (:func:`skew_corrected_interval`).
 
     Simulated coverage of 95 % intervals (``benchmarks/coverage.py``) is 93 to 98 % for normal or moderately skewed data
     with at least 5 values. Data as skewed as an exponential needs at least 10 values. If a few values dominate, such as
@@ -60,34 +60,34 @@ def mean_interval(
         bounds = (0.0, 1.0) if numbers.min() >= 0 and numbers.max() <= 1 else (-math.inf, math.inf)
     low, high = bounds
     if not math.isfinite(high - low):
-        return skew_corrected(numbers, level)
+        return skew_corrected_interval(numbers, level)
     z, scaled = float(special.ndtri((1 + level) / 2)), (numbers - low) / (high - low)
     variance = float(scaled.var(ddof=1)) / len(scaled)
     p = float(scaled.mean())
-    first, last = wilson_of(p, effective_trials(p, variance, len(scaled) - 1, z), z)
+    first, last = wilson_share_interval(p, effective_trials(p, variance, len(scaled) - 1, z), z)
     return low + first * (high - low), low + last * (high - low)
 
 
-def effective_trials(p: float, variance: float, freedom: int, z: float) -> float:
+def effective_trials(p: float, variance: float, degrees_of_freedom: int, z: float) -> float:
     """Return the effective number of independent trials (Korn and Graubard 1998).
 
     With this number of trials, the share ``p`` has the given variance. The number is ``p (1 − p) / v``, times ``(z /
-    t)²`` because the variance is an estimate with ``freedom`` degrees of freedom.
+    t)²`` because the variance is an estimate with ``degrees_of_freedom`` degrees of freedom.
 
     Args:
         p: share.
         variance: variance of the share, above 0.
-        freedom: degrees of freedom of the variance.
+        degrees_of_freedom: degrees of freedom of the variance.
         z: half-width of the interval, in standard deviations.
     """
-    t = float(special.stdtrit(freedom, special.ndtr(z)))
+    t = float(special.stdtrit(degrees_of_freedom, special.ndtr(z)))
     return p * (1 - p) / variance * (z / t) ** 2
 
 
-def students(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+def student_interval(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
     """Return Student's confidence interval for the mean of normal data, ``x̄ ± t s/√n``.
 
-    >>> [round(bound, 2) for bound in students([1.0, 2.0, 3.0])]
+    >>> [round(bound, 2) for bound in student_interval([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
 
     Args:
@@ -95,11 +95,11 @@ def students(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0
         level: confidence level.
     """
     mean, n = float(np.mean(values)), len(values)
-    reach = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return mean - reach, mean + reach
+    half_width = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean - half_width, mean + half_width
 
 
-def skew_corrected(values: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
+def skew_corrected_interval(values: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
     """Return a confidence interval for the mean of skewed data.
 
     It is the union of Student's interval and that of Hall 1992.
@@ -116,7 +116,7 @@ def skew_corrected(values: npt.NDArray[np.float64], level: float) -> tuple[float
         level: confidence level.
     """
     n, mean, deviation = len(values), float(values.mean()), float(values.std(ddof=1))
-    low, high = students(values, level)
+    low, high = student_interval(values, level)
     if n <= 3:
         return low, high
     # uses the unbiased deviation, so it is too small by (n/(n−1))^1.5
@@ -145,15 +145,15 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[fl
     assert n == len(after)
     if n == 0:
         return 0.0, (-1.0, 1.0)
-    gained = sum(b < a for b, a in zip(before, after, strict=True))
-    lost = sum(b > a for b, a in zip(before, after, strict=True))
-    up, down, total = gained + 0.5, lost + 0.5, n + 2
-    centre = (up - down) / total
+    num_gained = sum(b < a for b, a in zip(before, after, strict=True))
+    num_lost = sum(b > a for b, a in zip(before, after, strict=True))
+    up, down, total = num_gained + 0.5, num_lost + 0.5, n + 2
+    center = (up - down) / total
     half = Z95 * math.sqrt(up + down - (up - down) ** 2 / total) / total
-    return (gained - lost) / n, (max(-1.0, centre - half), min(1.0, centre + half))
+    return (num_gained - num_lost) / n, (max(-1.0, center - half), min(1.0, center + half))
 
 
-def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tuple[float, float]:
+def gain_bounds(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tuple[float, float]:
     """Return one-sided bounds for a mean difference of shares on the same tasks, each with 95 % confidence.
 
     The bounds are (−1, 1) without tasks. They follow the adjusted Wald interval of Bonett and Price 2012. One task with
@@ -164,7 +164,7 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
     If all changes have one direction, as with rare events, this bound is too tight. It is then at least the exact bound
     for that number among all tasks (Clopper and Pearson 1934).
 
-    >>> [round(bound, 3) for bound in bounds_of_gain([0.0] * 50)]
+    >>> [round(bound, 3) for bound in gain_bounds([0.0] * 50)]
     [-0.058, 0.058]
 
     Args:
@@ -173,22 +173,22 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
     if not len(differences):
         return -1.0, 1.0
     n = len(differences) + 2
-    centre = sum(differences) / n
-    half = z * math.sqrt(max(0.0, (sum(d * d for d in differences) + 2) / n - centre**2) / n)
-    low, high = centre - half, centre + half
+    center = sum(differences) / n
+    half = z * math.sqrt(max(0.0, (sum(d * d for d in differences) + 2) / n - center**2) / n)
+    low, high = center - half, center + half
     if min(differences) >= 0:
-        high = max(high, at_most(sum(differences), len(differences), z))
+        high = max(high, proportion_upper_bound(sum(differences), len(differences), z))
     if max(differences) <= 0:
-        low = min(low, -at_most(-sum(differences), len(differences), z))
+        low = min(low, -proportion_upper_bound(-sum(differences), len(differences), z))
     return max(-1.0, low), min(1.0, high)
 
 
-def at_most(successes: float, trials: int, z: float = Z95_ONE_SIDED) -> float:
+def proportion_upper_bound(successes: float, trials: int, z: float = Z95_ONE_SIDED) -> float:
     """Return the exact one-sided upper bound of a proportion (Clopper and Pearson 1934).
 
     A fractional number of successes is rounded up.
 
-    >>> round(at_most(0, 59), 4)
+    >>> round(proportion_upper_bound(0, 59), 4)
     0.0495
     """
     count = math.ceil(successes - 1e-9)

@@ -17,26 +17,26 @@ from marft.common import atomic
 from marft.common.types import Task
 from marft.config.load import first_problem
 from marft.config.run import RunSettings
-from marft.envs.tasks import digest_of, tasks_of
-from marft.evaluation.cohorts import cohorts_of, fields_of
-from marft.evaluation.evaluate import DIGEST, Mode
+from marft.envs.tasks import digest_tasks, read_tasks
+from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.evaluate import DIGEST_DIGITS, Mode
 
 FORMAT = "scenarios of MARFT, 1"
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
-NAMED = 5  # maximum number of tasks in an error message
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
+MAX_NAMED_TASKS = 5  # maximum number of tasks in an error message
 Split = Literal["train", "validation", "test"]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Scenario(_Strict):
+class _Scenario(_StrictModel):
     id: str = Field(min_length=1)
     digest: str
 
 
-class _Written(_Strict):
+class _ScenarioFile(_StrictModel):
     """Schema for scenario files."""
 
     format: Literal["scenarios of MARFT, 1"]
@@ -50,7 +50,7 @@ class _Written(_Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Scenarios:
+class ScenarioSet:
     """Frozen set of scenarios.
 
     Args:
@@ -70,9 +70,9 @@ class Scenarios:
     @property
     def digest(self) -> str:
         """Digest of the contents without the name; equal digests mean equal scenarios."""
-        return hashlib.sha256(json.dumps(self._table()).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._to_table()).encode()).hexdigest()
 
-    def _table(self) -> dict[str, object]:
+    def _to_table(self) -> dict[str, object]:
         return {
             "format": FORMAT, "environment": self.environment, "split": self.split, "seed": self.seed,
             "modes": [*self.modes], "attempts": self.attempts,
@@ -81,33 +81,40 @@ class Scenarios:
 
     def write(self, path: Path) -> None:
         """Write the file with one task a line; equal sets give equal bytes."""
-        head = {**self._table(), "digest": self.digest}
+        head = {**self._to_table(), "digest": self.digest}
         tasks = ",\n".join(f"    {json.dumps(task)}" for task in head.pop("tasks"))  # type: ignore[attr-defined]
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
         atomic.write_file(path, f'{{\n{lines},\n  "tasks": [\n{tasks}\n  ]\n}}\n')
 
-    def tasks(self, run: RunSettings) -> list[Task]:
+    def load_tasks(self, run: RunSettings) -> list[Task]:
         """Return the tasks from the environment of a run.
 
         Raises:
             ValueError: tasks are missing or differ from the digests; the message names them.
         """
-        there = {task.id: task for task in tasks_of(run.environment, self.split)}
-        missing = [task for task in self.digests if task not in there]
-        other = [t for t, digest in self.digests.items() if t in there and digest_of([there[t]])[:DIGEST] != digest]
-        if missing or other:
-            said = [f"{_named(missing)} {_are(missing)} gone"] if missing else []
-            said += [f"{_named(other)} {_are(other)} another task now (prompt or data)"] if other else []
+        task_by_id = {task.id: task for task in read_tasks(run.environment, self.split)}
+        missing = [task for task in self.digests if task not in task_by_id]
+        different = [
+            t
+            for t, digest in self.digests.items()
+            if t in task_by_id and digest_tasks([task_by_id[t]])[:DIGEST_DIGITS] != digest
+        ]
+        if missing or different:
+            problems = [f"{_list_names(missing)} {_verb(missing)} gone"] if missing else []
+            problems += (
+                [f"{_list_names(different)} {_verb(different)} another task now (prompt or data)"] if different else []
+            )
             raise ValueError(
                 f"scenarios {self.name!r} are not those of environment {run.environment.name!r}, {self.split} split: "
-                f"{'; '.join(said)}. Bring the environment back to what it was, or freeze a new set: marft scenarios"
+                f"{'; '.join(problems)}. Bring the environment back to what it was, or freeze a new set: marft "
+                "scenarios"
             )
-        return [there[task] for task in self.digests]
+        return [task_by_id[task] for task in self.digests]
 
 
-def freeze(
+def freeze_scenarios(
     run: RunSettings, name: str, split: Split, number: int, by: str, modes: Sequence[Mode], attempts: int
-) -> Scenarios:
+) -> ScenarioSet:
     """Return a set with the first tasks of a split.
 
     Args:
@@ -118,13 +125,13 @@ def freeze(
         ValueError: the tasks have no such field, or the name is invalid.
     """
     check_name(name)
-    tasks = [*tasks_of(run.environment, split)]
-    chosen = {task.id for task in (_balanced(tasks, by) if by else tasks)[:number]}
-    digests = {task.id: digest_of([task])[:DIGEST] for task in tasks if task.id in chosen}
-    return Scenarios(name, run.environment.name, split, run.seed, tuple(modes), attempts, digests)
+    tasks = [*read_tasks(run.environment, split)]
+    selected = {task.id for task in (_interleave_groups(tasks, by) if by else tasks)[:number]}
+    digests = {task.id: digest_tasks([task])[:DIGEST_DIGITS] for task in tasks if task.id in selected}
+    return ScenarioSet(name, run.environment.name, split, run.seed, tuple(modes), attempts, digests)
 
 
-def read_scenarios(path: Path) -> Scenarios:
+def read_scenarios(path: Path) -> ScenarioSet:
     """Read a file of scenarios.
 
     Raises:
@@ -132,21 +139,21 @@ def read_scenarios(path: Path) -> Scenarios:
     """
     check_name(path.stem)
     try:
-        written = _Written.model_validate(atomic.read_json(path))
+        data = _ScenarioFile.model_validate(atomic.read_json(path))
     except ValidationError as error:
         raise ValueError(f"{path} is no set of scenarios: {first_problem(error)}") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the scenarios of {path}: {error}") from error
-    digests = {task.id: task.digest for task in written.tasks}
-    if len(digests) < len(written.tasks):
+    digests = {task.id: task.digest for task in data.tasks}
+    if len(digests) < len(data.tasks):
         raise ValueError(f"{path} names a task twice")
-    modes = tuple(dict.fromkeys(written.modes))
-    found = Scenarios(
-        path.stem, written.environment, written.split, written.seed, modes, written.attempts, digests
+    modes = tuple(dict.fromkeys(data.modes))
+    scenarios = ScenarioSet(
+        path.stem, data.environment, data.split, data.seed, modes, data.attempts, digests
     )  # fmt: skip
-    if found.digest != written.digest:
+    if scenarios.digest != data.digest:
         raise ValueError(f"{path} was changed since it was written; freeze a new set with:  marft scenarios")
-    return found
+    return scenarios
 
 
 def check_name(name: str) -> None:
@@ -155,24 +162,24 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: the name cannot be part of an evaluation's file name.
     """
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise ValueError(
             f"scenarios cannot be called {name!r}: evaluations bear the file's name, so it is of letters, digits, '_', "
             "'-' and '.'"
         )
 
 
-def _balanced(tasks: Sequence[Task], by: str) -> list[Task]:
+def _interleave_groups(tasks: Sequence[Task], by: str) -> list[Task]:
     """Return the tasks in round-robin order over the values of a field."""
-    cohorts = cohorts_of(fields_of(tasks), by).values()
+    cohorts = group_by_field(collect_fields(tasks), by).values()
     groups = [[task for task in tasks if task.id in cohort] for cohort in cohorts]
     return [task for turn in zip_longest(*groups) for task in turn if task is not None]
 
 
-def _named(tasks: Sequence[str]) -> str:
-    more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
-    return ", ".join(tasks[:NAMED]) + more
+def _list_names(tasks: Sequence[str]) -> str:
+    more = f" and {len(tasks) - MAX_NAMED_TASKS} more" if len(tasks) > MAX_NAMED_TASKS else ""
+    return ", ".join(tasks[:MAX_NAMED_TASKS]) + more
 
 
-def _are(tasks: Sequence[str]) -> str:
+def _verb(tasks: Sequence[str]) -> str:
     return "is" if len(tasks) == 1 else "are"

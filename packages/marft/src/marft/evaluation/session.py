@@ -12,42 +12,51 @@ from marft.agents.game import Attempt
 from marft.agents.organizations.turns import Turns
 from marft.common.types import Episode, Task
 from marft.common.version import __version__
-from marft.config.consulting import without_helpers
+from marft.config.helpers import without_helpers
 from marft.config.run import RunSettings
-from marft.envs.tasks import digest_of, tasks_of
-from marft.evaluation.definitions import Definitions, changes_of, definitions_of, in_short
-from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, shuffle, summed, team_in
-from marft.evaluation.keeping import Place, alone, key_of, played
-from marft.evaluation.scenarios import Scenarios
-from marft.models.known import files_of, known, remember
-from marft.rollout.playing import Rollouts
-from marft.runs.checkpoints import Checkpoints, load_policies, verify
-from marft.runs.code import digests_of_code
-from marft.runs.folder import RunFolder
-from marft.runs.stated import STATE, told_at
+from marft.envs.tasks import digest_tasks, read_tasks
+from marft.evaluation.evaluate import (
+    Evaluation,
+    Mode,
+    ProgressCallback,
+    aggregate_episodes,
+    build_attempts,
+    evaluation_name,
+    shuffle_episodes,
+    team_for_mode,
+)
+from marft.evaluation.scenarios import ScenarioSet
+from marft.evaluation.store import EvaluationStore, digest_inputs, lock_folder, play_attempts
+from marft.evaluation.tool_definitions import ToolDefinitions, collect_definitions, diff_definitions, summarize_changes
+from marft.models.digest_cache import list_model_files, load_digests, save_digests
+from marft.rollout.runner import RolloutRunner
+from marft.runs.checkpoints import CheckpointManager, load_policies, verify
+from marft.runs.run_folder import RunFolder
+from marft.runs.state_schema import STATE_FILE, read_learned_prompts
+from marft.runs.user_code import hash_user_code
 
 if TYPE_CHECKING:
-    from marft.rollout.rollouts import LocalRollouts
-    from marft.rollout.workers.rollouts import WorkerRollouts
+    from marft.rollout.local_runner import LocalRolloutRunner
+    from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 
 BASE = "base"
-PLAYS = {  # keys of a recipe that determine the episodes
+EPISODE_KEYS = {  # keys of a recipe that determine the episodes
     "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "engine", "seed",
 }  # fmt: skip
-LIMITS = {"max_live_episodes", "max_steps", "timeout_seconds"}  # keys of its rollout that determine the episodes
+ROLLOUT_KEYS = {"max_live_episodes", "max_steps", "timeout_seconds"}  # keys of its rollout that determine the episodes
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class StorageOptions:
     """Storage of evaluations.
 
     Args:
         folder: folder of evaluations.
-        again: play again even if an evaluation is saved.
+        overwrite: play again even if an evaluation is saved.
     """
 
     folder: Path
-    again: bool = False
+    overwrite: bool = False
 
 
 def evaluate_checkpoints(
@@ -57,13 +66,13 @@ def evaluate_checkpoints(
     modes: Sequence[Mode],
     tasks: int,
     shuffled_too: bool,
-    advance: Advance,
+    advance: ProgressCallback,
     note: Callable[[str], None] = lambda _: None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
     *,
     attempts: int = 1,
-    keeping: Keeping | None = None,
-    scenarios: Scenarios | None = None,
+    storage: StorageOptions | None = None,
+    scenarios: ScenarioSet | None = None,
     reorganized: Mapping[str, Any] = {},
 ) -> list[Evaluation]:
     """Evaluate each checkpoint once in each mode.
@@ -77,7 +86,7 @@ def evaluate_checkpoints(
         note: receives messages about checkpoints with several names, and about damaged saved files.
         check: receives the digests of the models before play; its exceptions propagate.
         attempts: number of attempts at each task.
-        keeping: storage of evaluations; None plays everything and saves nothing.
+        storage: storage of evaluations; None plays everything and saves nothing.
         scenarios: replaces modes, tasks and attempts.
         reorganized: differences between the evaluated team and the trained team, recorded in the evaluations.
 
@@ -86,7 +95,7 @@ def evaluate_checkpoints(
         ValueError: messages cannot be shuffled, because the team is a program or passes no messages.
         ValueError: another process evaluates into the same folder; episodes cannot be saved there.
     """
-    if shuffled_too and run.team.own_words:
+    if shuffled_too and run.team.writes_prompts:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
     if shuffled_too and isinstance(run.team, Turns) and (run.team.sees, run.team.order) == ("nothing", "together"):
         raise ValueError(
@@ -94,52 +103,52 @@ def evaluate_checkpoints(
             "others through the environment, if at all"
         )
     if scenarios is not None:
-        run, modes, attempts = _under(run, scenarios.seed), scenarios.modes, scenarios.attempts
-    paths = checkpoints_named(run, folder, checkpoints, note)
-    chosen = tasks_asked(run, tasks, scenarios)
-    asked = [(name, mode) for name in paths for mode in modes]
-    advance(len(asked) * (1 + shuffled_too) * len(chosen) * attempts)
-    table = _Table(run, {}, paths, chosen, attempts, keeping, scenarios, advance, note, reorganized)
-    files = files_of(run)
-    digests = known(run, files)
-    results = table.all_kept(digests, asked, shuffled_too) if digests else None
+        run, modes, attempts = _with_seed(run, scenarios.seed), scenarios.modes, scenarios.attempts
+    paths = resolve_checkpoints(run, folder, checkpoints, note)
+    selected = select_tasks(run, tasks, scenarios)
+    requests = [(name, mode) for name in paths for mode in modes]
+    advance(len(requests) * (1 + shuffled_too) * len(selected) * attempts)
+    session = _EvaluationSession(run, {}, paths, selected, attempts, storage, scenarios, advance, note, reorganized)
+    files = list_model_files(run)
+    digests = load_digests(run, files)
+    results = session.read_all(digests, requests, shuffled_too) if digests else None
     if results is not None and digests:
         check(digests)
     else:
-        with alone(keeping.folder if keeping else None) as cannot_keep, opened(run) as rollouts:
-            digests = rollouts.models.digests()
-            remember(run, files, digests)
+        with lock_folder(storage.folder if storage else None) as storage_problem, open_runner(run) as rollouts:
+            digests = rollouts.models.compute_digests()
+            save_digests(run, files, digests)
             check(digests)
-            results = table.all_kept(digests, asked, shuffled_too, definitions_of(rollouts.team))
-            if results is None and cannot_keep:
-                raise ValueError(cannot_keep)
-            results = results or replace(table, models=digests).found(rollouts, asked, shuffled_too)
-    if table.kept:
-        note(f"{len(table.kept)} of {len(results)} evaluations were kept from before; --again plays them anew")
+            results = session.read_all(digests, requests, shuffled_too, collect_definitions(rollouts.team))
+            if results is None and storage_problem:
+                raise ValueError(storage_problem)
+            results = results or replace(session, models=digests).run_all(rollouts, requests, shuffled_too)
+    if session.reused:
+        note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --again plays them anew")
     return results
 
 
-def opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
+def open_runner(run: RunSettings) -> LocalRolloutRunner | WorkerRolloutRunner:
     """Open the rollouts of a run without helpers; imports PyTorch."""
-    from marft.rollout.rollouts import open_rollouts
+    from marft.rollout.local_runner import open_rollouts
 
     return open_rollouts(without_helpers(run))
 
 
-def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> list[Task]:
+def select_tasks(run: RunSettings, tasks: int, scenarios: ScenarioSet | None) -> list[Task]:
     """Return the first held-out tasks, or those of the scenarios.
 
     Raises:
         ValueError: the split is empty, or its tasks differ from those of the scenarios.
     """
-    return [*tasks_of(run.environment, "test")[:tasks]] if scenarios is None else scenarios.tasks(run)
+    return [*read_tasks(run.environment, "test")[:tasks]] if scenarios is None else scenarios.load_tasks(run)
 
 
-Found = tuple[Evaluation, list[Episode]]
+EvaluationResult = tuple[Evaluation, list[Episode]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _EvaluationSession:
     """Shared state for the evaluations in a session."""
 
     run: RunSettings
@@ -147,141 +156,161 @@ class _Table:
     paths: Mapping[str, Path | None]  # paths of checkpoints; None is the base
     tasks: Sequence[Task]
     attempts: int
-    keeping: Keeping | None
-    scenarios: Scenarios | None
-    advance: Advance
+    storage: StorageOptions | None
+    scenarios: ScenarioSet | None
+    advance: ProgressCallback
     note: Callable[[str], None]
     reorganized: Mapping[str, Any]
-    kept: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
+    reused: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
 
-    def all_kept(
-        self, models: Mapping[str, str], asked: Sequence[tuple[str, Mode]], shuffled_too: bool,
-        tools: Definitions | None = None,
+    def read_all(
+        self, models: Mapping[str, str], requests: Sequence[tuple[str, Mode]], shuffled_too: bool,
+        tools: ToolDefinitions | None = None,
     ) -> list[Evaluation] | None:  # fmt: skip
         """Return every evaluation from storage.
 
         The result is None if any evaluation is missing, is damaged or was played with other tools.
         """
-        silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, kept=[])
+        silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, reused=[])
         results = []
-        for name, mode in asked:
-            own = silent.read(name, mode, None, tools)
-            others = silent.read(name, mode, shuffle(own[1], self.run.seed), tools) if own and shuffled_too else None
-            if own is None or (shuffled_too and others is None):
+        for name, mode in requests:
+            result = silent.read_saved(name, mode, None, tools)
+            shuffled_result = (
+                silent.read_saved(name, mode, shuffle_episodes(result[1], self.run.seed), tools)
+                if result and shuffled_too
+                else None
+            )
+            if result is None or (shuffled_too and shuffled_result is None):
                 return None
-            results += [own[0], *([others[0]] if others else [])]
+            results += [result[0], *([shuffled_result[0]] if shuffled_result else [])]
         for _ in range(len(results) * len(self.tasks) * self.attempts):
             self.advance()
-        self.kept.extend(silent.kept)
+        self.reused.extend(silent.reused)
         return results
 
-    def found(
-        self, rollouts: LocalRollouts | WorkerRollouts, asked: Sequence[tuple[str, Mode]], shuffled_too: bool
+    def run_all(
+        self,
+        rollouts: LocalRolloutRunner | WorkerRolloutRunner,
+        requests: Sequence[tuple[str, Mode]],
+        shuffled_too: bool,
     ) -> list[Evaluation]:
         """Return every evaluation, playing unsaved ones."""
-        results, in_place = list[Evaluation](), None
-        tools = definitions_of(rollouts.team)
-        for name, mode in asked:
-            if name != in_place:
-                put_in_place(rollouts, self.paths[name], self.reorganized.get("told"))
-                in_place = name
-            own, episodes = self.read(name, mode, None, tools) or self.play(rollouts, name, mode, None)
-            results.append(own)
+        results, loaded = list[Evaluation](), None
+        tools = collect_definitions(rollouts.team)
+        for name, mode in requests:
+            if name != loaded:
+                load_checkpoint(rollouts, self.paths[name], self.reorganized.get("told"))
+                loaded = name
+            evaluation, episodes = self.read_saved(name, mode, None, tools) or self.play(rollouts, name, mode, None)
+            results.append(evaluation)
             if shuffled_too:
-                donors = shuffle(episodes, self.run.seed)
-                results.append((self.read(name, mode, donors, tools) or self.play(rollouts, name, mode, donors))[0])
+                message_episodes = shuffle_episodes(episodes, self.run.seed)
+                results.append(
+                    (
+                        self.read_saved(name, mode, message_episodes, tools)
+                        or self.play(rollouts, name, mode, message_episodes)
+                    )[0]
+                )
         return results
 
-    def read(
-        self, name: str, mode: Mode, donors: Sequence[Episode] | None, tools: Definitions | None = None
-    ) -> Found | None:
+    def read_saved(
+        self, name: str, mode: Mode, message_episodes: Sequence[Episode] | None, tools: ToolDefinitions | None = None
+    ) -> EvaluationResult | None:
         """Return a saved evaluation with its episodes. The result is None if the evaluation has to be played.
 
         Args:
-            donors: episodes with the messages that agents see instead of their own team's.
+            message_episodes: episodes with the messages that agents see instead of their own team's.
             tools: current tool definitions; evaluations with other definitions are played again.
         """
-        if self.keeping is None or self.keeping.again:
+        if self.storage is None or self.storage.overwrite:
             return None
-        place = self._place(name, mode, donors is not None)
-        episodes = place.read(self._attempts(mode, donors))
+        store = self._get_store(name, mode, message_episodes is not None)
+        episodes = store.read_episodes(self._build_attempts(mode, message_episodes))
         if episodes is None:
             return None
-        told = place.told().get("tools")
-        changed = changes_of(told, tools) if told is not None and tools is not None else []
-        if changed:
-            self.note(f"{place.name} was played with other tools, and is played anew: {in_short(changed)}")
+        saved_tools = store.read_result().get("tools")
+        changes = diff_definitions(saved_tools, tools) if saved_tools is not None and tools is not None else []
+        if changes:
+            self.note(f"{store.name} was played with other tools, and is played anew: {summarize_changes(changes)}")
             return None
-        self.kept.append(f"{name}-{mode}")
+        self.reused.append(f"{name}-{mode}")
         for _ in episodes:
             self.advance()
-        return replace(self._summed(name, mode, donors, episodes), tools=told), episodes
+        return replace(self._aggregate(name, mode, message_episodes, episodes), tools=saved_tools), episodes
 
-    def play(self, rollouts: Rollouts, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found:
+    def play(
+        self, rollouts: RolloutRunner, name: str, mode: Mode, message_episodes: Sequence[Episode] | None
+    ) -> EvaluationResult:
         """Play an evaluation with the loaded weights and save the result."""
-        place = self._place(name, mode, donors is not None) if self.keeping else None
-        if place and self.keeping:
-            place.begin(self.keeping.again)
-        team, size = team_in(mode, rollouts.team), self.run.evaluation.kept_every
-        episodes = played(rollouts, self._attempts(mode, donors), team, size, place, self.advance)
-        found = replace(self._summed(name, mode, donors, episodes), tools=definitions_of(rollouts.team))
-        if place:
-            place.finish(episodes, found.as_json())
-        return found, episodes
+        store = self._get_store(name, mode, message_episodes is not None) if self.storage else None
+        if store and self.storage:
+            store.prepare(self.storage.overwrite)
+        team, size = team_for_mode(mode, rollouts.team), self.run.evaluation.kept_every
+        episodes = play_attempts(
+            rollouts, self._build_attempts(mode, message_episodes), team, size, store, self.advance
+        )
+        evaluation = replace(
+            self._aggregate(name, mode, message_episodes, episodes), tools=collect_definitions(rollouts.team)
+        )
+        if store:
+            store.finish(episodes, evaluation.as_json())
+        return evaluation, episodes
 
     @property
     def _split(self) -> Split:
         return self.scenarios.split if self.scenarios else "test"
 
-    def _attempts(self, mode: Mode, donors: Sequence[Episode] | None) -> list[Attempt]:
-        return attempts_at(self.tasks, self.attempts, mode, self._split, donors)
+    def _build_attempts(self, mode: Mode, message_episodes: Sequence[Episode] | None) -> list[Attempt]:
+        return build_attempts(self.tasks, self.attempts, mode, self._split, message_episodes)
 
-    def _summed(
-        self, name: str, mode: Mode, donors: Sequence[Episode] | None, episodes: Sequence[Episode]
+    def _aggregate(
+        self, name: str, mode: Mode, message_episodes: Sequence[Episode] | None, episodes: Sequence[Episode]
     ) -> Evaluation:
-        roles, shuffled = [agent.role for agent in self.run.agents], donors is not None
-        found = summed(roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=self.attempts)
-        about = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
-        key = self._key(name, mode, shuffled)
-        return replace(found, key=key, scenarios=about, reorganized=self.reorganized)
+        roles, shuffled = [agent.role for agent in self.run.agents], message_episodes is not None
+        evaluation = aggregate_episodes(
+            roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=self.attempts
+        )
+        scenario_info = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
+        key = self._compute_key(name, mode, shuffled)
+        return replace(evaluation, key=key, scenarios=scenario_info, reorganized=self.reorganized)
 
-    def _place(self, name: str, mode: Mode, shuffled: bool) -> Place:
-        assert self.keeping is not None
+    def _get_store(self, name: str, mode: Mode, shuffled: bool) -> EvaluationStore:
+        assert self.storage is not None
         scenarios, team = self.scenarios.name if self.scenarios else "", self.reorganized.get("name", "")
-        called = name_of(name, mode, shuffled, scenarios, team)
-        return Place(self.keeping.folder, called, self._key(name, mode, shuffled), self.note)
+        store_name = evaluation_name(name, mode, shuffled, scenarios, team)
+        return EvaluationStore(self.storage.folder, store_name, self._compute_key(name, mode, shuffled), self.note)
 
-    def _key(self, name: str, mode: Mode, shuffled: bool) -> str:
-        played = [mode, self._split, self.attempts, shuffled]
-        return played_key(self.run, self.models, self.paths[name], self.tasks, played)
+    def _compute_key(self, name: str, mode: Mode, shuffled: bool) -> str:
+        conditions = [mode, self._split, self.attempts, shuffled]
+        return episodes_key(self.run, self.models, self.paths[name], self.tasks, conditions)
 
 
-def played_key(
-    run: RunSettings, models: Mapping[str, str], path: Path | None, tasks: Sequence[Task], how: object
+def episodes_key(
+    run: RunSettings, models: Mapping[str, str], path: Path | None, tasks: Sequence[Task], conditions: object
 ) -> str:
     """Return a digest over the inputs that determine the episodes.
 
     Args:
         models: digests of the models.
         path: folder of the checkpoint; None for the base.
-        how: playing conditions, as JSON values.
+        conditions: playing conditions, as JSON values.
     """
     table: dict[str, Any] = {
         "version": __version__,
         "models": models,
-        "weights": (path / STATE).read_text(encoding="utf-8") if path else BASE,  # digests of every file
-        "recipe": run.model_dump(mode="json", include=PLAYS),
-        "limits": run.rollout.model_dump(mode="json", include=LIMITS),
+        "weights": (path / STATE_FILE).read_text(encoding="utf-8") if path else BASE,  # digests of every file
+        "recipe": run.model_dump(mode="json", include=EPISODE_KEYS),
+        "limits": run.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
         "together": run.evaluation.kept_every,
-        "code": digests_of_code(run),
-        "tasks": digest_of(tasks),
-        "played": how,
+        "code": hash_user_code(run),
+        "tasks": digest_tasks(tasks),
+        "played": conditions,
     }
-    return key_of(table)
+    return digest_inputs(table)
 
 
-def put_in_place(
-    rollouts: LocalRollouts | WorkerRollouts, path: Path | None, told: Mapping[str, str] | None = None
+def load_checkpoint(
+    rollouts: LocalRolloutRunner | WorkerRolloutRunner, path: Path | None, prompt_roles: Mapping[str, str] | None = None
 ) -> None:
     """Load the weights and the learned prompts of a checkpoint.
 
@@ -289,19 +318,26 @@ def put_in_place(
 
     Args:
         path: folder of the checkpoint; None for the base.
-        told: for a reorganized team, the trained role whose prompt each role gets; None gives each role its own.
+        prompt_roles: for a reorganized team, the trained role whose prompt each role gets; None gives each role its
+            own.
     """
     trained = rollouts.run.trained_policies
     for policy in trained:
         rollouts.models.reset_policy(policy)
     if path is not None:
         load_policies(path, rollouts.models, dict.fromkeys(trained))
-    versions = {version.role: version for version in told_at(path)}
-    told = {role: role for role in versions} if told is None else told
-    rollouts.instruct([replace(versions[like], role=role) for role, like in told.items() if like in versions])
+    versions = {version.role: version for version in read_learned_prompts(path)}
+    prompt_roles = {role: role for role in versions} if prompt_roles is None else prompt_roles
+    rollouts.instruct(
+        [
+            replace(versions[source_role], role=role)
+            for role, source_role in prompt_roles.items()
+            if source_role in versions
+        ]
+    )
 
 
-def checkpoints_named(
+def resolve_checkpoints(
     run: RunSettings, folder: RunFolder | None, checkpoints: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, Path | None]:
     """Return checkpoint paths by canonical name. The path of the base is None.
@@ -310,18 +346,18 @@ def checkpoints_named(
         ValueError: a checkpoint is missing or damaged.
     """
     paths: dict[str, Path | None] = {}
-    asked: dict[str, list[str]] = {}
+    names_by_checkpoint: dict[str, list[str]] = {}
     for name in dict.fromkeys(checkpoints):
         path = find_checkpoint(run, folder, name)
         paths[path.name if path else BASE] = path
-        asked.setdefault(path.name if path else BASE, []).append(name)
-    for name, names in asked.items():
+        names_by_checkpoint.setdefault(path.name if path else BASE, []).append(name)
+    for name, names in names_by_checkpoint.items():
         if len(names) > 1:
             note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
     return paths
 
 
-def _under(run: RunSettings, seed: int) -> RunSettings:
+def _with_seed(run: RunSettings, seed: int) -> RunSettings:
     """Return the run with another seed."""
     return run if run.seed == seed else run.model_copy(update={"seed": seed})
 
@@ -336,6 +372,6 @@ def find_checkpoint(run: RunSettings, folder: RunFolder | None, name: str) -> Pa
         return None
     if folder is None:
         raise ValueError(f"checkpoint {name!r}: a recipe has none; give the folder of a run")
-    path = Checkpoints(folder, run.checkpoints).find(name)
+    path = CheckpointManager(folder, run.checkpoints).find(name)
     verify(path)
     return path

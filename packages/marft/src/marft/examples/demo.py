@@ -12,8 +12,8 @@ import argparse
 import time
 from pathlib import Path
 
-from marft.cli import commands, evaluating
-from marft.cli.console import in_bold
+from marft.cli import evaluation, handlers
+from marft.cli.console import bold
 
 RECIPE = Path("demo")  # bundled recipe
 
@@ -24,45 +24,45 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
-    began = time.perf_counter()
-    both = arguments.output / "demo"
-    if RECIPE.exists() or both.resolve() == RECIPE.resolve():
+    start_time = time.perf_counter()
+    team_folder = arguments.output / "demo"
+    if RECIPE.exists() or team_folder.resolve() == RECIPE.resolve():
         parser.error(f"what is called {RECIPE} here would stand for the recipe; go to another folder, or --output runs")
     steps = ["--training.steps", "3"] if arguments.quick else []
     tasks = 40 if arguments.quick else 500
 
-    train(both, steps)
-    evaluate(both, ["base", "last"], tasks, shuffled=True)
-    alone = []
+    train(team_folder, steps)
+    evaluate(team_folder, ["base", "last"], tasks, shuffled=True)
+    baselines = []
     for learner, frozen in (("reasoner", "actor"), ("actor", "reasoner")):
         folder = arguments.output / f"demo_only_{learner}"
         train(folder, [*steps, f"--policies.{frozen}.train", "frozen"])
         evaluate(folder, ["last"], tasks, shuffled=False)
-        alone.append(folder)
-    say(f"marft compare {both} {' '.join(map(str, alone))}")
-    commands.compare([both, *alone])
-    say(f"marft report {both} {' '.join(f'--against {folder}' for folder in alone)}")
-    commands.report(both, alone)
-    commands.console.print(f"\n{time.perf_counter() - began:.0f} s in all. Open {both / 'report.html'}")
+        baselines.append(folder)
+    print_command(f"marft compare {team_folder} {' '.join(map(str, baselines))}")
+    handlers.compare([team_folder, *baselines])
+    print_command(f"marft report {team_folder} {' '.join(f'--against {folder}' for folder in baselines)}")
+    handlers.report(team_folder, baselines)
+    handlers.console.print(f"\n{time.perf_counter() - start_time:.0f} s in all. Open {team_folder / 'report.html'}")
 
 
 def train(folder: Path, changes: list[str]) -> None:
     """Print and run a training command."""
     options = ["--output", str(folder.parent), "--name", folder.name, *changes]
-    say(f"marft train {RECIPE} --overwrite {' '.join(options)}")
-    commands.train(RECIPE, options, resume=False, start_from=None, dry_run=False, overwrite=True)
+    print_command(f"marft train {RECIPE} --overwrite {' '.join(options)}")
+    handlers.train(RECIPE, options, resume=False, start_from=None, dry_run=False, overwrite=True)
 
 
 def evaluate(folder: Path, checkpoints: list[str], tasks: int, shuffled: bool) -> None:
     """Print and run an evaluation command."""
     probe = " --shuffle-messages" if shuffled else ""
-    say(f"marft eval {folder} --checkpoint {','.join(checkpoints)} --tasks {tasks}{probe}")
-    evaluating.evaluate([folder], [], evaluating.Asked(checkpoints, tasks=tasks, shuffled=shuffled))
+    print_command(f"marft eval {folder} --checkpoint {','.join(checkpoints)} --tasks {tasks}{probe}")
+    evaluation.evaluate([folder], [], evaluation.EvaluationOptions(checkpoints, tasks=tasks, shuffle_messages=shuffled))
 
 
-def say(command: str) -> None:
+def print_command(command: str) -> None:
     """Print a command."""
-    commands.console.print(in_bold(f"\n$ {command}"), soft_wrap=True)
+    handlers.console.print(bold(f"\n$ {command}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

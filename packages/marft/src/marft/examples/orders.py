@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
-from marft.agents.answers import stated_answer, text_said
+from marft.agents.answers import extract_answer, graded_text
 from marft.agents.environment import Split
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import EnvironmentPart
+from marft.config.plugin_types import EnvironmentPart
 from marft.config.settings import Count
-from marft.envs.splits import split_of
+from marft.envs.splits import assign_split
 
 LINE = "Solve the following multiplication: {} * {}. Give only the result as your final answer."
 Lines = tuple[tuple[int, int], ...]
@@ -37,7 +37,7 @@ class Orders(EnvironmentPart):
 
     def tasks(self, split: Split) -> list[Task]:
         """Return the orders in a split; no line occurs in two splits."""
-        lines = _lines(split)
+        lines = _sample_lines(split)
         number = self.train_tasks if split == "train" else self.held_out_tasks
         orders = (tuple(islice(lines, self.lines)) for _ in range(number))
         return [self._task(f"{split}/{index}", order) for index, order in enumerate(orders)]
@@ -58,37 +58,37 @@ class OrderSession:
     """One attempt at an order."""
 
     def __init__(self, lines: Lines) -> None:
-        self.lines, self.done, self.steps = lines, 0, 0
+        self.lines, self.solved_lines, self.steps = lines, 0, 0
 
     async def reset(self) -> Observation:
         """Return the first line."""
-        return self._shown()
+        return self._observation()
 
     async def step(self, actions: JointAction) -> Step:
         """Check the team's answer to the current line."""
-        a, b = self.lines[self.done]
-        said = stated_answer(text_said(actions.answer))
-        right = said.replace(",", "").strip() == str(a * b)
+        a, b = self.lines[self.solved_lines]
+        answer = extract_answer(graded_text(actions.answer))
+        is_correct = answer.replace(",", "").strip() == str(a * b)
         self.steps += 1
-        self.done += right
-        solved = self.done == len(self.lines)
+        self.solved_lines += is_correct
+        solved = self.solved_lines == len(self.lines)
         return Step(
-            Observation("") if solved else self._shown(), float(right) / len(self.lines),
+            Observation("") if solved else self._observation(), float(is_correct) / len(self.lines),
             terminated=solved or self.steps == 2 * len(self.lines), success=solved,
-            info={"progress": self.done / len(self.lines), "right_tools": ["multiply"]},
+            info={"progress": self.solved_lines / len(self.lines), "right_tools": ["multiply"]},
         )  # fmt: skip
 
     async def close(self) -> None:
         """Do nothing."""
 
-    def _shown(self) -> Observation:
-        return Observation(LINE.format(*self.lines[self.done]))
+    def _observation(self) -> Observation:
+        return Observation(LINE.format(*self.lines[self.solved_lines]))
 
 
-def _lines(split: Split) -> Iterator[tuple[int, int]]:
+def _sample_lines(split: Split) -> Iterator[tuple[int, int]]:
     """Yield lines for a split, assigned by their text, without end."""
     random = Random(derive_seed(0, "orders", split))
     while True:
         a, b = random.randint(100, 999), random.randint(100, 999)
-        if split_of(LINE.format(a, b)) == split:
+        if assign_split(LINE.format(a, b)) == split:
             yield a, b

@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.agents.agents import Agents
-from marft.agents.answers import text_said
+from marft.agents.answers import graded_text
 from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
-from marft.rewards.groups import members
-from marft.trainer.credit.returns import team_returns, to_actions
-from marft.trainer.interfaces import CreditInputs, Credits, LossInputs, LossOutput
+from marft.config.plugin_types import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
+from marft.rewards.groups import group_indices
+from marft.trainer.credit.returns import broadcast_to_actions, team_returns
+from marft.trainer.interfaces import CreditInputs, CreditOutput, LossInputs, LossOutput
 
 
 class Guess(EnvironmentPart):
@@ -39,7 +39,7 @@ class GuessSession:
     """One attempt at a number."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.left = task, 10
+        self.task, self.attempts_left = task, 10
 
     async def reset(self) -> Observation:
         """Return the task."""
@@ -47,9 +47,14 @@ class GuessSession:
 
     async def step(self, actions: JointAction) -> Step:
         """Check the team's guess."""
-        right = text_said(actions.answer) == str(self.task.data["number"])
-        self.left -= 1
-        return Step(Observation("Wrong. Guess again."), float(right), terminated=right or not self.left, success=right)
+        is_correct = graded_text(actions.answer) == str(self.task.data["number"])
+        self.attempts_left -= 1
+        return Step(
+            Observation("Wrong. Guess again."),
+            float(is_correct),
+            terminated=is_correct or not self.attempts_left,
+            success=is_correct,
+        )
 
     async def close(self) -> None:
         return None
@@ -69,13 +74,13 @@ class Median(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantage of each action, shape [A]."""
         returns = team_returns(inputs)
         advantages = np.zeros_like(returns)
-        for group in members([episode.task.id for episode in inputs.episodes]):
+        for group in group_indices([episode.task.id for episode in inputs.episodes]):
             advantages[group] = returns[group] - np.median(returns[group])
-        return Credits(to_actions(inputs, advantages))
+        return CreditOutput(broadcast_to_actions(inputs, advantages))
 
 
 class SPO(ObjectivePart):

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.chat import Chat, Constraint
-from marft.agents.rendering import exchange
-from marft.common.marks import Grammar
-from marft.common.texts import raised
+from marft.agents.renderer import tool_call_messages
+from marft.common.texts import format_error
+from marft.common.token_data import Grammar
 from marft.common.types import Tool
-from marft.inference.messages import ASKED, Format, render_text
+from marft.inference.chat_messages import PROBE_QUESTION, ChatTemplateFormat, render_text
 from marft.inference.schema_checks import check_schema
-from marft.inference.schemas import schema_text
-from marft.inference.tool_format import NAME, PROBE, PROBE_CALL, header
-from marft.models.templates import CANNOT_RENDER
+from marft.inference.schemas import serialize_schema
+from marft.inference.tool_format import PROBE_CALL, PROBE_NAME, PROBE_TOOL, turn_header
+from marft.models.chat_templates import RENDER_ERRORS
 
-NAMED = json.dumps(NAME)
-GIVEN = json.loads(PROBE_CALL.arguments)
+NAME_JSON = json.dumps(PROBE_NAME)
+PROBE_ARGUMENTS = json.loads(PROBE_CALL.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +46,55 @@ class CallFormat:
     closing: str
 
     @staticmethod
-    def of(format: Format) -> CallFormat:
+    def from_format(format: ChatTemplateFormat) -> CallFormat:
         """Derive the format from a chat template.
 
         Raises:
             ValueError: the template cannot render tool calls, or it does not write them as JSON.
         """
         try:
-            once = _said(format, 1)
-        except CANNOT_RENDER as error:
+            once = _render_calls(format, 1)
+        except RENDER_ERRORS as error:
             raise ValueError(
-                f"its chat template cannot show a call of a tool ({raised(error)}), so none can be forced"
+                f"its chat template cannot show a call of a tool ({format_error(error)}), so none can be forced"
             ) from error
-        spans = list(_calls_in(once))
+        spans = list(_find_calls(once))
         if len(spans) != 1:
             raise ValueError("its chat template does not write calls of tools as JSON, so none can be forced")
         (start, stop) = spans[0]
         between = None
         try:
-            twice = _said(format, 2)
-        except CANNOT_RENDER:  # the template allows only one call a turn
+            twice = _render_calls(format, 2)
+        except RENDER_ERRORS:  # the template allows only one call a turn
             twice = ""
-        pair = list(_calls_in(twice))
+        pair = list(_find_calls(twice))
         if len(pair) == 2:
             between = twice[pair[0][1] : pair[1][0]]
-        call, name_first = _around(once[start:stop])
+        call, name_first = _split_call(once[start:stop])
         return CallFormat(once[:start], call, name_first, between, once[stop:])
 
-    def rules(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool], parallel: bool) -> list[str]:
+    def build_rules(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool], parallel: bool) -> list[str]:
         """Return the Lark rules for a turn with one tool call, or several if ``parallel``; the start rule is ``calls``.
 
         Raises:
             ValueError: the parameter schema of a tool is not supported.
         """
-        before, middle, after = (_literal(tokenizer, text) for text in self.call)
+        before, middle, after = (_to_terminals(tokenizer, text) for text in self.call)
         rules = []
         for number, tool in enumerate(tools):
-            name, arguments = _literal(tokenizer, json.dumps(tool.name, ensure_ascii=False)), f"arguments{number}"
+            name, arguments = _to_terminals(tokenizer, json.dumps(tool.name, ensure_ascii=False)), f"arguments{number}"
             first, second = (name, arguments) if self.name_first else (arguments, name)
             parameters = {"type": "object", **tool.parameters}
             check_schema(parameters)
-            schema = schema_text(parameters)
+            schema = serialize_schema(parameters)
             rules += [f"call{number}: {before} {first} {middle} {second} {after}", f"{arguments}: %json {schema}"]
-        opening, closing = _literal(tokenizer, self.opening), _literal(tokenizer, self.closing)
-        more = f" ({_literal(tokenizer, self.between)} call)*" if parallel and self.between is not None else ""
-        either = " | ".join(f"call{number}" for number in range(len(tools)))
-        return [f"calls: {opening} call{more} {closing}", f"call: {either}", *rules]
+        opening, closing = _to_terminals(tokenizer, self.opening), _to_terminals(tokenizer, self.closing)
+        more = f" ({_to_terminals(tokenizer, self.between)} call)*" if parallel and self.between is not None else ""
+        call_choices = " | ".join(f"call{number}" for number in range(len(tools)))
+        return [f"calls: {opening} call{more} {closing}", f"call: {call_choices}", *rules]
 
 
-def grammar_of(format: Format, chat: Chat, constraint: Constraint) -> Grammar:
+def build_grammar(format: ChatTemplateFormat, chat: Chat, constraint: Constraint) -> Grammar:
     """Return the grammar for the answer to a client's chat.
 
     Raises:
@@ -102,64 +102,66 @@ def grammar_of(format: Format, chat: Chat, constraint: Constraint) -> Grammar:
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]
-        rules = CallFormat.of(format).rules(format.tokenizer, tools, constraint.parallel)
+        rules = CallFormat.from_format(format).build_rules(format.tokenizer, tools, constraint.parallel)
         return Grammar("lark", "\n".join(["start: calls", *rules]))
     schema = {"type": "object"} if constraint.schema is None else constraint.schema
     check_schema(schema)
     if not (chat.tools and chat.calls):
         return Grammar("json", json.dumps(schema))
-    rules = CallFormat.of(format).rules(format.tokenizer, chat.tools, constraint.parallel)
-    return Grammar("lark", "\n".join(["start: calls | said", f"said: %json {schema_text(schema)}", *rules]))
+    rules = CallFormat.from_format(format).build_rules(format.tokenizer, chat.tools, constraint.parallel)
+    return Grammar("lark", "\n".join(["start: calls | said", f"said: %json {serialize_schema(schema)}", *rules]))
 
 
-def _said(format: Format, count: int) -> str:
+def _render_calls(format: ChatTemplateFormat, count: int) -> str:
     """Render a turn with ``count`` probe calls, from the end of the prompt up to the end-of-turn token."""
-    calls = exchange("", [PROBE_CALL] * count)
-    prompt = render_text(format, [ASKED], (PROBE,))
-    whole = render_text(format, [ASKED, *calls], (PROBE,), begin=False)
+    calls = tool_call_messages("", [PROBE_CALL] * count)
+    prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,))
+    full_text = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), begin=False)
     # the prompt may start with an empty reasoning block, which rendered past turns do not have
-    if not whole.startswith(prompt):
-        prompt = render_text(format, [ASKED], (PROBE,), begin=False) + header(format)
-    if not whole.startswith(prompt):
+    if not full_text.startswith(prompt):
+        prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + turn_header(format)
+    if not full_text.startswith(prompt):
         raise ValueError("it shows a turn that calls otherwise than one is asked for")
     end = str(format.tokenizer.decode(list(format.stop_ids[:1])))
-    return whole[len(prompt) :].partition(end)[0]
+    return full_text[len(prompt) :].partition(end)[0]
 
 
-def _calls_in(said: str) -> Iterator[tuple[int, int]]:
+def _find_calls(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and end offset of the JSON of each call."""
-    decoder, at = json.JSONDecoder(), 0
-    while (at := said.find("{", at)) >= 0:
+    decoder, offset = json.JSONDecoder(), 0
+    while (offset := text.find("{", offset)) >= 0:
         try:
-            found, end = decoder.raw_decode(said, at)
+            parsed, end = decoder.raw_decode(text, offset)
         except ValueError:
-            at += 1
+            offset += 1
             continue
-        if NAMED in said[at:end] and isinstance(found, dict):
-            yield at, end
-        at = end
+        if NAME_JSON in text[offset:end] and isinstance(parsed, dict):
+            yield offset, end
+        offset = end
 
 
-def _around(call: str) -> tuple[tuple[str, str, str], bool]:
+def _split_call(call: str) -> tuple[tuple[str, str, str], bool]:
     """Split one call's JSON around its name and arguments, and return whether the name comes first.
 
     Raises:
         ValueError: the call does not contain the arguments as a JSON object.
     """
-    given = re.search(r"\{[^{}]*\}", call)
-    if call.count(NAMED) != 1 or given is None or json.loads(given[0]) != GIVEN:
+    arguments_match = re.search(r"\{[^{}]*\}", call)
+    if call.count(NAME_JSON) != 1 or arguments_match is None or json.loads(arguments_match[0]) != PROBE_ARGUMENTS:
         raise ValueError(
             "its chat template does not write the arguments of calls as JSON objects, so none can be forced"
         )
-    name = call.index(NAMED), call.index(NAMED) + len(NAMED)
-    first, second = sorted((name, given.span()))
-    return (call[: first[0]], call[first[1] : second[0]], call[second[1] :]), name < given.span()
+    name = call.index(NAME_JSON), call.index(NAME_JSON) + len(NAME_JSON)
+    first, second = sorted((name, arguments_match.span()))
+    return (call[: first[0]], call[first[1] : second[0]], call[second[1] :]), name < arguments_match.span()
 
 
-def _literal(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+def _to_terminals(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     """Convert text to Lark terminals; control tokens become token ids."""
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
-    known = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
-    parts = re.split(f"({known})", text) if known else [text]
-    words = [f"<[{added[part]}]>" if part in added else json.dumps(part, ensure_ascii=False) for part in parts if part]
-    return " ".join(words) or '""'
+    special_tokens = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+    parts = re.split(f"({special_tokens})", text) if special_tokens else [text]
+    terminals = [
+        f"<[{added[part]}]>" if part in added else json.dumps(part, ensure_ascii=False) for part in parts if part
+    ]
+    return " ".join(terminals) or '""'

@@ -17,7 +17,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from marft.agents.loop_threads import complain
+from marft.agents.loop_threads import log_task_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0  # time that cancelled episodes get to close their sessions
 
 
-class Cancellable(Protocol):
+class CancelableTask(Protocol):
     """Background work with a future result."""
 
     @property
@@ -35,25 +35,25 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
-class Background(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Coroutine running on an event loop in the background."""
 
     def __init__(self, coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> None:
         self.outcome: Future[T] = Future()  # set after the coroutine has released its resources
-        self._loop, self._cancelled = loop, False
+        self._loop, self._canceled = loop, False
         loop.call_soon_threadsafe(self._start, coroutine)
 
     def cancel(self) -> None:
         """Cancel the coroutine; ``outcome`` follows after its cleanup. Repeated calls do nothing."""
-        if not self._cancelled:  # a second cancellation would interrupt the coroutine's cleanup
-            self._cancelled = True
+        if not self._canceled:  # a second cancellation would interrupt the coroutine's cleanup
+            self._canceled = True
             self._loop.call_soon_threadsafe(lambda: self._task.cancel())
 
     def _start(self, coroutine: Coroutine[object, object, T]) -> None:
         self._task = self._loop.create_task(coroutine)
-        self._task.add_done_callback(self._over)
+        self._task.add_done_callback(self._on_done)
 
-    def _over(self, task: asyncio.Task[T]) -> None:
+    def _on_done(self, task: asyncio.Task[T]) -> None:
         error = CancelledError() if task.cancelled() else task.exception()
         if error:
             self.outcome.set_exception(error)
@@ -80,15 +80,15 @@ class CallerThreadExecutor(Executor):
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
         self._cancel = cancel
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._cancelled = False
-        self._over = False
+        self._canceled = False
+        self._closed = False
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(complain)
+        self._loop.set_exception_handler(log_task_error)
         self._thread = Thread(target=self._run, name="marft-game", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over:
+        while not self._closed:
             with suppress(BaseException):  # asyncio does not catch SystemExit from a task of an organization
                 self._loop.run_forever()
 
@@ -97,7 +97,7 @@ class CallerThreadExecutor(Executor):
         future: Future[T] = Future()
 
         def job() -> None:
-            if self._cancelled:
+            if self._canceled:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
                 return
@@ -122,47 +122,47 @@ class CallerThreadExecutor(Executor):
             Exception: error raised by the coroutine.
         """
 
-        def ended() -> None:
+        def end_marker() -> None:
             """Sentinel: the last job in this call."""
 
-        async def to_the_end() -> T:
+        async def run_to_end() -> T:
             try:
                 return await coroutine
             finally:
-                self._jobs.put(ended)
+                self._jobs.put(end_marker)
 
-        outcome = asyncio.run_coroutine_threadsafe(to_the_end(), self._loop)
+        outcome = asyncio.run_coroutine_threadsafe(run_to_end(), self._loop)
         try:
-            self._serve(ended, None)
+            self._run_jobs(end_marker, None)
         except BaseException:
-            self._cancelled = True
+            self._canceled = True
             outcome.cancel()
             deadline = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < deadline and not self._serve(ended, POLL_SECONDS):
+            while time.monotonic() < deadline and not self._run_jobs(end_marker, POLL_SECONDS):
                 self._cancel()  # repeated, because a new wait may have just started
             raise
         finally:
-            self._cancelled = False
+            self._canceled = False
         return outcome.result()
 
-    def begin(self, coroutine: Coroutine[object, object, T]) -> Background[T]:
+    def start_background(self, coroutine: Coroutine[object, object, T]) -> BackgroundTask[T]:
         """Run a coroutine in the background. Its submitted jobs run during the next :meth:`wait_for`."""
-        return Background(coroutine, self._loop)
+        return BackgroundTask(coroutine, self._loop)
 
-    def end(self, begun: Sequence[Cancellable]) -> None:
+    def cancel_background(self, tasks: Sequence[CancelableTask]) -> None:
         """Cancel background coroutines and wait up to ``GRACE_SECONDS`` for their cleanup."""
-        for one in begun:
-            one.cancel()
+        for task in tasks:
+            task.cancel()
         deadline = time.monotonic() + GRACE_SECONDS
-        left = {one.outcome for one in begun}
-        while left and time.monotonic() < deadline:
+        unfinished = {task.outcome for task in tasks}
+        while unfinished and time.monotonic() < deadline:
             self._cancel()  # repeated, because a new wait may have just started
-            left = wait(left, POLL_SECONDS).not_done
+            unfinished = wait(unfinished, POLL_SECONDS).not_done
 
-    def _serve(self, last: Job, patience: float | None) -> bool:
-        """Run submitted jobs up to ``last``. Return False if the queue stays empty for ``patience`` seconds."""
+    def _run_jobs(self, last: Job, timeout: float | None) -> bool:
+        """Run submitted jobs up to ``last``. Return False if the queue stays empty for ``timeout`` seconds."""
         try:
-            while (job := self._jobs.get(timeout=patience)) is not last:
+            while (job := self._jobs.get(timeout=timeout)) is not last:
                 job()
         except queue.Empty:
             return False
@@ -171,7 +171,7 @@ class CallerThreadExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Stop the event loop."""
         if not self._loop.is_closed():
-            self._over = True
+            self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from marft.agents.rendering import Renderer
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Versions
+from marft.agents.renderer import Renderer
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, TokenIds, VersionRange
 
-Ask = Callable[[str, Sequence[str]], str]  # role, options (empty: free text) → the person's answer
+AskFunction = Callable[[str, Sequence[str]], str]  # role, options (empty: free text) → the person's answer
 
 
 class HumanSampler:
@@ -24,22 +24,22 @@ class HumanSampler:
         decode: converts token ids to text, to show the options as text.
     """
 
-    def __init__(self, renderer: Renderer, ask: Ask, decode: Callable[[str, TokenIds], str]) -> None:
+    def __init__(self, renderer: Renderer, ask: AskFunction, decode: Callable[[str, TokenIds], str]) -> None:
         self.renderer, self.ask, self.decode = renderer, ask, decode
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:  # noqa: ARG002
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:  # noqa: ARG002
         """Return the person's text, encoded with the policy's tokenizer."""
         text = await asyncio.to_thread(self.ask, key.agent, ())
         tokens = self.renderer.option(policy, text)
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey  # noqa: ARG002
-    ) -> tuple[Choice, Versions]:  # fmt: skip
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey  # noqa: ARG002
+    ) -> tuple[Choice, VersionRange]:  # fmt: skip
         """Return the option chosen by the person. The log-probabilities are 0."""
         texts = [self.decode(policy, option.tokens) for option in options]
         text = await asyncio.to_thread(self.ask, key.agent, texts)
-        return Choice(tuple(options), texts.index(text), np.zeros(len(options), np.float32)), Versions()
+        return Choice(tuple(options), texts.index(text), np.zeros(len(options), np.float32)), VersionRange()
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:

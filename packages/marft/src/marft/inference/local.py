@@ -17,17 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from marft.agents.engine import Weights
 from marft.common import seeds
 from marft.common.errors import RowFailedError
-from marft.common.texts import one_line, raised, until
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.common.texts import cut_at_stop, format_error, single_line
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config.settings import did_you_mean
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Finished, Row, RunningBatch
-from marft.inference.grammars import Grammars
-from marft.inference.holding import Holding
-from marft.inference.spelling import spelling_of
-from marft.inference.stillness import Stillness
+from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.detokenizer import detokenizer_factory
+from marft.inference.grammar_compiler import GrammarCompiler
+from marft.inference.grammar_masking import GrammarMasker
+from marft.inference.quiescence import QuiescenceBarrier
 from marft.models.backbone import Backbone
-from marft.models.control_tokens import spelled
+from marft.models.control_tokens import decode_text
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _PendingChoice:
     key: ActionKey
     policy: str
     choice: ChoiceRequest
-    result: asyncio.Future[tuple[Choice, Versions]]
+    result: asyncio.Future[tuple[Choice, VersionRange]]
 
 
 class LocalEngine:
@@ -92,31 +92,33 @@ class LocalEngine:
                 self._batches[id(local.backbone)] = RunningBatch(
                     local.backbone,
                     local.stop_ids,
-                    spelling_of(local.tokenizer, local.stop_ids),
+                    detokenizer_factory(local.tokenizer, local.stop_ids),
                     prefix_bytes,
-                    Holding(Grammars.of(local.tokenizer, local.stop_ids), len(local.backbone.head.weight)),
+                    GrammarMasker(
+                        GrammarCompiler.for_tokenizer(local.tokenizer, local.stop_ids), len(local.backbone.head.weight)
+                    ),
                 )
         self._worker = worker
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
         self._choices: list[_PendingChoice] = []
-        self._aside = 0  # pending calls of between_tokens
+        self._pending_jobs = 0  # pending calls of run_between_tokens
         self.problem = ""  # error of the last failure; "" if the last request succeeded
-        self._driver: asyncio.Task[None] | None = None
-        self._stillness = Stillness()
+        self._drive_task: asyncio.Task[None] | None = None
+        self._barrier = QuiescenceBarrier()
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Sample one action; its random stream depends only on the run's seed and the key.
 
         Raises:
             ValueError: the engine has no such policy.
             RowFailedError: this request failed.
         """
-        local = self._known(policy)
+        local = self._find_policy(policy)
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        return await self.complete(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key)), key)
+        return await self.sample_row(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _task_pass(key)), key)
 
-    async def complete(self, policy: str, row: Row, key: ActionKey) -> Completion:
+    async def sample_row(self, policy: str, row: Row, key: ActionKey) -> Completion:
         """Sample a row for a policy.
 
         Args:
@@ -126,26 +128,26 @@ class LocalEngine:
             ValueError: the engine has no such policy.
             RowFailedError: this request failed.
         """
-        self._known(policy)
+        self._find_policy(policy)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
-        self._stir()
+        self._notify()
         return await request.result
 
-    async def between_tokens(self, work: Callable[[], T]) -> T:
+    async def run_between_tokens(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the worker; with continuous admission, before the next token.
 
         It must not modify the weights of live rows.
         """
-        self._aside += 1
+        self._pending_jobs += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work)
         finally:
-            self._aside -= 1
+            self._pending_jobs -= 1
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Choose an option; a single forward scores every option.
 
         Raises:
@@ -153,13 +155,13 @@ class LocalEngine:
             RowFailedError: this request failed.
         """
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
-        asked_for = ChoiceRequest(self._known(policy).adapter, prompt.ids, options, sampling, uniform)
-        request = _PendingChoice(key, policy, asked_for, asyncio.get_running_loop().create_future())
+        choice_request = ChoiceRequest(self._find_policy(policy).adapter, prompt.ids, options, sampling, uniform)
+        request = _PendingChoice(key, policy, choice_request, asyncio.get_running_loop().create_future())
         self._choices.append(request)
-        self._stir()
+        self._notify()
         return await request.result
 
-    def _known(self, policy: str) -> LocalPolicy:
+    def _find_policy(self, policy: str) -> LocalPolicy:
         """Return the policy's sampling setup.
 
         Raises:
@@ -169,30 +171,30 @@ class LocalEngine:
             raise ValueError(f"the engine samples no policy called {policy!r}{did_you_mean(policy, self.policies)}")
         return self.policies[policy]
 
-    def _stir(self) -> None:
-        self._stillness.stir()
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+    def _notify(self) -> None:
+        self._barrier.notify_activity()
+        if self._drive_task is None or self._drive_task.done():
+            self._drive_task = asyncio.create_task(self._run_loop())
 
     def external_wait(self) -> AbstractContextManager[None]:
         """Context manager for waits outside the engine; in-order admission pauses during the wait."""
-        return self._stillness.external_wait()
+        return self._barrier.external_wait()
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until no computation runs, including work for cancelled requests."""
-        while self._driver is not None and not self._driver.done():
-            await asyncio.wait([self._driver])
+        while self._drive_task is not None and not self._drive_task.done():
+            await asyncio.wait([self._drive_task])
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Record the new version; weights are shared with the learner, so no copy takes place."""
         assert not [*self._waiting, *self._choices], "the weights change while requests wait"
-        self.forget()
+        self.clear_cache()
         self._versions.update(dict.fromkeys(policies, version))
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the prefix cache before a weight update. It runs on the worker, and no row may be live."""
         for batch in self._batches.values():
-            batch.clear()
+            batch.clear_cache()
 
     def version(self, policy: str) -> int:
         """Return the last published version for a policy; 0 without a published version."""
@@ -200,39 +202,39 @@ class LocalEngine:
 
     def usage(self) -> Mapping[str, float]:
         """Return the number of sampled tokens, prompt tokens and computed prompt tokens so far."""
-        of_prompts = [batch.prefill.tokens for batch in self._batches.values()]
+        prompt_tokens = [batch.prefill.tokens for batch in self._batches.values()]
         return {
             "sampled_tokens": float(self._sampled_tokens),
-            "prefill/asked": float(sum(tokens.asked for tokens in of_prompts)),
-            "prefill/computed": float(sum(tokens.computed for tokens in of_prompts)),
+            "prefill/asked": float(sum(tokens.requested for tokens in prompt_tokens)),
+            "prefill/computed": float(sum(tokens.computed for tokens in prompt_tokens)),
         }
 
     async def close(self) -> None:
         """No-op: the worker belongs to the caller."""
 
-    async def _drive(self) -> None:
+    async def _run_loop(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting or self._running or self._choices:
                 if self.in_order:
-                    await self._stillness.reached()
+                    await self._barrier.wait()
                 if self._choices:
-                    asked = sorted(self._choices, key=lambda request: request.key)
-                    choices = await loop.run_in_executor(self._worker, self._choose, asked)
-                    self._choices = self._choices[len(asked) :]  # new requests may have arrived meanwhile
-                    for chooser, choice in zip(asked, choices, strict=True):
-                        self._chosen(chooser, choice)
+                    choice_requests = sorted(self._choices, key=lambda request: request.key)
+                    choices = await loop.run_in_executor(self._worker, self._choose, choice_requests)
+                    self._choices = self._choices[len(choice_requests) :]  # new requests may have arrived meanwhile
+                    for choice_request, choice in zip(choice_requests, choices, strict=True):
+                        self._resolve_choice(choice_request, choice)
                     continue
-                admitted, gone = self._admit(), self._given_up()
-                finished = await loop.run_in_executor(self._worker, self._advance, admitted, gone)
-                for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
-                    self._resolve(self._running.pop(id(done.row)), done)
+                admitted, aborted = self._admit(), self._remove_aborted()
+                finished = await loop.run_in_executor(self._worker, self._advance, admitted, aborted)
+                for result in sorted(finished, key=lambda result: self._running[id(result.row)].key):
+                    self._resolve(self._running.pop(id(result.row)), result)
         except Exception as error:  # noqa: BLE001  the futures pass the error to the waiting code
-            self._note_problem(error)
+            self._record_problem(error)
             for batch in self._batches.values():
                 batch.reset()
-            everybody: list[_Request | _PendingChoice] = [*self._running.values(), *self._waiting, *self._choices]
-            for request in everybody:
+            pending: list[_Request | _PendingChoice] = [*self._running.values(), *self._waiting, *self._choices]
+            for request in pending:
                 if not request.result.done():
                     request.result.set_exception(error)
             self._running.clear()
@@ -241,7 +243,7 @@ class LocalEngine:
 
     def _admit(self) -> list[_Request]:
         """Return the waiting requests to admit, in key order, if a prefill is worthwhile."""
-        if not self._worth_a_prefill():
+        if not self._should_prefill():
             return []
         self._waiting = sorted(
             (request for request in self._waiting if not request.result.done()), key=lambda request: request.key
@@ -251,160 +253,162 @@ class LocalEngine:
         self._running.update({id(request.row): request for request in admitted})
         return admitted
 
-    def _given_up(self) -> list[_Request]:
+    def _remove_aborted(self) -> list[_Request]:
         """Remove and return running requests without a waiter.
 
         In-order admission lets cancelled requests run to their end, because results must not depend on the time of the
         cancellation.
         """
-        gone = [] if self.in_order else [request for request in self._running.values() if request.result.done()]
-        for request in gone:
+        aborted = [] if self.in_order else [request for request in self._running.values() if request.result.done()]
+        for request in aborted:
             del self._running[id(request.row)]
-        return gone
+        return aborted
 
-    def _worth_a_prefill(self) -> bool:
+    def _should_prefill(self) -> bool:
         """Return whether the batch is empty, or waiting requests would grow it by half or more."""
         return bool(self._waiting) and 2 * len(self._waiting) >= len(self._running) < self.max_rows
 
-    def _advance(self, admitted: Sequence[_Request], gone: Sequence[_Request]) -> list[Finished]:
+    def _advance(self, admitted: Sequence[_Request], aborted: Sequence[_Request]) -> list[RowResult]:
         """On the worker: remove cancelled rows, admit new rows, then step every batch until a row finishes.
 
         With continuous admission, the loop also stops when requests wait to join or leave.
         """
-        finished: list[Finished] = []
+        finished: list[RowResult] = []
         for identity, batch in self._batches.items():
-            left, rows = (
-                [request.row for request in some if id(self.policies[request.policy].backbone) == identity]
-                for some in (gone, admitted)
+            aborted_rows, new_rows = (
+                [request.row for request in requests if id(self.policies[request.policy].backbone) == identity]
+                for requests in (aborted, admitted)
             )
-            if left:
-                batch.abandon(left)
-            if rows:
-                finished += self._done(batch, partial(batch.admit, rows), rows)
+            if aborted_rows:
+                batch.abort(aborted_rows)
+            if new_rows:
+                finished += self._run_on_batch(batch, partial(batch.admit, new_rows), new_rows)
         while not finished and any(len(batch) for batch in self._batches.values()):
             for batch in self._batches.values():
                 if len(batch):
-                    finished += self._done(batch, batch.step)
-            if not self.in_order and self._somebody_waits():
+                    finished += self._run_on_batch(batch, batch.step)
+            if not self.in_order and self._has_waiting():
                 break
         return finished
 
-    def _done(
-        self, batch: RunningBatch, work: Callable[[], list[Finished]], joining: Sequence[Row] = ()
-    ) -> list[Finished]:  # fmt: skip
+    def _run_on_batch(
+        self, batch: RunningBatch, work: Callable[[], list[RowResult]], new_rows: Sequence[Row] = ()
+    ) -> list[RowResult]:  # fmt: skip
         """On the worker: run one operation on a batch; return the finished rows.
 
         If a row fails and the batch can still sample a test row, the error belongs to the row. If the whole operation
         fails, every row fails.
 
         Args:
-            joining: rows that are not in the batch yet.
+            new_rows: rows that are not in the batch yet.
         """
-        rows = [*batch.rows, *joining]
+        rows = [*batch.rows, *new_rows]
         try:
-            finished, own = work(), True
+            finished, per_row = work(), True
         except Exception as error:
             logging.getLogger("marft").exception("all %d rows of a batch have failed", len(rows))
             batch.reset()
-            finished, own = [Finished.failed(row, error) for row in rows], False
-        failed = [done for done in finished if done.error]
+            finished, per_row = [RowResult.failed(row, error) for row in rows], False
+        failed = [result for result in finished if result.error]
         if not failed:
             self.problem = ""
             return finished
-        broken = batch.raised_by_a_plain_row()
-        if broken:
-            self._note_problem(broken)
+        engine_error = batch.run_health_check()
+        if engine_error:
+            self._record_problem(engine_error)
         else:
             self.problem = ""
-        if broken or not own:
+        if engine_error or not per_row:
             return finished
-        return [replace(done, error=_own(done.error)) if done.error else done for done in finished]
+        return [replace(result, error=_to_row_failure(result.error)) if result.error else result for result in finished]
 
-    def _note_problem(self, error: Exception) -> None:
-        self.problem = one_line(raised(error))
+    def _record_problem(self, error: Exception) -> None:
+        self.problem = single_line(format_error(error))
         logging.getLogger("marft").critical("the engine cannot go on: %s", self.problem, exc_info=error)
 
-    def _somebody_waits(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Return whether a request waits to interrupt the running batch."""
-        gone = any(request.result.done() for request in list(self._running.values()))
-        return bool(self._choices or self._aside or gone or self._worth_a_prefill())
+        has_aborted = any(request.result.done() for request in list(self._running.values()))
+        return bool(self._choices or self._pending_jobs or has_aborted or self._should_prefill())
 
-    def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice | Exception]:
+    def _choose(self, requests: Sequence[_PendingChoice]) -> list[Choice | Exception]:
         """On the worker: choose for all requests together; if this fails, for each request separately."""
         try:
-            return [*self._scored(asked)]
+            return [*self._choose_batch(requests)]
         except Exception as error:
-            logging.getLogger("marft").exception("%d choices could not be made together", len(asked))
-            if len(asked) > 1:
-                return [found for request in asked for found in self._choose([request])]
-            broken = self._batches[id(self.policies[asked[0].policy].backbone)].raised_by_a_plain_row()
-            if broken:
-                self._note_problem(broken)
+            logging.getLogger("marft").exception("%d choices could not be made together", len(requests))
+            if len(requests) > 1:
+                return [choice for request in requests for choice in self._choose([request])]
+            engine_error = self._batches[id(self.policies[requests[0].policy].backbone)].run_health_check()
+            if engine_error:
+                self._record_problem(engine_error)
                 return [error]
-            return [RowFailedError(f"nothing could be chosen: {one_line(raised(error))}")]
+            return [RowFailedError(f"nothing could be chosen: {single_line(format_error(error))}")]
 
-    def _scored(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
+    def _choose_batch(self, requests: Sequence[_PendingChoice]) -> list[Choice]:
         """On the worker: score the options for all requests, with one batched forward per backbone."""
-        made: dict[int, Choice] = {}
+        choices: dict[int, Choice] = {}
         for backbone in {id(local.backbone): local.backbone for local in self.policies.values()}.values():
-            mine = [request.choice for request in asked if self.policies[request.policy].backbone is backbone]
-            made.update(zip(map(id, mine), choose(backbone, mine), strict=True))
-        return [made[id(request.choice)] for request in asked]
+            own_requests = [
+                request.choice for request in requests if self.policies[request.policy].backbone is backbone
+            ]
+            choices.update(zip(map(id, own_requests), choose(backbone, own_requests), strict=True))
+        return [choices[id(request.choice)] for request in requests]
 
-    def _chosen(self, request: _PendingChoice, choice: Choice | Exception) -> None:
+    def _resolve_choice(self, request: _PendingChoice, choice: Choice | Exception) -> None:
         if request.result.done():
             return
         if isinstance(choice, Exception):
             request.result.set_exception(choice)
         else:
-            request.result.set_result((choice, self._now(request.policy)))
+            request.result.set_result((choice, self._current_versions(request.policy)))
 
-    def _resolve(self, request: _Request, done: Finished) -> None:
-        self._sampled_tokens += len(done.tokens)
+    def _resolve(self, request: _Request, result: RowResult) -> None:
+        self._sampled_tokens += len(result.tokens)
         if request.result.done():
             return
-        error = done.error
-        if done.problem:
-            error = RowFailedError(f"a text could not be held to its grammar: {done.problem}", form=True)
+        error = result.error
+        if result.problem:
+            error = RowFailedError(f"a text could not be held to its grammar: {result.problem}", grammar_failed=True)
         if error:
             request.result.set_exception(error)
             return
         try:
-            self._complete(request, done)
+            self._set_completion(request, result)
         except Exception as error:
             logging.getLogger("marft").exception("what was sampled could not be spelled")
-            request.result.set_exception(RowFailedError(f"it could not be spelled: {one_line(raised(error))}"))
+            request.result.set_exception(RowFailedError(f"it could not be spelled: {single_line(format_error(error))}"))
 
-    def _complete(self, request: _Request, done: Finished) -> None:
+    def _set_completion(self, request: _Request, result: RowResult) -> None:
         request.result.set_result(
             Completion(
-                done.tokens,
-                done.log_probs,
-                self._text(request, done),
-                done.finish,
-                self._now(request.policy),
-                masks=done.masks,
-                forced=done.forced,
-                alternatives=done.alternatives,
+                result.tokens,
+                result.log_probs,
+                self._decode_text(request, result),
+                result.finish,
+                self._current_versions(request.policy),
+                masks=result.masks,
+                forced=result.forced,
+                alternatives=result.alternatives,
             )
         )
 
-    def _now(self, policy: str) -> Versions:
+    def _current_versions(self, policy: str) -> VersionRange:
         """Return the current version; weights never change during an action in this engine."""
-        return Versions(self.version(policy), self.version(policy))
+        return VersionRange(self.version(policy), self.version(policy))
 
-    def _text(self, request: _Request, done: Finished) -> str:
+    def _decode_text(self, request: _Request, result: RowResult) -> str:
         local = self.policies[request.policy]
-        ids = done.tokens.tolist()
-        text = spelled(local.tokenizer, ids[:-1] if ids[-1] in local.stop_ids else ids)
-        return until(text, request.row.sampling.stop)
+        ids = result.tokens.tolist()
+        text = decode_text(local.tokenizer, ids[:-1] if ids[-1] in local.stop_ids else ids)
+        return cut_at_stop(text, request.row.sampling.stop)
 
 
-def _own(error: Exception) -> RowFailedError:
+def _to_row_failure(error: Exception) -> RowFailedError:
     """Wrap an error that belongs to a single request."""
-    return RowFailedError(f"it could not be sampled: {one_line(raised(error))}")
+    return RowFailedError(f"it could not be sampled: {single_line(format_error(error))}")
 
 
-def _pass_of(key: ActionKey) -> str:
+def _task_pass(key: ActionKey) -> str:
     """Return the step or evaluation of a stream: ``"train/12"`` for ``"train/12/1/fork/a/2+1"``."""
     return "/".join(key.stream.partition("+")[0].split("/")[:2])

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from marft.agents.engine import Weights
-from marft.agents.rendering import Renderer
+from marft.agents.renderer import Renderer
 from marft.common.errors import EpisodeFailedError
 from marft.common.seeds import derive_seed
-from marft.common.texts import until
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Versions
+from marft.common.texts import cut_at_stop
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, TokenIds, VersionRange
 from marft.common.usage import Usage
+from marft.inference.chat_messages import tool_schema
 from marft.inference.endpoints.client import Endpoint
-from marft.inference.endpoints.replies import ModelReply, as_metrics
-from marft.inference.messages import schema
-from marft.inference.renderer import MOST_CHARACTERS
+from marft.inference.endpoints.responses import ModelResponse, to_metrics
+from marft.inference.renderer import MAX_TOKEN_CHARACTERS
 
-TRIES = 3  # attempts to get an answer that matches an option
-LARGEST_SEED = 2**31 - 1  # largest seed that every server accepts
+MAX_ATTEMPTS = 3  # attempts to get an answer that matches an option
+MAX_SEED = 2**31 - 1  # largest seed that every server accepts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +56,22 @@ class RemoteEngine:
     ) -> None:
         self.renderer, self.policies, self.decode, self.seed = renderer, policies, decode, seed
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Request an action as chat messages.
 
         Raises:
             EpisodeFailedError: the endpoint does not answer, or it calls a tool without any offered tools.
         """
         remote = self.policies[policy]
-        fields = _fields(sampling, self._seed(key))
+        fields = _sampling_fields(sampling, self._request_seed(key))
         if prompt.tools:
-            fields["tools"] = [schema(tool) for tool in prompt.tools]
-        reply = await self._ask(remote, [_as_sent(message) for message in prompt.chat], fields)
+            fields["tools"] = [tool_schema(tool) for tool in prompt.tools]
+        reply = await self._request(remote, [_to_endpoint_message(message) for message in prompt.chat], fields)
         if reply.calls and not prompt.tools:
-            said = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
-            raise EpisodeFailedError("failed", said)
-        text = until(reply.text, sampling.stop)  # for servers that ignore stop strings
-        tokens = self._recorded(policy, text, reply, remote.context - len(prompt.ids))
+            error_text = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
+            raise EpisodeFailedError("failed", error_text)
+        text = cut_at_stop(reply.text, sampling.stop)  # for servers that ignore stop strings
+        tokens = self._encode_reply(policy, text, reply, remote.context - len(prompt.ids))
         return Completion(
             tokens,
             np.zeros(len(tokens), np.float32),
@@ -82,27 +82,28 @@ class RemoteEngine:
         )
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Request a choice; the prompt asks for exactly one option.
 
         Raises:
-            EpisodeFailedError: the endpoint does not answer, or no answer in ``TRIES`` attempts matches an option.
+            EpisodeFailedError: the endpoint does not answer, or no answer in ``MAX_ATTEMPTS`` attempts matches an
+                option.
         """
         remote = self.policies[policy]
         texts = [self.decode(policy, option.tokens).strip() for option in options]
-        chat, usage = _with_options(prompt.chat, texts), Usage()
-        for number in range(TRIES):
-            reply = await self._ask(remote, chat, _fields(sampling, self._seed(key, number)))
+        chat, usage = _add_options(prompt.chat, texts), Usage()
+        for number in range(MAX_ATTEMPTS):
+            reply = await self._request(remote, chat, _sampling_fields(sampling, self._request_seed(key, number)))
             usage += reply.usage
-            said = reply.text.strip()
-            if said in texts:
-                choice = Choice(tuple(options), texts.index(said), np.zeros(len(options), np.float32), usage)
-                return choice, Versions()
+            answer = reply.text.strip()
+            if answer in texts:
+                choice = Choice(tuple(options), texts.index(answer), np.zeros(len(options), np.float32), usage)
+                return choice, VersionRange()
         raise EpisodeFailedError(
             "failed",
-            f"endpoint {remote.endpoint.name!r} was to choose from {texts} and said none of them in {TRIES} answers; "
-            f"its last one was {said[:100]!r}",
+            f"endpoint {remote.endpoint.name!r} was to choose from {texts} and said none of them in {MAX_ATTEMPTS} "
+            f"answers; its last one was {answer[:100]!r}",
         )
 
     @contextmanager
@@ -118,7 +119,7 @@ class RemoteEngine:
         """
         raise AssertionError(f"{', '.join(policies)}: nothing behind an endpoint is trained (version {version})")
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """No-op: the engine computes nothing locally."""
 
     def version(self, policy: str) -> int:  # noqa: ARG002
@@ -127,31 +128,31 @@ class RemoteEngine:
 
     def usage(self) -> Mapping[str, float]:
         """Return the endpoints' token usage, by metric name."""
-        used = {id(remote.endpoint): remote.endpoint.used for remote in self.policies.values()}
-        return as_metrics(sum(used.values(), Usage()), "remote_")
+        usage_by_endpoint = {id(remote.endpoint): remote.endpoint.total_usage for remote in self.policies.values()}
+        return to_metrics(sum(usage_by_endpoint.values(), Usage()), "remote_")
 
     async def close(self) -> None:
         """No-op: the endpoints belong to the caller."""
 
-    async def _ask(
+    async def _request(
         self, remote: RemotePolicy, chat: Sequence[Mapping[str, object]], fields: Mapping[str, object]
-    ) -> ModelReply:
+    ) -> ModelResponse:
         assert chat, "the renderer gives engines the messages"
         assert chat[-1]["role"] != "assistant", "endpoints take no beginning of an answer"
-        return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
+        return await remote.endpoint.request(remote.endpoint.build_body(chat, fields))
 
-    def _recorded(self, policy: str, text: str, reply: ModelReply, room: int) -> TokenIds:
-        """Encode a turn with the local tokenizer, up to ``room`` tokens; a complete turn gets an end-of-turn token."""
-        tokens = self.renderer.option(policy, text[: MOST_CHARACTERS * max(1, room)])
+    def _encode_reply(self, policy: str, text: str, reply: ModelResponse, max_tokens: int) -> TokenIds:
+        """Encode a turn with the local tokenizer, up to ``max_tokens`` tokens; a complete turn gets an end token."""
+        tokens = self.renderer.option(policy, text[: MAX_TOKEN_CHARACTERS * max(1, max_tokens)])
         if reply.finish == "length" and len(tokens) > 1:
             tokens = tokens[:-1]
-        return tokens[: max(1, room)]
+        return tokens[: max(1, max_tokens)]
 
-    def _seed(self, key: ActionKey, number: int = 0) -> int:
-        return derive_seed(self.seed, "remote", *key, number) % LARGEST_SEED
+    def _request_seed(self, key: ActionKey, number: int = 0) -> int:
+        return derive_seed(self.seed, "remote", *key, number) % MAX_SEED
 
 
-def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
+def _sampling_fields(sampling: SamplingParams, seed: int) -> dict[str, object]:
     fields: dict[str, object] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -165,7 +166,7 @@ def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
     return fields
 
 
-def _as_sent(message: Mapping[str, Any]) -> Mapping[str, object]:
+def _to_endpoint_message(message: Mapping[str, Any]) -> Mapping[str, object]:
     """Convert a message to the endpoint format: tool-call arguments become JSON text."""
     if "tool_calls" not in message:
         return message
@@ -176,7 +177,7 @@ def _as_sent(message: Mapping[str, Any]) -> Mapping[str, object]:
     return {**message, "tool_calls": calls}
 
 
-def _with_options(chat: Sequence[Mapping[str, object]], texts: Sequence[str]) -> list[Mapping[str, object]]:
+def _add_options(chat: Sequence[Mapping[str, object]], texts: Sequence[str]) -> list[Mapping[str, object]]:
     """Append the options to the chat.
 
     If the last message is a user's, the options join it, because many templates require alternating roles.

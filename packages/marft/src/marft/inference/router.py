@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from marft.agents.engine import Engine, Sampler, Weights, problem_of
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.agents.engine import Engine, Sampler, Weights, engine_problem
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 
 
 class Router:
@@ -19,55 +19,55 @@ class Router:
 
     Args:
         engines: by policy. The order of first occurrence is the order of the engines.
-        seats: samplers by role, for agents without a policy, such as people.
+        agent_samplers: samplers by role, for agents without a policy, such as people.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], seats: Mapping[str, Sampler] | None = None) -> None:
-        self.engines, self.seats = dict(engines), dict(seats or {})
-        self.distinct = list({id(engine): engine for engine in engines.values()}.values())
+    def __init__(self, engines: Mapping[str, Engine], agent_samplers: Mapping[str, Sampler] | None = None) -> None:
+        self.engines, self.agent_samplers = dict(engines), dict(agent_samplers or {})
+        self.unique_engines = list({id(engine): engine for engine in engines.values()}.values())
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Sample one action with the policy's engine; raises the same errors."""
-        sampler = self._of(policy, key)
-        with self._ahead_wait(sampler):
+        sampler = self._find_sampler(policy, key)
+        with self._wait_for_earlier(sampler):
             return await sampler.sample(policy, prompt, sampling, key)
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Choose with the policy's engine; raises the same errors."""
-        sampler = self._of(policy, key)
-        with self._ahead_wait(sampler):
+        sampler = self._find_sampler(policy, key)
+        with self._wait_for_earlier(sampler):
             return await sampler.choose(policy, prompt, options, sampling, key)
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
         """Announce an external wait to every engine."""
-        with ExitStack() as held:
-            for engine in self.distinct:
-                held.enter_context(engine.external_wait())
+        with ExitStack() as stack:
+            for engine in self.unique_engines:
+                stack.enter_context(engine.external_wait())
             yield
 
-    def seating(self, seats: Mapping[str, Sampler]) -> Router:
+    def with_agent_samplers(self, agent_samplers: Mapping[str, Sampler]) -> Router:
         """Return a router with the same engines and additional agent samplers."""
-        return Router(self.engines, {**self.seats, **seats})
+        return Router(self.engines, {**self.agent_samplers, **agent_samplers})
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Publish to every engine its own policies."""
-        for engine in self.distinct:
-            mine = {name: weights for name, weights in policies.items() if self.engines[name] is engine}
-            if mine:
-                await engine.publish(mine, version)
+        for engine in self.unique_engines:
+            own_policies = {name: weights for name, weights in policies.items() if self.engines[name] is engine}
+            if own_policies:
+                await engine.publish(own_policies, version)
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until every engine finishes its running requests."""
-        for engine in self.distinct:
-            await engine.settle()
+        for engine in self.unique_engines:
+            await engine.wait_idle()
 
     @property
     def problem(self) -> str:
         """Return the reason why an engine has failed; "" if every engine works."""
-        return next((problem for engine in self.distinct if (problem := problem_of(engine))), "")
+        return next((problem for engine in self.unique_engines if (problem := engine_problem(engine))), "")
 
     def version(self, policy: str) -> int:
         """Return the engine's version for a policy."""
@@ -76,23 +76,23 @@ class Router:
     def usage(self) -> Mapping[str, float]:
         """Return the usage counters summed over engines, by metric name."""
         total = Counter[str]()
-        for engine in self.distinct:
+        for engine in self.unique_engines:
             total.update(engine.usage())
         return dict(total)
 
     async def close(self) -> None:
         """Close every engine."""
-        for engine in self.distinct:
+        for engine in self.unique_engines:
             await engine.close()
 
-    def _of(self, policy: str, key: ActionKey) -> Sampler:
-        return self.seats.get(key.agent) or self.engines[policy]
+    def _find_sampler(self, policy: str, key: ActionKey) -> Sampler:
+        return self.agent_samplers.get(key.agent) or self.engines[policy]
 
     @contextmanager
-    def _ahead_wait(self, sampler: Sampler) -> Iterator[None]:
-        with ExitStack() as held:
-            for engine in self.distinct:
+    def _wait_for_earlier(self, sampler: Sampler) -> Iterator[None]:
+        with ExitStack() as stack:
+            for engine in self.unique_engines:
                 if engine is sampler:
                     break
-                held.enter_context(engine.external_wait())
+                stack.enter_context(engine.external_wait())
             yield

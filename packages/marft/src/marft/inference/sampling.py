@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marft.common.types import Sampling
-from marft.models.devices import sent
-from marft.models.log_probs import exponentials_
+from marft.common.types import SamplingParams
+from marft.models.devices import to_device
+from marft.models.log_probs import shifted_exp_
 
-BLOCK = 64  # block size, in tokens, for the two-level CDF lookup
+BLOCK_SIZE = 64  # block size, in tokens, for the two-level CDF lookup
 
 
-def draw(
+def sample_tokens(
     logits_BV: Tensor, uniforms_B: Tensor, greedy_B: Tensor | None, allowed_BV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Sample a token per row.
@@ -27,51 +27,51 @@ def draw(
     Returns:
         Token ids [B], and their log-probabilities [B] in the full distribution.
     """
-    z, weights, total = exponentials_(logits_BV)
-    ids = inverse(weights if allowed_BV is None else weights * allowed_BV, uniforms_B)
+    z, weights, total = shifted_exp_(logits_BV)
+    ids = sample_from_weights(weights if allowed_BV is None else weights * allowed_BV, uniforms_B)
     if greedy_B is not None:
         ids = torch.where(greedy_B, z.argmax(-1), ids)
     return ids, z.gather(1, ids[:, None])[:, 0] - total.log()
 
 
-def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def sample_from_weights(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Sample by inverse CDF: return the token whose cumulative weight range contains the uniform number, [B].
 
     The lookup has two levels, which avoids a cumulative sum over the vocabulary. A token with weight 0 is never drawn.
     """
     rows, vocabulary = weights_BV.shape
-    spare = -vocabulary % BLOCK
-    padded = torch.nn.functional.pad(weights_BV, (0, spare)) if spare else weights_BV
-    blocks = padded.view(rows, -1, BLOCK)
+    padding = -vocabulary % BLOCK_SIZE
+    padded = torch.nn.functional.pad(weights_BV, (0, padding)) if padding else weights_BV
+    blocks = padded.view(rows, -1, BLOCK_SIZE)
     sums = blocks.sum(-1)
-    block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    index, _ = _find(inside, rest)
+    block, remainder = _find_index(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK_SIZE))[:, 0]
+    index, _ = _find_index(inside, remainder)
     # for NaN weights, the index may be in the padding of the last block
-    return (block * BLOCK + index)[:, 0].clamp_max_(vocabulary - 1)
+    return (block * BLOCK_SIZE + index)[:, 0].clamp_max_(vocabulary - 1)
 
 
-def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the first index with cumulative ``weights`` [B, N] above ``wanted`` [B, 1], and the remainder there.
+def _find_index(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the first index with cumulative ``weights`` [B, N] above ``target`` [B, 1], and the remainder there.
 
-    Rounding may make ``wanted`` reach the last cumulative sum. It is therefore clamped below that sum, so the result
+    Rounding may make ``target`` reach the last cumulative sum. It is therefore clamped below that sum, so the result
     always has a weight above 0.
     """
     cumulative = weights.cumsum(-1)
-    wanted = wanted.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(wanted)))
-    index = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(weights.shape[-1] - 1)  # NaN has no index
+    target = target.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(target)))
+    index = torch.searchsorted(cumulative, target, right=True).clamp_max_(weights.shape[-1] - 1)  # NaN has no index
     before = cumulative.gather(1, index) - weights.gather(1, index)
-    return index, (wanted - before).clamp_min_(0.0)
+    return index, (target - before).clamp_min_(0.0)
 
 
-def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:
+def top_k_top_p_mask(logits_BV: Tensor, options: list[SamplingParams]) -> Tensor | None:
     """Return the mask of tokens kept by top-k and top-p, [B, V]; None if no row restricts its tokens."""
     if all(option.top_k == 0 and option.top_p >= 1.0 for option in options):
         return None
     vocabulary = logits_BV.shape[-1]
     counts = [min(option.top_k or vocabulary, vocabulary) for option in options]
-    top_k = sent(np.array(counts, np.int64), logits_BV.device)
-    top_p = sent(np.array([option.top_p for option in options], np.float32), logits_BV.device)
+    top_k = to_device(np.array(counts, np.int64), logits_BV.device)
+    top_p = to_device(np.array([option.top_p for option in options], np.float32), logits_BV.device)
     ordered, order = logits_BV.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability mass of the likelier tokens
     rank = torch.arange(vocabulary, device=logits_BV.device)

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-WHITESPACE = " ?"  # between JSON tokens; unlimited whitespace would let a model write spaces without end
+WHITESPACE_PATTERN = " ?"  # between JSON tokens; unlimited whitespace would let a model write spaces without end
 
 
-def schema_text(schema: Mapping[str, Any]) -> str:
+def serialize_schema(schema: Mapping[str, Any]) -> str:
     """Serialize a JSON schema, with limited whitespace in the described JSON.
 
-    >>> schema_text({"type": "integer"})
+    >>> serialize_schema({"type": "integer"})
     '{"type": "integer", "x-guidance": {"whitespace_pattern": " ?"}}'
     """
-    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}})

@@ -16,121 +16,142 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.live import before
-from marft.agents.rendering import NOTHING, NotExact, exchange
-from marft.common.texts import raised, storable
-from marft.common.thoughts import BEGINS, ENDS, Said, first_thought, thinking_after
+from marft.agents.renderer import NO_TOKENS, NotExact, tool_call_messages
+from marft.agents.streaming import text_before
+from marft.common.reasoning import THINK_END, THINK_START, StopString, ends_in_reasoning, measure_first_reasoning
+from marft.common.texts import format_error, replace_surrogates
 from marft.common.types import TokenIds, Tool, ToolCall
-from marft.inference.messages import ASKED, MORE, SAID, Format, appended, begins_thought, render_text, schema, thinks
-from marft.models.templates import CANNOT_RENDER, parsed_turn
+from marft.inference.chat_messages import (
+    PROBE_ANSWER,
+    PROBE_FOLLOW_UP,
+    PROBE_QUESTION,
+    ChatTemplateFormat,
+    encode_appended,
+    render_text,
+    starts_with_reasoning,
+    supports_reasoning,
+    tool_schema,
+)
+from marft.models.chat_templates import RENDER_ERRORS, parse_turn
 
-NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
-PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
-PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
+PROBE_NAME, PROBE_ARGUMENT, PROBE_VALUE = "probe_tool", "probe_argument", "probe_value"
+PROBE_TOOL = Tool(
+    PROBE_NAME,
+    "A probe.",
+    {"type": "object", "properties": {PROBE_ARGUMENT: {"type": "string"}}, "required": [PROBE_ARGUMENT]},
+)
+PROBE_CALL = ToolCall(PROBE_NAME, json.dumps({PROBE_ARGUMENT: PROBE_VALUE}))
 PYTHON_TAG = "<|python_tag|>"  # Llama's start of a call, which its templates do not render
-_SPACES = re.compile(r"\s*+")
-MOST_UNREADABLE = 100  # consecutive unreadable calls after which parsing of a turn stops
-DEPTH = 64  # maximum nesting of a call's arguments
-REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
+_WHITESPACE = re.compile(r"\s*+")
+MAX_PARSE_ERRORS = 100  # consecutive unreadable calls after which parsing of a turn stops
+MAX_DEPTH = 64  # maximum nesting of a call's arguments
+HINT = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
 
 @dataclass(frozen=True, slots=True)
-class Syntax:
+class CallSyntax:
     """Syntax for calls as JSON after a marker. Without a marker, a turn is either a call or text.
 
     If the model supports reasoning, a call inside reasoning does not count.
 
-    >>> Syntax("<call>", "name", "arguments").read('Let me see. <call>{"name": "add", "arguments": {}}</call>')
+    >>> syntax = CallSyntax("<call>", "name", "arguments")
+    >>> syntax.parse_calls('Let me see. <call>{"name": "add", "arguments": {}}</call>')
     [ToolCall(name='add', arguments='{}', ...)]
     """
 
     opening: str
-    name: str  # JSON key for the tool's name
-    arguments: str  # JSON key for the arguments
-    tag: str = ""  # optional text before a call if there is no marker
+    name_key: str  # JSON key for the tool's name
+    arguments_key: str  # JSON key for the arguments
+    optional_tag: str = ""  # optional text before a call if there is no marker
 
-    def read(self, text: str, begun: bool | None = None) -> list[ToolCall]:
+    def parse_calls(self, text: str, in_reasoning: bool | None = None) -> list[ToolCall]:
         """Parse the calls in an agent's text. An unreadable call becomes an error call with a reason.
 
         Args:
-            begun: whether the text starts inside reasoning; None: the model has no reasoning.
+            in_reasoning: whether the text starts inside reasoning; None: the model has no reasoning.
         """
-        return [call for _, call in self.placed(text, begun)]
+        return [call for _, call in self.locate_calls(text, in_reasoning)]
 
-    def placed(self, text: str, begun: bool | None) -> list[tuple[int, ToolCall]]:
+    def locate_calls(self, text: str, in_reasoning: bool | None) -> list[tuple[int, ToolCall]]:
         """Parse the calls and return each with its start offset.
 
         An end tag without a matching start tag turns the whole text before it into reasoning.
         """
         if not self.opening:
-            return self._placed_bare(text, begun)
-        marks = [self.opening] if begun is None else [self.opening, BEGINS, ENDS]
-        pattern = re.compile("|".join(map(re.escape, marks)))
-        calls, at, thinking = list[tuple[int, ToolCall]](), 0, bool(begun)
+            return self._locate_bare_calls(text, in_reasoning)
+        markers = [self.opening] if in_reasoning is None else [self.opening, THINK_START, THINK_END]
+        pattern = re.compile("|".join(map(re.escape, markers)))
+        calls, offset, thinking = list[tuple[int, ToolCall]](), 0, bool(in_reasoning)
         while True:
             if thinking:
-                end = text.find(ENDS, at)
-                at = len(text) if end < 0 else end + len(ENDS)
-            found = pattern.search(text, at)
-            if found is None:
+                end = text.find(THINK_END, offset)
+                offset = len(text) if end < 0 else end + len(THINK_END)
+            match = pattern.search(text, offset)
+            if match is None:
                 return calls
-            at, thinking = found.end(), found[0] == BEGINS
-            if found[0] == ENDS:
+            offset, thinking = match.end(), match[0] == THINK_START
+            if match[0] == THINK_END:
                 calls.clear()
             elif not thinking:
-                new, at = self._read_one(text, at)
-                calls += [(found.start(), call) for call in new]
-                if sum(call.error for _, call in calls[-MOST_UNREADABLE:]) == MOST_UNREADABLE:
-                    return [*calls, (at, unreadable("", f"{MOST_UNREADABLE} calls before it could not be read either"))]
+                new, offset = self._parse_at(text, offset)
+                calls += [(match.start(), call) for call in new]
+                if sum(call.error for _, call in calls[-MAX_PARSE_ERRORS:]) == MAX_PARSE_ERRORS:
+                    return [
+                        *calls,
+                        (offset, build_error_call("", f"{MAX_PARSE_ERRORS} calls before it could not be read either")),
+                    ]
 
-    def holds(self, text: str) -> bool:
+    def may_be_call(self, text: str) -> bool:
         """Return whether an incomplete turn without a marker can still become a call."""
-        said = text.lstrip()
-        return self.tag.startswith(said) or said.removeprefix(self.tag).lstrip()[:1] in ("", "{")
+        stripped = text.lstrip()
+        return self.optional_tag.startswith(stripped) or stripped.removeprefix(self.optional_tag).lstrip()[:1] in (
+            "",
+            "{",
+        )
 
-    def _placed_bare(self, text: str, begun: bool | None) -> list[tuple[int, ToolCall]]:
-        start = 0 if begun is None else first_thought(text, begun)
-        said = text[start:].lstrip().removeprefix(self.tag)
-        if said.lstrip()[:1] != "{" or any(f'"{key}"' not in said for key in (self.name, self.arguments)):
+    def _locate_bare_calls(self, text: str, in_reasoning: bool | None) -> list[tuple[int, ToolCall]]:
+        start = 0 if in_reasoning is None else measure_first_reasoning(text, in_reasoning)
+        content = text[start:].lstrip().removeprefix(self.optional_tag)
+        if content.lstrip()[:1] != "{" or any(f'"{key}"' not in content for key in (self.name_key, self.arguments_key)):
             return []
-        return [(start, call) for call in self._read_one(said, 0)[0]]
+        return [(start, call) for call in self._parse_at(content, 0)[0]]
 
-    def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+    def _parse_at(self, text: str, start: int) -> tuple[list[ToolCall], int]:
         """Parse the calls at ``start`` and return their end offset; JSON inside arguments does not count."""
-        start = _SPACES.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches ""
+        start = _WHITESPACE.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches ""
         try:
-            found, end = json.JSONDecoder().raw_decode(text, start)
+            parsed, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             following = text.find(self.opening, start) if self.opening else -1  # the next marker starts another call
-            said = text[start : following if following >= 0 else None]
-            return [unreadable(said, f"it is no valid JSON: {error}")], start
-        return [self._call(one) for one in (found if isinstance(found, list) else [found])], end
+            call_text = text[start : following if following >= 0 else None]
+            return [build_error_call(call_text, f"it is no valid JSON: {error}")], start
+        return [self._build_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])], end
 
-    def _call(self, found: object) -> ToolCall:
-        if not isinstance(found, dict) or not isinstance(found.get(self.name), str):
-            return unreadable("", f'it must be an object with "{self.name}" and "{self.arguments}"')
-        return asked(found[self.name], found.get(self.arguments, {}))
+    def _build_call(self, parsed: object) -> ToolCall:
+        if not isinstance(parsed, dict) or not isinstance(parsed.get(self.name_key), str):
+            return build_error_call("", f'it must be an object with "{self.name_key}" and "{self.arguments_key}"')
+        return build_tool_call(parsed[self.name_key], parsed.get(self.arguments_key, {}))
 
 
-def asked(name: str, arguments: object) -> ToolCall:
+def build_tool_call(name: str, arguments: object) -> ToolCall:
     """Build a tool call from an agent's name and arguments; arguments are stored as JSON."""
-    found = _read(arguments)
-    if _deeper(found, DEPTH):
-        return unreadable("", f"its arguments are nested more than {DEPTH} deep")
+    decoded = _decode_arguments(arguments)
+    if _exceeds_depth(decoded, MAX_DEPTH):
+        return build_error_call("", f"its arguments are nested more than {MAX_DEPTH} deep")
     try:
-        written = json.dumps(found, allow_nan=False, ensure_ascii=False)
+        written = json.dumps(decoded, allow_nan=False, ensure_ascii=False)
     except ValueError:
-        return unreadable("", "its arguments hold a number that is not finite, which JSON has not")
+        return build_error_call("", "its arguments hold a number that is not finite, which JSON has not")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not name:
-        return unreadable(text, "it names no tool")
+        return build_error_call(text, "it names no tool")
     # lone surrogates pass only as JSON escapes
-    if storable(name + text) != name + text or storable(written) != written:
-        return unreadable(name + text, "it holds half a character")
+    if replace_surrogates(name + text) != name + text or replace_surrogates(written) != written:
+        return build_error_call(name + text, "it holds half a character")
     return ToolCall(name, text)
 
 
-def _read(arguments: object) -> object:
+def _decode_arguments(arguments: object) -> object:
     """Decode arguments from JSON; other text stays text."""
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -138,14 +159,16 @@ def _read(arguments: object) -> object:
         return arguments
 
 
-def _deeper(value: object, depth: int) -> bool:
+def _exceeds_depth(value: object, depth: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_deeper(one, depth - 1) for one in inner)
+    return depth == 0 or any(_exceeds_depth(child, depth - 1) for child in inner)
 
 
-def unreadable(text: str, why: str) -> ToolCall:
+def build_error_call(text: str, reason: str) -> ToolCall:
     """Build an error call for unreadable text; its output tells the agent the reason."""
-    return ToolCall("", storable(text), output=storable(f"this call could not be read: {why}"), error=True)
+    return ToolCall(
+        "", replace_surrogates(text), output=replace_surrogates(f"this call could not be read: {reason}"), error=True
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,11 +178,14 @@ class ToolFormat:
     tokenizer: PreTrainedTokenizerBase
     template_options: Mapping[str, object]
     stop_ids: tuple[int, ...]
-    syntax: Syntax | None  # None: the tokenizer's response_template defines the parser
-    begun: bool | None = None  # whether the template starts turns with reasoning; None: no reasoning support
+    syntax: CallSyntax | None  # None: the tokenizer's response_template defines the parser
+    # whether the template starts turns with reasoning; None: no reasoning support
+    starts_in_reasoning: bool | None = None
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]) -> ToolFormat:
+    def from_tokenizer(
+        tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]
+    ) -> ToolFormat:
         """Derive the format from a tokenizer's chat template.
 
         Raises:
@@ -167,24 +193,32 @@ class ToolFormat:
         """
         format_ = ToolFormat(tokenizer, options, stop_ids, None)
         try:
-            plain = render_text(format_, [ASKED])
-            told = render_text(format_, [ASKED], (PROBE,))
-            called = render_text(format_, [ASKED, *exchange("", [PROBE_CALL])], (PROBE,), begin=False)
-        except CANNOT_RENDER as error:
-            raise ValueError(f"its chat template cannot render tools and their answers ({error}); {REMEDY}") from error
-        if plain == told:
-            raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")
+            plain = render_text(format_, [PROBE_QUESTION])
+            with_tools = render_text(format_, [PROBE_QUESTION], (PROBE_TOOL,))
+            with_call = render_text(
+                format_, [PROBE_QUESTION, *tool_call_messages("", [PROBE_CALL])], (PROBE_TOOL,), begin=False
+            )
+        except RENDER_ERRORS as error:
+            raise ValueError(f"its chat template cannot render tools and their answers ({error}); {HINT}") from error
+        if plain == with_tools:
+            raise ValueError(f"its chat template has no tool format: it leaves tools out; {HINT}")
         if getattr(tokenizer, "response_template", None) is None:
-            begun = render_text(format_, [ASKED], (PROBE,), begin=False) + (before := header(format_))
-            if not before or not called.startswith(begun):
-                begun = _common(called, told)
-            syntax = _syntax(called[len(begun) :])
+            prompt = render_text(format_, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + (
+                header_text := turn_header(format_)
+            )
+            if not header_text or not with_call.startswith(prompt):
+                prompt = _common_prefix(with_call, with_tools)
+            syntax = _derive_syntax(with_call[len(prompt) :])
             tagged = not syntax.opening and PYTHON_TAG in tokenizer.get_vocab()
-            format_ = replace(format_, syntax=replace(syntax, tag=PYTHON_TAG) if tagged else syntax)
-        format_.response([replace(PROBE_CALL, output="1")])
-        return replace(format_, begun=begins_thought(format_)) if thinks(format_) else format_
+            format_ = replace(format_, syntax=replace(syntax, optional_tag=PYTHON_TAG) if tagged else syntax)
+        format_.encode_response([replace(PROBE_CALL, output="1")])
+        return (
+            replace(format_, starts_in_reasoning=starts_with_reasoning(format_))
+            if supports_reasoning(format_)
+            else format_
+        )
 
-    def read(self, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NOTHING) -> list[ToolCall]:
+    def parse_calls(self, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS) -> list[ToolCall]:
         """Parse the calls in the sampled tokens of a turn.
 
         Args:
@@ -192,124 +226,134 @@ class ToolFormat:
         """
         ids = [int(token) for token in tokens]
         text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
-        begun = self.after(str(self.tokenizer.decode(prefix.tolist()))).begun if len(prefix) else self.begun
+        in_reasoning = (
+            self.with_prefix(str(self.tokenizer.decode(prefix.tolist()))).starts_in_reasoning
+            if len(prefix)
+            else self.starts_in_reasoning
+        )
         if self.syntax:
-            return self.syntax.read(text, begun)
-        text = text if begun is None else text[first_thought(text, begun) :]
+            return self.syntax.parse_calls(text, in_reasoning)
+        text = text if in_reasoning is None else text[measure_first_reasoning(text, in_reasoning) :]
         try:
-            message = parsed_turn(getattr(self.tokenizer, "response_template", None), text, _schemas(tools))
-            return [_parsed(call) for call in message.get("tool_calls") or ()]
-        except CANNOT_RENDER as error:
-            return [unreadable(text, raised(error))]
+            message = parse_turn(getattr(self.tokenizer, "response_template", None), text, _tool_schemas(tools))
+            return [_convert_call(call) for call in message.get("tool_calls") or ()]
+        except RENDER_ERRORS as error:
+            return [build_error_call(text, format_error(error))]
 
-    def after(self, text: str) -> ToolFormat:
+    def with_prefix(self, text: str) -> ToolFormat:
         """Return the format for a turn with a text prefix; the prefix may open or close reasoning."""
-        return self if self.begun is None else replace(self, begun=thinking_after(text, self.begun))
+        return (
+            self
+            if self.starts_in_reasoning is None
+            else replace(self, starts_in_reasoning=ends_in_reasoning(text, self.starts_in_reasoning))
+        )
 
-    def response(self, calls: Sequence[ToolCall], ended: int | None = None) -> TokenIds | NotExact:
+    def encode_response(self, calls: Sequence[ToolCall], end_id: int | None = None) -> TokenIds | NotExact:
         """Return the ids after a turn with only ``calls``: tool results and the start of a new turn, [T].
 
         Args:
-            ended: end-of-turn token already present in the turn. If None, the result starts with one.
+            end_id: end-of-turn token already present in the turn. If None, the result starts with one.
 
         Raises:
             ValueError: the template cannot render tool results.
         """
         # only the following text counts
-        turn, *answers = exchange("", [replace(call, arguments="{}") for call in calls])
+        turn, *answers = tool_call_messages("", [replace(call, arguments="{}") for call in calls])
         try:
-            return appended(self, [ASKED, turn], answers, (PROBE,), ended)
+            return encode_appended(self, [PROBE_QUESTION, turn], answers, (PROBE_TOOL,), end_id)
         except TemplateError:  # some templates allow only one call a turn
-            alone = {**turn, "tool_calls": turn["tool_calls"][:1]}
+            single_call = {**turn, "tool_calls": turn["tool_calls"][:1]}
         try:
-            return appended(self, [ASKED, alone], answers, (PROBE,), ended)
+            return encode_appended(self, [PROBE_QUESTION, single_call], answers, (PROBE_TOOL,), end_id)
         except TemplateError as error:
-            raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
+            raise ValueError(f"its chat template cannot show what tools answered ({error}); {HINT}") from error
 
-    def content(self, text: str) -> str:
+    def text_content(self, text: str) -> str:
         """Return the text of a turn without its tool calls. The reasoning may already be removed."""
-        begun = self.begun and ENDS in text
+        in_reasoning = self.starts_in_reasoning and THINK_END in text
         if self.syntax:
-            places = [place for place, _ in self.syntax.placed(text, begun)]
-            return text[: places[0] if places else len(text) if self.syntax.opening else 0].strip()
-        start = 0 if begun is None else first_thought(text, begun)
+            offsets = [offset for offset, _ in self.syntax.locate_calls(text, in_reasoning)]
+            return text[: offsets[0] if offsets else len(text) if self.syntax.opening else 0].strip()
+        start = 0 if in_reasoning is None else measure_first_reasoning(text, in_reasoning)
         try:
             template = getattr(self.tokenizer, "response_template", None)
-            said = str(parsed_turn(template, text[start:], ()).get("content") or "")
-        except CANNOT_RENDER:
+            content = str(parse_turn(template, text[start:], ()).get("content") or "")
+        except RENDER_ERRORS:
             return text
-        kept = BEGINS not in json.dumps(getattr(self.tokenizer, "response_template", None), default=str)
-        return text[:start] + said if kept else said
+        keeps_reasoning = THINK_START not in json.dumps(getattr(self.tokenizer, "response_template", None), default=str)
+        return text[:start] + content if keeps_reasoning else content
 
-    def certain(self, text: str, dropped: bool = False) -> int:
+    def final_length(self, text: str, without_reasoning: bool = False) -> int:
         """Return how many leading characters of an unfinished turn are final text outside calls.
 
         Args:
-            dropped: whether the text comes without the reasoning.
+            without_reasoning: whether the text comes without the reasoning.
         """
         if self.syntax is None:
             return 0
-        begun = self.begun and not dropped
+        in_reasoning = self.starts_in_reasoning and not without_reasoning
         if not self.syntax.opening:  # the turn is either a call or text
-            start = 0 if begun is None else first_thought(text, begun)
-            begins = begun is False and BEGINS.startswith(text.lstrip())
-            if not begins and not self.syntax.holds(text[start:]):
+            start = 0 if in_reasoning is None else measure_first_reasoning(text, in_reasoning)
+            may_start_reasoning = in_reasoning is False and THINK_START.startswith(text.lstrip())
+            if not may_start_reasoning and not self.syntax.may_be_call(text[start:]):
                 return len(text)
             return 0 if text[:1].isspace() else len(text[:start].rstrip())
-        mark = self.syntax.opening if begun is None else Said(self.syntax.opening, begun)
-        return 0 if text[:1].isspace() else len(before(text, (mark,)).rstrip())
+        mark = self.syntax.opening if in_reasoning is None else StopString(self.syntax.opening, in_reasoning)
+        return 0 if text[:1].isspace() else len(text_before(text, (mark,)).rstrip())
 
 
-def _schemas(tools: Sequence[Tool]) -> list[Any]:
-    return [schema(tool) for tool in tools]
+def _tool_schemas(tools: Sequence[Tool]) -> list[Any]:
+    return [tool_schema(tool) for tool in tools]
 
 
-def _parsed(call: object) -> ToolCall:
+def _convert_call(call: object) -> ToolCall:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return unreadable(repr(call), "it names no tool")
-    return asked(function["name"], function.get("arguments", {}))
+        return build_error_call(repr(call), "it names no tool")
+    return build_tool_call(function["name"], function.get("arguments", {}))
 
 
-def header(format: Format) -> str:
+def turn_header(format: ChatTemplateFormat) -> str:
     """Return the template's text between a prompt and a completed turn; "" if unknown.
 
     A template may add more text, such as reasoning, before a new turn.
     """
     try:
-        before = render_text(format, [ASKED], begin=False)
-        after = render_text(format, [ASKED, SAID, MORE], begin=False)
-    except CANNOT_RENDER:
+        before = render_text(format, [PROBE_QUESTION], begin=False)
+        after = render_text(format, [PROBE_QUESTION, PROBE_ANSWER, PROBE_FOLLOW_UP], begin=False)
+    except RENDER_ERRORS:
         return ""
-    return after[len(before) :].partition(SAID["content"])[0] if after.startswith(before) else ""
+    return after[len(before) :].partition(PROBE_ANSWER["content"])[0] if after.startswith(before) else ""
 
 
-def _common(one: str, other: str) -> str:
+def _common_prefix(first: str, second: str) -> str:
     """Return the common prefix of two texts."""
-    size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:size]
+    size = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    return first[:size]
 
 
-def _syntax(said: str) -> Syntax:
+def _derive_syntax(rendered: str) -> CallSyntax:
     """Derive the syntax from a rendered turn with the probe call.
 
     Raises:
         ValueError: the call is not written as JSON.
     """
     decoder = json.JSONDecoder()
-    for start, character in enumerate(said):
+    for start, character in enumerate(rendered):
         if character not in "[{":
             continue
         try:
-            found, _ = decoder.raw_decode(said, start)
+            parsed, _ = decoder.raw_decode(rendered, start)
         except ValueError:
             continue
-        call = found[0] if isinstance(found, list) and found else found
+        call = parsed[0] if isinstance(parsed, list) and parsed else parsed
         if not isinstance(call, dict):
             continue
         call = call.get("function", call)
-        names = [key for key, value in call.items() if value == NAME]
-        arguments = [key for key, value in call.items() if ARGUMENT in str(value)]
+        names = [key for key, value in call.items() if value == PROBE_NAME]
+        arguments = [key for key, value in call.items() if PROBE_ARGUMENT in str(value)]
         if names and arguments:
-            return Syntax(said[:start].strip(), names[0], arguments[0])
-    raise ValueError(f"its chat template does not write calls as JSON, and it has no response_template; {REMEDY}")
+            return CallSyntax(rendered[:start].strip(), names[0], arguments[0])
+    raise ValueError(f"its chat template does not write calls as JSON, and it has no response_template; {HINT}")

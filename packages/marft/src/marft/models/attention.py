@@ -1,9 +1,9 @@
 """Attention over packed rows: every MARFT forward takes a single token row, ``[1, N]``, without padding.
 
-Hugging Face models call :func:`attend` through their attention interface. The attention plan, passed as a keyword
-through the forward, selects the computation. With :class:`PackedPlan`, each row attends to itself causally (training,
-scoring, prefill). With :class:`DecodePlan`, one new token per row attends to the row's cached keys and values. Linear
-layers therefore never process padding, and rows of all agents share them.
+Hugging Face models call :func:`attention_forward` through their attention interface. The attention plan, passed as a
+keyword through the forward, selects the computation. With :class:`PackedPlan`, each row attends to itself causally
+(training, scoring, prefill). With :class:`DecodePlan`, one new token per row attends to the row's cached keys and
+values. Linear layers therefore never process padding, and rows of all agents share them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
-from marft.models.cache import KVCache
-from marft.models.devices import on_host, sent
-from marft.models.weighing import Weighing, weigh
+from marft.models.attention_spec import AttentionSpec, eager_attention
+from marft.models.devices import is_on_cpu, to_device
+from marft.models.kv_cache import KVCache
 
 IMPLEMENTATION = "marft"
-WHOLE = 1024  # longest row, in tokens, with a single mask for all its queries
-QUERIES = 512  # queries per block for longer rows
+MAX_MASK_LENGTH = 1024  # longest row, in tokens, with a single mask for all its queries
+QUERY_BLOCK = 512  # queries per block for longer rows
 
 
 class AttentionPlan(Protocol):
     """Attention computation for one forward."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Return the attention output, [N, H, D]: N tokens, H query heads, K key heads.
 
         Args:
@@ -39,7 +39,7 @@ class AttentionPlan(Protocol):
             q: queries, [N, H, D].
             k: keys, [N, K, D].
             v: values, [N, K, D].
-            weighing: attention settings of the layer.
+            spec: attention settings of the layer.
         """
 
 
@@ -69,24 +69,24 @@ class PackedPlan:
         self.lengths, self.cache, self.slots = lengths, cache, slots
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         self.groups = list(Counter(padded_length(lengths[row]) for row in order).items())  # (padded length, rows)
-        spare = max(0, tokens - sum(lengths))
-        self.regular = not spare and all(length == padded_length(max(lengths)) for length in lengths)
-        if not self.regular:
+        padding = max(0, tokens - sum(lengths))
+        self.needs_no_padding = not padding and all(length == padded_length(max(lengths)) for length in lengths)
+        if not self.needs_no_padding:
             sizes = np.array(lengths)[order]
             starts = (np.cumsum(lengths) - lengths)[order]
             widths = np.repeat(*np.array(self.groups).T)
-            columns = _ranges(widths)
-            real = columns < np.repeat(sizes, widths)  # [padded]
-            padded_from = np.where(real, np.repeat(starts, widths) + columns, 0)  # → packed
-            packed_from = np.zeros(sum(lengths) + spare, np.int64)  # → padded
-            positions = np.flatnonzero(real)
+            columns = _concat_ranges(widths)
+            is_token = columns < np.repeat(sizes, widths)  # [padded]
+            padded_from = np.where(is_token, np.repeat(starts, widths) + columns, 0)  # → packed
+            packed_from = np.zeros(sum(lengths) + padding, np.int64)  # → padded
+            positions = np.flatnonzero(is_token)
             packed_from[padded_from[positions]] = positions
-            self.real, self.padded_from, self.packed_from = (
-                sent(array, device) for array in (real, padded_from, packed_from)
+            self.is_token, self.padded_from, self.packed_from = (
+                to_device(array, device) for array in (is_token, padded_from, packed_from)
             )
-            self.in_rows = torch.arange(len(packed_from), device=device) < sum(lengths) if spare else None
+            self.in_rows = torch.arange(len(packed_from), device=device) < sum(lengths) if padding else None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend within each row; see :class:`AttentionPlan`."""
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
@@ -96,21 +96,25 @@ class PackedPlan:
             stop = start + rows * longest
             shape = (rows, longest, -1)
             of_q, of_k, of_v = (x[start:stop].view(*shape, x.shape[-1]) for x in (q, k, v))
-            parts.append(_causal(of_q, of_k, of_v, weighing))
+            parts.append(_causal_attention(of_q, of_k, of_v, spec))
             start = stop
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _pad(self, x_NHD: Tensor) -> Tensor:
         """Convert packed rows to padded rows, group by group, [padded, H, D]."""
-        if self.regular:
+        if self.needs_no_padding:
             return x_NHD
-        return _regroup(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows).view(-1, *x_NHD.shape[1:])
+        return _gather_rows(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows).view(
+            -1, *x_NHD.shape[1:]
+        )
 
     def _pack(self, x_PHD: Tensor) -> Tensor:
         """Convert padded rows back to packed rows."""
-        if self.regular:
+        if self.needs_no_padding:
             return x_PHD
-        return _regroup(x_PHD.flatten(1), self.packed_from, self.padded_from, self.real).view(-1, *x_PHD.shape[1:])
+        return _gather_rows(x_PHD.flatten(1), self.packed_from, self.padded_from, self.is_token).view(
+            -1, *x_PHD.shape[1:]
+        )
 
 
 def padded_length(length: int) -> int:
@@ -123,39 +127,39 @@ def padded_length(length: int) -> int:
     return max(16, -(-length // step) * step)
 
 
-def _ranges(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _concat_ranges(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Concatenate ranges: ``[3, 2] → [0, 1, 2, 0, 1]``."""
     ends = widths.cumsum()
     return np.arange(ends[-1]) - np.repeat(ends - widths, widths)
 
 
-def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, weighing: Weighing) -> Tensor:
+def _causal_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, spec: AttentionSpec) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
-    length, window = q.shape[2], weighing.window
-    if weighing.plain and (window is None or window >= length):
+    length, window = q.shape[2], spec.window
+    if spec.is_standard and (window is None or window >= length):
         grouped = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=weighing.scale, enable_gqa=grouped)
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=grouped)
     else:
-        step = length if length <= WHOLE else QUERIES
-        parts = [_masked(q, k, v, weighing, slice(start, start + step)) for start in range(0, length, step)]
+        step = length if length <= MAX_MASK_LENGTH else QUERY_BLOCK
+        parts = [_masked_attention(q, k, v, spec, slice(start, start + step)) for start in range(0, length, step)]
         out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).flatten(0, 1)  # [B·T, H, D]
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, weighing: Weighing, queries: slice) -> Tensor:
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, queries: slice) -> Tensor:
     """Attend for a block of queries and only their visible keys, to avoid a mask with quadratic size."""
     length = q.shape[2]
     stop = min(queries.stop, length)
-    window = weighing.window or length
+    window = spec.window or length
     first = max(0, queries.start - window + 1)
     q, k, v = q[:, :, queries.start : stop], k[:, :, first:stop], v[:, :, first:stop]
     rows = torch.arange(queries.start, stop, device=q.device)
-    distance = rows[:, None] - torch.arange(first, stop, device=q.device)
-    seen = (distance >= 0) & (distance < window)
-    if not weighing.plain:
-        return weigh(q, k, v, seen[None], weighing, again=length > WHOLE)
+    offset = rows[:, None] - torch.arange(first, stop, device=q.device)
+    visible = (offset >= 0) & (offset < window)
+    if not spec.is_standard:
+        return eager_attention(q, k, v, visible[None], spec, recompute=length > MAX_MASK_LENGTH)
     grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=weighing.scale, enable_gqa=grouped)
+    return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=spec.scale, enable_gqa=grouped)
 
 
 class DecodePlan:
@@ -167,52 +171,52 @@ class DecodePlan:
         Args:
             lengths: cached tokens in each slot before the new token, [n].
         """
-        self.cache, self.lengths = cache, sent(np.array(lengths), device)
+        self.cache, self.lengths = cache, to_device(np.array(lengths), device)
         self.longest = max(lengths) + 1
         self.visible = torch.arange(self.longest, device=device) <= self.lengths[:, None]  # [n, T]
-        self.equal = min(lengths) + 1 == self.longest
+        self.equal_lengths = min(lengths) + 1 == self.longest
         self.positions: dict[int, Tensor] = {}  # by number of key heads, which may differ between layers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend to the cached keys and values; see :class:`AttentionPlan`."""
         rows, key_heads, width = k.shape
         if key_heads not in self.positions:
             self.positions[key_heads] = self.cache.flat_positions(self.lengths, key_heads)
         keys, values = self.cache.append(layer, k, v, self.positions[key_heads], self.longest)  # [n, K, T, D]
-        if not weighing.plain:
-            visible = self._visible(weighing.window)[:, None]
-            return weigh(q[:, :, None], keys, values, visible, weighing)[:, :, 0]
+        if not spec.is_standard:
+            visible = self._visible_keys(spec.window)[:, None]
+            return eager_attention(q[:, :, None], keys, values, visible, spec)[:, :, 0]
         q_nKGD = q.view(rows, key_heads, -1, width)  # query heads of the same key head attend together
-        mask = self._mask(weighing.window, q.dtype)
-        return _decode(q_nKGD, keys, values, mask, weighing.scale).reshape(rows, -1, values.shape[-1])
+        mask = self._attention_mask(spec.window, q.dtype)
+        return _decode_attention(q_nKGD, keys, values, mask, spec.scale).reshape(rows, -1, values.shape[-1])
 
-    def _visible(self, window: int | None) -> Tensor:
+    def _visible_keys(self, window: int | None) -> Tensor:
         """Return the visible cached tokens per row, [n, T]."""
         if window is None or window >= self.longest:
             return self.visible
         columns = torch.arange(self.longest, device=self.visible.device)
         return self.visible & (columns > self.lengths[:, None] - window)
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        if self.equal and (window is None or window >= self.longest):
+    def _attention_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        if self.equal_lengths and (window is None or window >= self.longest):
             return None
-        visible = self._visible(window)
+        visible = self._visible_keys(window)
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
 
-def _decode(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _decode_attention(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attend for one new token per row.
 
     On a CPU, plain matrix products are faster than kernels designed for many queries.
     """
-    if not on_host(q_nKGD) or q_nKGD.dtype not in (torch.float32, torch.float64):
+    if not is_on_cpu(q_nKGD) or q_nKGD.dtype not in (torch.float32, torch.float64):
         return scaled_dot_product_attention(q_nKGD, k_nKTD, v_nKTD, attn_mask=mask, scale=scale)
     scores = (q_nKGD @ k_nKTD.transpose(-1, -2)).mul_(scale)
     return (scores if mask is None else scores.add_(mask)).softmax(-1) @ v_nKTD
 
 
-class _Regroup(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Row gather with a gather for its gradient: ``backward_index`` inverts ``index`` and replaces a scatter."""
 
     @staticmethod
@@ -229,12 +233,12 @@ class _Regroup(torch.autograd.Function):
         return out, None, None, None
 
 
-def _regroup(x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
-    regrouped: Tensor = _Regroup.apply(x, index, backward_index, keep)  # type: ignore[no-untyped-call]
-    return regrouped
+def _gather_rows(x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
+    gathered: Tensor = _GatherRows.apply(x, index, backward_index, keep)  # type: ignore[no-untyped-call]
+    return gathered
 
 
-def attend(
+def attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -263,16 +267,16 @@ def attend(
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx
     assert isinstance(layer, int)
-    return plan.attend(layer, q, k, v, Weighing(scale, sliding_window, softcap, s_aux))[None], None
+    return plan.attend(layer, q, k, v, AttentionSpec(scale, sliding_window, softcap, s_aux))[None], None
 
 
-def register() -> None:
+def register_attention() -> None:
     """Register ``attn_implementation="marft"`` with transformers. The plan handles masks."""
-    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionInterface.register(IMPLEMENTATION, attention_forward)
     AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)
 
 
-def implementation_for(config: PreTrainedConfig) -> str | None:
+def attention_implementation(config: PreTrainedConfig) -> str | None:
     """Return MARFT's attention name if the model supports attention backends; None for the model's own attention."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None

@@ -16,33 +16,33 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
-from marft.models.devices import on_host
-from marft.models.dropout import switch_off
-from marft.models.forest import Forest
-from marft.models.fused_decoder import fits, fused_forward, fused_layer
+from marft.models.devices import is_on_cpu
+from marft.models.dropout import disable_dropout
+from marft.models.fp32_residual import use_fp32_residual
+from marft.models.fused_decoder import fused_forward, fused_layer, supports_fused
 from marft.models.log_probs import next_logits
-from marft.models.logit_shape import LogitShape
+from marft.models.logit_transform import LogitTransform
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
-from marft.models.masters import Masters
-from marft.models.own_forward import own_hidden_states
+from marft.models.master_weights import MasterWeights
+from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows
+from marft.models.prefix_tree import PrefixTree
 from marft.models.tree_attention import TreePlan
-from marft.models.wide_stream import widen
 
 if TYPE_CHECKING:
     from marft.models.sharding import Shards
 
-SAVED = 1 / 3  # minimum share of saved tokens for a prefix tree to pay off
+MIN_SAVED_SHARE = 1 / 3  # minimum share of saved tokens for a prefix tree to pay off
 # cost of a tree node, as the number of layer weights that can be multiplied with a token in the same time
-OVERHEAD = 5e6
+NODE_COST = 5e6
 
 
-class Forward(NamedTuple):
+class ForwardMode(NamedTuple):
     """Forward mode of a backbone; see the attributes with the same names."""
 
     fused: bool
-    plain: bool
-    wide: bool
+    native: bool
+    fp32_residual: bool
 
 
 class Backbone:
@@ -57,18 +57,19 @@ class Backbone:
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        switch_off(model)
+        disable_dropout(model)
         self.model = model
         self.context = context
         self.routing = Routing()
         self.layers: dict[str, MultiLoraLinear] = {}
-        self.decoder = _decoder_of(model)
-        self.fused = fits(self.decoder)  # whether to run the decoder without its modules
-        self.plain = False  # whether to run the model's own forward, without packing
-        self.wide = False  # whether the residual stream is float32 although the weights are half precision
+        self.decoder = _find_decoder(model)
+        self.fused = supports_fused(self.decoder)  # whether to run the decoder without its modules
+        self.native = False  # whether to run the model's own forward, without packing
+        self.fp32_residual = False  # whether the residual stream is float32 although the weights are half precision
         self.shards: Shards | None = None  # set if the weights are sharded over several ranks
-        self.masters: Masters | None = None  # float32 master weights, if half-precision weights are trained
-        self.here = True  # whether this process holds the weights; if not, it knows only names, shapes and types
+        # float32 master weights, if half-precision weights are trained
+        self.master_weights: MasterWeights | None = None
+        self.has_weights = True  # whether this process holds the weights; if not, it knows only names, shapes and types
         self._device: torch.device | None = None  # device of a remote backbone
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -77,9 +78,9 @@ class Backbone:
                 "use another model"
             )
         self.head: nn.Linear = head
-        if self.half:
-            widen(self.decoder, lambda: self.wide)
-        self.logit_shape = LogitShape.of(model.config.get_text_config())
+        if self.is_half:
+            use_fp32_residual(self.decoder, lambda: self.fp32_residual)
+        self.logit_transform = LogitTransform.from_config(model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
@@ -87,62 +88,66 @@ class Backbone:
         return self._device or self.head.weight.device
 
     @property
-    def half(self) -> bool:
+    def is_half(self) -> bool:
         """True for half-precision weights."""
         return self.head.weight.dtype not in (torch.float32, torch.float64)
 
     @property
-    def forward(self) -> Forward:
+    def forward_mode(self) -> ForwardMode:
         """Current forward mode."""
-        return Forward(self.fused, self.plain, self.wide)
+        return ForwardMode(self.fused, self.native, self.fp32_residual)
 
-    @forward.setter
-    def forward(self, forward: Forward) -> None:
-        self.fused, self.plain, self.wide = forward
+    @forward_mode.setter
+    def forward_mode(self, mode: ForwardMode) -> None:
+        self.fused, self.native, self.fp32_residual = mode
 
     @property
-    def wants_full_batches(self) -> bool:
+    def needs_fixed_size(self) -> bool:
         """True if compared scores need batches with a fixed size.
 
         Products may round differently in batches of different sizes, and on a GPU or in half precision the difference
         matters.
         """
-        return not on_host(self.head.weight) or self.half
+        return not is_on_cpu(self.head.weight) or self.is_half
 
-    def gains(self, forest: Forest, tokens: int) -> bool:
+    def benefits_from_tree(self, tree: PrefixTree, tokens: int) -> bool:
         """Return whether a prefix tree speeds up rows with ``tokens`` tokens in total.
 
         A tree saves tokens, but each of its nodes attends separately, at a fixed cost.
         """
-        saved = tokens - len(forest.ids)
-        return not self.plain and saved >= max(1, SAVED * tokens) and saved * self._layer >= OVERHEAD * len(forest.runs)
+        saved = tokens - len(tree.ids)
+        return (
+            not self.native
+            and saved >= max(1, MIN_SAVED_SHARE * tokens)
+            and saved * self._layer_weights >= NODE_COST * len(tree.nodes)
+        )
 
     @cached_property
-    def _layer(self) -> float:
+    def _layer_weights(self) -> float:
         """Average weight count per layer."""
         embeddings = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
         weights: int = sum(parameter.numel() for parameter in self.decoder.parameters()) - embeddings
-        return weights / self.depth
+        return weights / self.num_layers
 
     @property
-    def depth(self) -> int:
+    def num_layers(self) -> int:
         """Number of decoder layers."""
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
         """Return the last hidden states for packed rows, [N, D], each token with its row's policy."""
         if self.shards is not None:
-            return self.shards.through(lambda: self._hidden_states(rows, plan))
+            return self.shards.run_pass(lambda: self._hidden_states(rows, plan))
         return self._hidden_states(rows, plan)
 
     def _hidden_states(self, rows: PackedRows, plan: AttentionPlan | None) -> Tensor:
-        if self.plain:
-            return own_hidden_states(self.decoder, self.routing, rows)
-        if rows.forest is not None:
-            plan = plan or TreePlan(rows.forest, self.device)
+        if self.native:
+            return native_hidden_states(self.decoder, self.routing, rows)
+        if rows.tree is not None:
+            plan = plan or TreePlan(rows.tree, self.device)
         plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
-        with self.routing.by_stretch(rows.stretches, len(rows.ids), whole=rows.filled):
-            return self._forward(rows.ids, rows.positions, plan)
+        with self.routing.by_span(rows.spans, len(rows.ids), full_batch=rows.fixed_size):
+            return self._run_decoder(rows.ids, rows.positions, plan)
 
     def next_hidden_states(
         self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan
@@ -156,32 +161,32 @@ class Backbone:
             plan: attention plan of this step.
         """
         with self.routing.by_row(policies):
-            return self._forward(ids, positions, plan)
+            return self._run_decoder(ids, positions, plan)
 
-    def logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
+    def compute_logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return the logits divided by temperature, [n, V], in float32 or better, for hidden states [n, D]."""
-        return next_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_shape)
+        return next_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_transform)
 
-    def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+    def _run_decoder(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:
-            through = fused_layer if self.shards is None else self.shards.fused
-            return fused_forward(self.decoder, ids, positions, plan, self.routing, through)
+            run_layer = fused_layer if self.shards is None else self.shards.run_fused_layer
+            return fused_forward(self.decoder, ids, positions, plan, self.routing, run_layer)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden.to(self.head.weight.dtype)
 
-    def lies_elsewhere(self, device: torch.device) -> None:
+    def mark_remote(self, device: torch.device) -> None:
         """Mark the backbone as remote: other processes hold its weights, and no forward runs here.
 
         Args:
             device: device for local computations with scores from the other processes.
         """
-        self.here, self._device = False, device
+        self.has_weights, self._device = False, device
 
-    def take_slower_forward(self) -> None:
+    def use_slower_forward(self) -> None:
         """Switch to the next slower forward: from fused to packed, then from packed to the model's own forward."""
-        self.fused, self.plain, self.wide = False, not self.fused, False
-        if self.plain:
+        self.fused, self.native, self.fp32_residual = False, not self.fused, False
+        if self.native:
             implementation = "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
             self.model.set_attn_implementation(implementation)
 
@@ -189,43 +194,45 @@ class Backbone:
         """Add a new adapter (B = 0) for ``policy`` to every linear layer with a name that ends in a target.
 
         Raises:
-            ValueError: as :meth:`targeted`; the model is then unchanged.
+            ValueError: as :meth:`target_layers`; the model is then unchanged.
         """
-        for name in self.targeted(policy, targets):
+        for name in self.target_layers(policy, targets):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
             self._lora_layer(name).add(policy, rank, alpha, generator)
 
-    def targeted(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
+    def target_layers(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the linear layers with names that end in a target, with their input and output sizes.
 
         Raises:
             ValueError: a target matches no linear layer of this model's decoder, or it matches a layer that is computed
                 without adapters.
         """
-        linear, found = list(self._linear_layers()), dict[str, tuple[int, int]]()
-        inside = set(map(id, self.decoder.modules()))
+        linear, sizes = list(self._linear_layers()), dict[str, tuple[int, int]]()
+        decoder_modules = set(map(id, self.decoder.modules()))
         for target in targets:
-            names = _named(linear, target)
-            computed = [name for name in names if id(self.model.get_submodule(name)) in inside]
+            names = _match_layers(linear, target)
+            computed = [name for name in names if id(self.model.get_submodule(name)) in decoder_modules]
             if not computed or any(self.model.get_submodule(name) is self.head for name in names):
-                raise ValueError(f"policies.{policy}.lora.targets: {self._why_not(target, linear)}")
+                raise ValueError(f"policies.{policy}.lora.targets: {self._explain_target(target, linear)}")
             for name in names:
                 layer: Any = self.model.get_submodule(name)
                 base: nn.Linear = layer.base if isinstance(layer, MultiLoraLinear) else layer
-                found[name] = (base.in_features, base.out_features)
-        return found
+                sizes[name] = (base.in_features, base.out_features)
+        return sizes
 
-    def _why_not(self, target: str, linear: Sequence[str]) -> str:
+    def _explain_target(self, target: str, linear: Sequence[str]) -> str:
         """Return the error message for a target without a suitable layer."""
-        ours = tuple(f"{name}." for name in self.layers)  # excludes MARFT's modules inside adapted layers
-        found = _named([name for name, _ in self.model.named_modules() if not name.startswith(ours)], target)
-        known = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
-        if not found:
-            return f"no layer is called {target!r}{did_you_mean(target, known)}"
-        kind = type(self.model.get_submodule(found[0])).__name__
+        adapted_prefixes = tuple(f"{name}." for name in self.layers)  # excludes MARFT's modules inside adapted layers
+        matches = _match_layers(
+            [name for name, _ in self.model.named_modules() if not name.startswith(adapted_prefixes)], target
+        )
+        layer_names = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
+        if not matches:
+            return f"no layer is called {target!r}{did_you_mean(target, layer_names)}"
+        kind = type(self.model.get_submodule(matches[0])).__name__
         return (
-            f"{target!r} is {found[0]} ({kind}), and adapters are computed on linear layers of the decoder alone; name "
-            f"some of {', '.join(sorted(known))}, or set train = 'full'"
+            f"{target!r} is {matches[0]} ({kind}), and adapters are computed on linear layers of the decoder alone; "
+            f"name some of {', '.join(sorted(layer_names))}, or set train = 'full'"
         )
 
     def remove_adapter(self, policy: str) -> None:
@@ -235,14 +242,14 @@ class Backbone:
 
     def adapters(self, policy: str) -> dict[str, Adapter]:
         """Return the policy's adapters by layer name; empty for the base model."""
-        found = {}
+        adapters = {}
         for name, layer in self.layers.items():
             adapter = layer.adapter(policy)
             if adapter is not None:
-                found[name] = adapter
-        return found
+                adapters[name] = adapter
+        return adapters
 
-    def refuse_unknown(self, adapter: str | None) -> None:
+    def check_adapter(self, adapter: str | None) -> None:
         """Check for an existing adapter. With an unknown name, the base model would compute the rows.
 
         Raises:
@@ -251,12 +258,12 @@ class Backbone:
         if adapter is not None and not any(layer.adapter(adapter) for layer in self.layers.values()):
             raise ValueError(f"this model has no adapter called {adapter!r}; None is the base alone")
 
-    def recompute_activations(self) -> None:
+    def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only layer boundaries and recompute the rest in the backward pass."""
         self.fused = False
 
         def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.routing.as_it_is()
+            return nullcontext(), self.routing.repeat()
 
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
@@ -266,13 +273,13 @@ class Backbone:
                 )
                 layer.training = True  # enables checkpointing in transformers
 
-    def learned(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trainable weights for full fine-tuning by name: the weights themselves or float32 masters."""
-        own = dict(self.model.named_parameters()) if self.shards is None else self.shards.parameters
-        if not self.half:
-            return own
-        self.masters = self.masters or Masters(own)
-        return self.masters.parameters
+        parameters = dict(self.model.named_parameters()) if self.shards is None else self.shards.parameters
+        if not self.is_half:
+            return parameters
+        self.master_weights = self.master_weights or MasterWeights(parameters)
+        return self.master_weights.parameters
 
     def base_weights(self) -> dict[str, Tensor]:
         """Return the base weights by their original names, without adapters."""
@@ -288,20 +295,20 @@ class Backbone:
         """Return the full model weights by their names in the model."""
         return self.model.state_dict() if self.shards is None else self.shards.weights()
 
-    def take(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load weights from :meth:`weights`."""
         if self.shards is None:
             self.model.load_state_dict(weights)
         else:
-            self.shards.take(weights)
-        if self.masters is not None:
-            self.masters.take(weights)
+            self.shards.load_weights(weights)
+        if self.master_weights is not None:
+            self.master_weights.load_weights(weights)
 
     def _linear_layers(self) -> Iterator[str]:
         """Yield the names of the model's own linear layers, adapted or not."""
         for name, module in self.model.named_modules():
-            inside = name.endswith(".base") and name.removesuffix(".base") in self.layers
-            if isinstance(module, nn.Linear | MultiLoraLinear) and not inside:
+            is_base = name.endswith(".base") and name.removesuffix(".base") in self.layers
+            if isinstance(module, nn.Linear | MultiLoraLinear) and not is_base:
                 yield name
 
     def _lora_layer(self, name: str) -> MultiLoraLinear:
@@ -314,12 +321,12 @@ class Backbone:
         return self.layers[name]
 
 
-def _named(layers: Sequence[str], target: str) -> list[str]:
+def _match_layers(layers: Sequence[str], target: str) -> list[str]:
     """Return the layers matched by a target, by PEFT's rule."""
     return [name for name in layers if name == target or name.endswith(f".{target}")]
 
 
-def _decoder_of(model: PreTrainedModel) -> Any:
+def _find_decoder(model: PreTrainedModel) -> Any:
     """Return the module for hidden states; some models wrongly return themselves as their decoder."""
     decoder = model.get_decoder()
     return getattr(model, "model", decoder) if decoder is model else decoder

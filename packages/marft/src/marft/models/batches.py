@@ -8,18 +8,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_batches(items: Sequence[T], length: Callable[[T], int], limit: int) -> list[list[T]]:
+def split_batches(items: Sequence[T], length: Callable[[T], int], limit: int) -> list[list[T]]:
     """Group consecutive items into batches with a total length up to ``limit``; a longer item forms its own batch.
 
-    >>> in_batches([3, 4, 9, 1], lambda n: n, 8)
+    >>> split_batches([3, 4, 9, 1], lambda n: n, 8)
     [[3, 4], [9], [1]]
     """
     batches: list[list[T]] = []
-    filled = 0
+    total_length = 0
     for item in items:
-        if not batches or filled + length(item) > limit:
+        if not batches or total_length + length(item) > limit:
             batches.append([])
-            filled = 0
+            total_length = 0
         batches[-1].append(item)
-        filled += length(item)
+        total_length += length(item)
     return batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from marft.models.alone import one_at_a_time
+from marft.models.load_lock import with_load_lock
 
 
 class ValueHead(nn.Module):
@@ -15,10 +15,10 @@ class ValueHead(nn.Module):
     last layer is initialized to zero: an untrained critic predicts 0, not noise.
     """
 
-    @one_at_a_time
+    @with_load_lock
     def __init__(self, features: int, hidden: int, seed: int) -> None:
         super().__init__()
-        self.normalise = nn.LayerNorm(features, elementwise_affine=False)
+        self.normalize = nn.LayerNorm(features, elementwise_affine=False)
         self.layers = nn.Sequential(
             nn.Linear(features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1)
         )
@@ -33,5 +33,5 @@ class ValueHead(nn.Module):
 
     def forward(self, features_KD: Tensor) -> Tensor:
         """Return the values, [K], for features [K, D]."""
-        values: Tensor = self.layers(self.normalise(features_KD.float()))[:, 0]
+        values: Tensor = self.layers(self.normalize(features_KD.float()))[:, 0]
         return values

@@ -13,24 +13,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
-def on_host(tensor: Tensor) -> bool:
+def is_on_cpu(tensor: Tensor) -> bool:
     """Return whether a tensor resides in CPU memory, with free reads."""
     return tensor.device.type == "cpu"
 
 
-def sent(values: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(values: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Copy an array to a device without waiting for the device."""
     tensor = torch.from_numpy(values)
     return tensor.to(device, dtype or tensor.dtype, non_blocking=True)
 
 
-def read_all(tensors: Sequence[Tensor]) -> list[Floats]:
+def read_tensors(tensors: Sequence[Tensor]) -> list[FloatArray]:
     """Read several tensors as flat float64 arrays, in a single transfer.
 
-    >>> [numbers.tolist() for numbers in read_all([torch.tensor([1, 2]), torch.tensor(0.5)])]
+    >>> [numbers.tolist() for numbers in read_tensors([torch.tensor([1, 2]), torch.tensor(0.5)])]
     [[1.0, 2.0], [0.5]]
     """
     if not tensors:
@@ -39,48 +39,48 @@ def read_all(tensors: Sequence[Tensor]) -> list[Floats]:
     return np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
 
 
-class Awaited:
+class DeferredReads:
     """Deferred reads: device tensors with callbacks for their values.
 
-    >>> awaited, heard = Awaited(), []
+    >>> awaited, heard = DeferredReads(), []
     >>> awaited.add(torch.tensor([1.0, 2.0]), lambda numbers: heard.append(numbers.sum()))
-    >>> awaited.read(); float(heard[0])
+    >>> awaited.read_pending(); float(heard[0])
     3.0
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Callable[[Floats], None]]] = []
+        self._pending: list[tuple[Tensor, Callable[[FloatArray], None]]] = []
 
-    def add(self, tensor: Tensor, then: Callable[[Floats], None]) -> None:
-        """Register a callback for a tensor's flat values, called by :meth:`read`."""
-        self._waiting.append((tensor.detach(), then))
+    def add(self, tensor: Tensor, callback: Callable[[FloatArray], None]) -> None:
+        """Register a callback for a tensor's flat values, called by :meth:`read_pending`."""
+        self._pending.append((tensor.detach(), callback))
 
-    def read(self) -> None:
+    def read_pending(self) -> None:
         """Read every pending tensor, then run the callbacks in registration order."""
-        waiting, self._waiting = self._waiting, []
-        for (_, then), numbers in zip(waiting, read_all([tensor for tensor, _ in waiting]), strict=True):
-            then(numbers)
+        pending, self._pending = self._pending, []
+        for (_, callback), numbers in zip(pending, read_tensors([tensor for tensor, _ in pending]), strict=True):
+            callback(numbers)
 
 
-def reported_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Return the device name reported by its driver; "" for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
-def forget_peak_memory(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Reset the counter behind :func:`peak_memory`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the peak tensor memory since :func:`forget_peak_memory`, in bytes; None for a CPU.
+    """Return the peak tensor memory since :func:`reset_peak_memory`, in bytes; None for a CPU.
 
     The CPU allocator does not count.
     """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def half_product(a_TK: Tensor, b_KN: Tensor) -> Tensor:
+def half_matmul(a_TK: Tensor, b_KN: Tensor) -> Tensor:
     """Multiply half-precision matrices on a GPU, with accumulation and result in float32."""
     return torch.mm(a_TK, b_KN, out_dtype=torch.float32)

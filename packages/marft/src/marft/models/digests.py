@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-SAMPLES = 64  # values per tensor, evenly spread
+SAMPLES_PER_TENSOR = 64  # values per tensor, evenly spread
 
 
 @torch.no_grad()
-def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
+def compute_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
     """Return a digest over names, shapes, sampled bfloat16 values from every tensor, and texts.
 
-    >>> digest_of({"a": torch.ones(3)}) == digest_of({"a": torch.ones(3, dtype=torch.bfloat16)})
+    >>> compute_digest({"a": torch.ones(3)}) == compute_digest({"a": torch.ones(3, dtype=torch.bfloat16)})
     True
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         flat = tensor.detach().reshape(-1)
-        indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES, len(flat))).astype(np.int64)
+        indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES_PER_TENSOR, len(flat))).astype(np.int64)
         sample = flat[torch.from_numpy(indices).to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu()
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(sample.numpy().tobytes())
@@ -32,6 +32,6 @@ def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     return digest.hexdigest()
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the vocabulary and chat template as text: they determine the token ids."""
     return f"{sorted(tokenizer.get_vocab().items())} {tokenizer.chat_template}"

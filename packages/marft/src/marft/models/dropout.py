@@ -12,20 +12,20 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
-PROBABILITY = re.compile(r"\w*(drop(out)?|pdrop|jitter_noise)(_prob|_rate|_p)?")
+DROPOUT_NAMES = re.compile(r"\w*(drop(out)?|pdrop|jitter_noise)(_prob|_rate|_p)?")
 
 
-def switch_off(model: PreTrainedModel) -> None:
+def disable_dropout(model: PreTrainedModel) -> None:
     """Set every dropout probability to 0, in a model's modules and configuration."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        _to_zero(module)
-    _to_zero(model.config)
-    _to_zero(model.config.get_text_config())
+        _set_to_zero(module)
+    _set_to_zero(model.config)
+    _set_to_zero(model.config.get_text_config())
 
 
-def _to_zero(holder: nn.Module | object) -> None:
+def _set_to_zero(holder: nn.Module | object) -> None:
     for name, value in list(vars(holder).items()):
-        if type(value) in (int, float) and PROBABILITY.fullmatch(name):
+        if type(value) in (int, float) and DROPOUT_NAMES.fullmatch(name):
             setattr(holder, name, 0.0)

@@ -8,24 +8,24 @@ token in the forward, and 2.5 times as much in the backward.
 
 from __future__ import annotations
 
-from marft.models.shapes import Shape
+from marft.models.model_sizes import ModelSizes
 
-BACK = 2.5  # multiple of the attention forward (Dao 2023, FlashAttention-2)
+BACKWARD_FACTOR = 2.5  # multiple of the attention forward (Dao 2023, FlashAttention-2)
 
 
-def forward_flops(shape: Shape, length: float, head_share: float = 0.0) -> float:
+def forward_flops(shape: ModelSizes, length: float, head_share: float = 0.0) -> float:
     """Return the forward operations per token for a row with ``length`` tokens.
 
     Args:
         head_share: share of the tokens with computed logits.
     """
-    attention = 2.0 * length * shape.queries * shape.layers
+    attention = 2.0 * length * shape.query_dim * shape.layers
     return 2.0 * shape.matrix_parameters + attention + 2.0 * shape.head_parameters * head_share
 
 
 def training_flops(
-    shape: Shape, length: float, head_share: float, adapter: int, *, whole: bool, recomputes: bool = False,
-    halves: bool = False,
+    shape: ModelSizes, length: float, head_share: float, adapter: int, *, full_training: bool,
+    checkpointing: bool = False, half_products: bool = False,
 ) -> float:  # fmt: skip
     """Return the operations per trained token, forward and backward, for a row with ``length`` tokens.
 
@@ -35,16 +35,16 @@ def training_flops(
     Args:
         head_share: share of the tokens with computed logits.
         adapter: number of trained adapter parameters; 0 without an adapter.
-        whole: whether the model's own weights are trained.
-        recomputes: whether activations are recomputed (gradient checkpointing).
-        halves: whether the gradient through a frozen head takes two half-precision products.
+        full_training: whether the model's own weights are trained.
+        checkpointing: whether activations are recomputed (gradient checkpointing).
+        half_products: whether the gradient through a frozen head takes two half-precision products.
     """
-    attention = 2.0 * length * shape.queries * shape.layers
-    layers = 2.0 * shape.matrix_parameters * ((3 if whole else 2) + recomputes)
-    products = 4 if whole else 3 if halves else 2
+    attention = 2.0 * length * shape.query_dim * shape.layers
+    layers = 2.0 * shape.matrix_parameters * ((3 if full_training else 2) + checkpointing)
+    head_factor = 4 if full_training else 3 if half_products else 2
     return (
         layers
         + 6.0 * adapter
-        + attention * (1 + BACK + recomputes)
-        + 2.0 * products * shape.head_parameters * head_share
+        + attention * (1 + BACKWARD_FACTOR + checkpointing)
+        + 2.0 * head_factor * shape.head_parameters * head_share
     )

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from marft.models.devices import sent
+from marft.models.devices import to_device
 
-PARTIAL = (
+PARTIAL_BATCH_ERROR = (
     "a layer that policies adapt sees {} tokens where the batch has {}, as an expert's does: which are whose is not "
     "known there; leave it out of lora.targets"
 )
@@ -43,45 +43,45 @@ class Routing:
     """Assignment of tokens to policies in the current forward, shared by every layer of a base model."""
 
     def __init__(self) -> None:
-        self.stretches: Sequence[tuple[str | None, int, int]] = ()
-        self.whole = False  # whether each adapter is multiplied with the whole batch
-        self.rows: Sequence[str | None] | None = None
+        self.spans: Sequence[tuple[str | None, int, int]] = ()
+        self.full_batch = False  # whether each adapter is multiplied with the whole batch
+        self.row_policies: Sequence[str | None] | None = None
         self.decoding = False  # whether each token is the next token of its row
-        self.tokens = 0  # number of tokens in the current forward
+        self.num_tokens = 0  # number of tokens in the current forward
 
     @contextmanager
-    def by_stretch(
-        self, stretches: Sequence[tuple[str | None, int, int]], tokens: int, whole: bool = False
+    def by_span(
+        self, spans: Sequence[tuple[str | None, int, int]], tokens: int, full_batch: bool = False
     ) -> Iterator[None]:
         """Set the policy spans ``(policy, start, stop)`` over the batch's tokens, row after row; ``None``: base model.
 
         Args:
             tokens: tokens of the batch, including tokens outside the spans.
-            whole: whether to multiply each adapter with the whole batch and keep only its span of the product. Results
-                then do not depend on the number of tokens of the policy.
+            full_batch: whether to multiply each adapter with the whole batch and keep only its span of the product.
+                Results then do not depend on the number of tokens of the policy.
         """
-        self.stretches, self.tokens, self.whole = stretches, tokens, whole
+        self.spans, self.num_tokens, self.full_batch = spans, tokens, full_batch
         try:
             yield
         finally:
-            self.stretches, self.tokens, self.whole = (), 0, False
+            self.spans, self.num_tokens, self.full_batch = (), 0, False
 
-    def as_it_is(self) -> AbstractContextManager[None]:
+    def repeat(self) -> AbstractContextManager[None]:
         """Repeat the current routing, for a backward pass that recomputes layers."""
-        return self.by_stretch(self.stretches, self.tokens, self.whole)
+        return self.by_span(self.spans, self.num_tokens, self.full_batch)
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
         """Set a policy for each token. A batch with a single policy becomes one span."""
         if len(set(rows)) == 1:
-            self.stretches = [(rows[0], 0, len(rows))]
+            self.spans = [(rows[0], 0, len(rows))]
         else:
-            self.rows = rows
-        self.tokens, self.decoding = len(rows), True
+            self.row_policies = rows
+        self.num_tokens, self.decoding = len(rows), True
         try:
             yield
         finally:
-            self.stretches, self.rows, self.tokens, self.decoding = (), None, 0, False
+            self.spans, self.row_policies, self.num_tokens, self.decoding = (), None, 0, False
 
 
 class MultiLoraLinear(nn.Module):
@@ -92,26 +92,26 @@ class MultiLoraLinear(nn.Module):
         self.base = base
         self.routing = routing
         self._adapters = nn.ModuleDict()
-        self._stack_of: Sequence[str | None] | None = None
+        self._stacked_rows: Sequence[str | None] | None = None
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Add a new adapter for a policy."""
-        self._adapters[_key(policy)] = Adapter(self.base, rank, alpha, generator)
+        self._adapters[_adapter_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
     def remove(self, policy: str) -> None:
         """Remove a policy's adapter, if any. The policy may have no running rows."""
-        if _key(policy) in self._adapters:
-            del self._adapters[_key(policy)]
-        self._stack_of, self._stack = None, None
+        if _adapter_key(policy) in self._adapters:
+            del self._adapters[_adapter_key(policy)]
+        self._stacked_rows, self._stack = None, None
 
     def adapter(self, policy: str | None) -> Adapter | None:
         """Return a policy's adapter, or None."""
-        if policy is None or _key(policy) not in self._adapters:
+        if policy is None or _adapter_key(policy) not in self._adapters:
             return None
-        found = self._adapters[_key(policy)]
-        assert isinstance(found, Adapter)
-        return found
+        adapter = self._adapters[_adapter_key(policy)]
+        assert isinstance(adapter, Adapter)
+        return adapter
 
     def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out], or rows of a batch [B, T, in] → [B, T, out]
         """Apply the layer with the routed adapters.
@@ -121,44 +121,46 @@ class MultiLoraLinear(nn.Module):
         """
         if x.dim() != 3 or len(x) != 1:
             return self.forward(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
-        if self.routing.tokens not in (0, x.shape[1]):
-            raise ValueError(PARTIAL.format(x.shape[1], self.routing.tokens))
+        if self.routing.num_tokens not in (0, x.shape[1]):
+            raise ValueError(PARTIAL_BATCH_ERROR.format(x.shape[1], self.routing.num_tokens))
         out: Tensor = self.base(x)
-        if self.routing.rows is not None:
-            return self._add_by_row(x, out, self.routing.rows)
-        parts = [self._stretch(x, out, *stretch) for stretch in self.routing.stretches]
-        if parts and (end := self.routing.stretches[-1][2]) < out.shape[1]:
+        if self.routing.row_policies is not None:
+            return self._add_by_row(x, out, self.routing.row_policies)
+        parts = [self._apply_span(x, out, *span) for span in self.routing.spans]
+        if parts and (end := self.routing.spans[-1][2]) < out.shape[1]:
             parts.append(out[:, end:])
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else out
 
-    def _stretch(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
+    def _apply_span(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
         result = out[:, start:stop]
         adapter = self.adapter(policy)
         if adapter is None:
             return result
-        if self.routing.whole:
+        if self.routing.full_batch:
             low = linear(x.to(adapter.a.dtype), adapter.a)
             return _add_product(out, low, adapter.b, adapter.scale)[:, start:stop]
         return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
 
     def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:
-        stack = self.stacked(rows)
+        stack = self.stack_adapters(rows)
         if stack is None:
             return out
         a, b, mask = stack
         return _add_product(out, linear(x.to(a.dtype), a) * mask, b, 1.0)
 
-    def stacked(self, rows: Sequence[str | None]) -> tuple[Tensor, Tensor, Tensor] | None:
+    def stack_adapters(self, rows: Sequence[str | None]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the stacked adapters for the rows: A [Σr, in], B [out, Σr], mask [N, Σr]; None without adapters.
 
         The result is cached for the same ``rows`` list, so weights must not change meanwhile.
         """
-        if self._stack_of is not rows:  # a running batch keeps the same list until a row joins or leaves
-            self._stack_of, self._stack = rows, self._stacked(rows, self.base.weight.device)
+        if self._stacked_rows is not rows:  # a running batch keeps the same list until a row joins or leaves
+            self._stacked_rows, self._stack = rows, self._build_stack(rows, self.base.weight.device)
         return self._stack
 
-    def _stacked(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        present = [(policy, found) for policy in dict.fromkeys(rows) if (found := self.adapter(policy)) is not None]
+    def _build_stack(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+        present = [
+            (policy, row_adapter) for policy in dict.fromkeys(rows) if (row_adapter := self.adapter(policy)) is not None
+        ]
         if not present:
             return None
         a = torch.cat([adapter.a for _, adapter in present])
@@ -166,7 +168,7 @@ class MultiLoraLinear(nn.Module):
         return a, b, _scale_mask(rows, present, device)
 
 
-def _key(policy: str) -> str:
+def _adapter_key(policy: str) -> str:
     """Return the adapter's key. A ``ModuleDict`` rejects attribute names such as ``keys`` or ``train``."""
     return f"of {policy}"
 
@@ -180,6 +182,6 @@ def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
 
 def _scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
     """Return the mask [N, Σr]: a policy's scale in its columns for rows with the same policy, else 0."""
-    mine = np.array([[row == policy for policy, _ in present] for row in rows])  # [N, P]
+    matches = np.array([[row == policy for policy, _ in present] for row in rows])  # [N, P]
     scales = np.array([adapter.scale for _, adapter in present], np.float32)
-    return sent(np.repeat(mine * scales, [len(adapter.a) for _, adapter in present], axis=1), device)
+    return to_device(np.repeat(matches * scales, [len(adapter.a) for _, adapter in present], axis=1), device)

@@ -10,28 +10,30 @@ import torch
 from torch import Tensor
 
 from marft.common.types import TokenIds
-from marft.models.devices import sent
-from marft.models.forest import Forest
+from marft.models.devices import to_device
+from marft.models.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
     """Packed rows of tokens, with contiguous spans for the policies.
 
-    >>> rows = PackedRows.of([np.array([5, 6, 7]), np.array([8, 9])], ["planner", "coder"], torch.device("cpu"))
-    >>> rows.ids.tolist(), rows.positions.tolist(), rows.lengths, rows.stretches
+    >>> rows = PackedRows.from_rows([np.array([5, 6, 7]), np.array([8, 9])], ["planner", "coder"], torch.device("cpu"))
+    >>> rows.ids.tolist(), rows.positions.tolist(), rows.lengths, rows.spans
     ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], [3, 2], [('planner', 0, 3), ('coder', 3, 5)])
     """
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
     lengths: list[int]  # [B], sums to N, or to less in a padded batch
-    stretches: list[tuple[str | None, int, int]]
-    filled: bool = False  # whether the batch is padded to a fixed size
-    forest: Forest | None = None  # set if shared prefixes are stored once; B then counts the tree's nodes
+    spans: list[tuple[str | None, int, int]]
+    fixed_size: bool = False  # whether the batch is padded to a fixed size
+    tree: PrefixTree | None = None  # set if shared prefixes are stored once; B then counts the tree's nodes
 
     @staticmethod
-    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
+    def from_rows(
+        rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0
+    ) -> PackedRows:
         """Pack ``rows`` in the given order. A policy may occur several times, at the cost of an additional span.
 
         Args:
@@ -39,32 +41,32 @@ class PackedRows:
                 independent of the other rows. This requires kernels that treat all rows of a product alike.
         """
         lengths = [len(row) for row in rows]
-        stretches: list[tuple[str | None, int, int]] = []
+        spans: list[tuple[str | None, int, int]] = []
         start = 0
         for policy, length in zip(policies, lengths, strict=True):
-            if stretches and stretches[-1][0] == policy:
-                stretches[-1] = (policy, stretches[-1][1], start + length)
+            if spans and spans[-1][0] == policy:
+                spans[-1] = (policy, spans[-1][1], start + length)
             else:
-                stretches.append((policy, start, start + length))
+                spans.append((policy, start, start + length))
             start += length
-        spare = np.zeros(max(0, size - start), np.int64)
-        ids = sent(np.concatenate([*rows, spare]).astype(np.int64), device)
-        positions = sent(np.concatenate([*(np.arange(length) for length in lengths), spare]), device)
-        return PackedRows(ids, positions, lengths, stretches, size > 0)
+        padding = np.zeros(max(0, size - start), np.int64)
+        ids = to_device(np.concatenate([*rows, padding]).astype(np.int64), device)
+        positions = to_device(np.concatenate([*(np.arange(length) for length in lengths), padding]), device)
+        return PackedRows(ids, positions, lengths, spans, size > 0)
 
     @staticmethod
-    def sharing(forest: Forest, device: torch.device, size: int = 0) -> PackedRows:
-        """Pack rows with shared prefixes; ``forest.places`` gives the indices of their tokens."""
-        spare = np.zeros(max(0, size - len(forest.ids)), np.int64)
-        ids = sent(np.concatenate([forest.ids, spare]).astype(np.int64), device)
-        positions = sent(np.concatenate([forest.positions, spare]), device)
-        lengths = [run.stop - run.start for run in forest.runs]
-        return PackedRows(ids, positions, lengths, forest.stretches(), size > 0, forest)
+    def from_tree(tree: PrefixTree, device: torch.device, size: int = 0) -> PackedRows:
+        """Pack rows with shared prefixes; ``tree.token_indices`` gives the indices of their tokens."""
+        padding = np.zeros(max(0, size - len(tree.ids)), np.int64)
+        ids = to_device(np.concatenate([tree.ids, padding]).astype(np.int64), device)
+        positions = to_device(np.concatenate([tree.positions, padding]), device)
+        lengths = [node.stop - node.start for node in tree.nodes]
+        return PackedRows(ids, positions, lengths, tree.owner_spans(), size > 0, tree)
 
-    def places(self) -> Sequence[np.ndarray]:
+    def token_indices(self) -> Sequence[np.ndarray]:
         """Return each row's token indices in the packed batch, one array [length] per row."""
-        if self.forest is not None:
-            return self.forest.places
+        if self.tree is not None:
+            return self.tree.token_indices
         return [start + np.arange(length) for start, length in zip(self.starts(), self.lengths, strict=True)]
 
     def starts(self) -> list[int]:
@@ -73,11 +75,11 @@ class PackedRows:
 
     def policies(self) -> list[str | None]:
         """Return the policy for each row, [B]."""
-        found = iter(self.stretches)
-        policy, _, stop = next(found)
+        spans = iter(self.spans)
+        policy, _, stop = next(spans)
         policies = []
         for start in self.starts():
             while start >= stop:
-                policy, _, stop = next(found)
+                policy, _, stop = next(spans)
             policies.append(policy)
         return policies

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from marft.models.dtensors import full_tensor, local_shard, shard_like
 from marft.models.fused_decoder import fused_layer
-from marft.models.parts import local, part_of, whole
 
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
 
-FUSED = "fused"  # name of the layer method that computes the layer without its modules
+FUSED_METHOD = "fused"  # name of the layer method that computes the layer without its modules
 
 
-class _Pass(nn.Module):
+class _PassModule(nn.Module):
     """Wrapper around a whole pass, for weights gathered at its start.
 
     It is not a part of the model, so the model's class stays unchanged.
@@ -39,8 +39,8 @@ class _Pass(nn.Module):
         self.model = model
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
-        made = work()
-        return made.clone() if made._is_view() else made  # a view would break FSDP's hooks
+        output = work()
+        return output.clone() if output._is_view() else output  # a view would break FSDP's hooks
 
 
 class Shards:
@@ -55,24 +55,24 @@ class Shards:
     def __init__(self, backbone: Backbone, mesh: DeviceMesh) -> None:
         self.gathered = False  # whether this rank holds the full weights
         # whether the full weights are only in CPU memory, so that no forward can run until the next update
-        self.resting = False
-        self._copies: dict[str, Tensor] | None = None  # full weights in CPU memory; {} if another rank has them
+        self.offloaded = False
+        self._cpu_weights: dict[str, Tensor] | None = None  # full weights in CPU memory; {} if another rank has them
         self._model = backbone.model
-        self._volatile = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
+        self._unsaved_buffers = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
         adapters = {
             parameter
             for layer in backbone.layers.values()
             for name, parameter in layer.named_parameters()
             if not name.startswith("base.")
         }
-        self._pass = _Pass(backbone.model)
-        layers = _layers(backbone)
+        self._pass = _PassModule(backbone.model)
+        layers = _decoder_layers(backbone)
         in_float32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients are reduced in float32
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=adapters, mp_policy=in_float32)
             if backbone.fused:
-                setattr(layer, FUSED, MethodType(fused_layer, layer))
-                register_fsdp_forward_method(layer, FUSED)
+                setattr(layer, FUSED_METHOD, MethodType(fused_layer, layer))
+                register_fsdp_forward_method(layer, FUSED_METHOD)
         fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False, mp_policy=in_float32)
         for adapter in adapters:
             adapter.data = adapter.data.to(backbone.device)  # same device as the shards
@@ -88,30 +88,30 @@ class Shards:
         with torch.no_grad():
             self._pass(lambda: torch.zeros(()))  # a first pass determines the root module
 
-    def through(self, work: Callable[[], Tensor]) -> Tensor:
+    def run_pass(self, work: Callable[[], Tensor]) -> Tensor:
         """Run a pass: ``work`` computes the last hidden states, [N, D]."""
         if self.gathered:
             return work()
-        assert not self.resting, "one rank passes through what lies in parts"
-        self.let_go()  # weights gathered by the previous pass may be outdated
-        found: Tensor = self._pass(work)
-        return found
+        assert not self.offloaded, "one rank passes through what lies in parts"
+        self.release_weights()  # weights gathered by the previous pass may be outdated
+        hidden: Tensor = self._pass(work)
+        return hidden
 
-    def fused(self, layer: Any, *arguments: Any) -> Tensor:
+    def run_fused_layer(self, layer: Any, *arguments: Any) -> Tensor:
         """Compute :func:`fused_layer` with the layer's gathered weights."""
         if self.gathered:
             return fused_layer(layer, *arguments)
-        made: Tensor = getattr(layer, FUSED)(*arguments)
-        return made
+        output: Tensor = getattr(layer, FUSED_METHOD)(*arguments)
+        return output
 
-    def gather(self, keep: bool) -> None:
+    def gather_weights(self, keep: bool) -> None:
         """Gather the full weights; a collective call for every rank.
 
         Args:
-            keep: whether this rank keeps the full weights, until :meth:`let_go`. The other ranks hold one layer at a
-                time.
+            keep: whether this rank keeps the full weights, until :meth:`release_weights`. The other ranks hold one
+                layer at a time.
         """
-        self.let_go()
+        self.release_weights()
         for module in self._modules:
             module.unshard()
             if not keep:
@@ -120,7 +120,7 @@ class Shards:
         for layer in self._layers:
             layer.set_reshard_after_forward(not keep)
 
-    def copy(self, keep: bool) -> None:
+    def gather_to_cpu(self, keep: bool) -> None:
         """Gather the full weights into CPU memory, one at a time; a collective call for every rank.
 
         Frozen weights are gathered only once.
@@ -128,15 +128,15 @@ class Shards:
         Args:
             keep: whether this rank keeps the full weights.
         """
-        self.let_go()
-        self.resting = True
-        if self._copies is None or any(parameter.requires_grad for parameter in self.parameters.values()):
-            all_of_them = ((name, whole(parameter.detach())) for name, parameter in self.parameters.items())
-            self._copies = {name: tensor.cpu() for name, tensor in all_of_them if keep}
+        self.release_weights()
+        self.offloaded = True
+        if self._cpu_weights is None or any(parameter.requires_grad for parameter in self.parameters.values()):
+            full_weights = ((name, full_tensor(parameter.detach())) for name, parameter in self.parameters.items())
+            self._cpu_weights = {name: tensor.cpu() for name, tensor in full_weights if keep}
 
-    def let_go(self) -> None:
+    def release_weights(self) -> None:
         """Release gathered weights and keep only this rank's shard."""
-        self.resting = False
+        self.offloaded = False
         self._root().reset_iter_state()
         if self.gathered:
             self.gathered = False
@@ -145,33 +145,35 @@ class Shards:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the full weights by name. This rank must hold them."""
-        assert self.gathered or (self.resting and self._copies), "weights that lie elsewhere are read"
-        copies = {} if self.gathered else {id(self.parameters[name]): it for name, it in (self._copies or {}).items()}
-        found = {**dict(self._model.named_parameters(remove_duplicate=False)), **dict(self._model.named_buffers())}
+        assert self.gathered or (self.offloaded and self._cpu_weights), "weights that lie elsewhere are read"
+        copies = (
+            {} if self.gathered else {id(self.parameters[name]): it for name, it in (self._cpu_weights or {}).items()}
+        )
+        tensors = {**dict(self._model.named_parameters(remove_duplicate=False)), **dict(self._model.named_buffers())}
         return {
             name: copies.get(id(tensor), tensor).detach()
-            for name, tensor in found.items()
-            if name not in self._volatile
+            for name, tensor in tensors.items()
+            if name not in self._unsaved_buffers
         }
 
     @torch.no_grad()
-    def take(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shard from full weights. Gathered weights are outdated until the next gather."""
         for name, parameter in self.parameters.items():
-            local(parameter).copy_(local(part_of(weights[name], parameter)))
+            local_shard(parameter).copy_(local_shard(shard_like(weights[name], parameter)))
 
     def _root(self) -> Any:
         assert isinstance(self._pass, FSDPModule)
         return self._pass
 
 
-def _layers(backbone: Backbone) -> list[Any]:
+def _decoder_layers(backbone: Backbone) -> list[Any]:
     """Return the decoder's layers under any attribute name. Each layer is gathered separately."""
     lists = [module for module in backbone.decoder.modules() if isinstance(module, nn.ModuleList)]
-    return list(next((found for found in lists if len(found) == backbone.depth), ()))
+    return list(next((module_list for module_list in lists if len(module_list) == backbone.num_layers), ()))
 
 
-def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
+def shard_backbone(backbone: Backbone, mesh: DeviceMesh) -> None:
     """Shard a backbone's weights over a mesh.
 
     Raises:
@@ -182,5 +184,5 @@ def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
             f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false"
         )
     assert backbone.shards is None
-    assert backbone.masters is None, "masters of parts are parts"
+    assert backbone.master_weights is None, "masters of parts are parts"
     backbone.shards = Shards(backbone, mesh)

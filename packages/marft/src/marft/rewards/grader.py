@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from marft.common.processes.helpers import DiedError, FailedError, HelperError, Helpers, limit_memory, serve
-from marft.common.satellites import install_command
+from marft.common.packages import install_command
+from marft.common.processes.process_pool import (
+    ProcessExitedError,
+    ProcessPool,
+    RequestError,
+    RequestFailedError,
+    limit_memory,
+    serve,
+)
 
 MEMORY_BYTES = 4 * 2**30
 
@@ -35,7 +42,7 @@ class Grader:
 
     def __init__(self, timeout: float, processes: int | None = None) -> None:
         self.timeout = timeout
-        self._helpers = Helpers("marft.rewards.grader", processes)
+        self._helpers = ProcessPool("marft.rewards.grader", processes)
 
     def equal(self, gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
         """Return True if ``written`` states ``gold``. The call blocks until a process is free, and is thread-safe.
@@ -47,14 +54,14 @@ class Grader:
         Raises:
             GradingError: the grading timed out, or its process crashed.
         """
-        asked = {"gold": gold, "written": written, "tolerances": [*tolerances], "question": question}
+        request = {"gold": gold, "written": written, "tolerances": [*tolerances], "question": question}
         try:
-            return bool(self._helpers.ask(asked, self.timeout))
-        except FailedError as error:
+            return bool(self._helpers.request(request, self.timeout))
+        except RequestFailedError as error:
             raise GradingError(f"math-verify failed: {error}") from error
-        except DiedError as error:
+        except ProcessExitedError as error:
             raise GradingError("the grading process died of this answer") from error
-        except HelperError as error:
+        except RequestError as error:
             raise GradingError(f"grading {error}") from error
 
     def close(self) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-EQUAL = 1e-8  # rewards with a smaller range count as equal
+EQUAL_TOLERANCE = 1e-8  # rewards with a smaller range count as equal
 EPSILON = 1e-8
 
 
-def compare(
+def normalize_by_group(
     rewards: Floats,
     keys: Sequence[Hashable],
     *,
@@ -33,20 +33,20 @@ def compare(
         costs: [N], KL penalties already subtracted from the rewards. Equality within a group is tested before this
             subtraction. Otherwise, differences in KL alone would be scaled up to full-size steps on noise.
 
-    >>> advantages, metrics = compare(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
+    >>> advantages, metrics = normalize_by_group(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
     >>> advantages.tolist(), metrics["groups"], metrics["groups_of_one"]
     ([0.5, -0.5, 0.0], 2.0, 1.0)
     """
     advantages = np.zeros(len(rewards))
-    earned = rewards if costs is None else rewards + costs
-    groups = members(keys)
-    lone = even = 0
+    raw_rewards = rewards if costs is None else rewards + costs
+    groups = group_indices(keys)
+    num_singletons = num_equal = 0
     for indices in groups:
         group = rewards[indices]
         if len(group) == 1:
-            lone += 1
-        elif np.ptp(earned[indices]) < EQUAL:
-            even += 1
+            num_singletons += 1
+        elif np.ptp(raw_rewards[indices]) < EQUAL_TOLERANCE:
+            num_equal += 1
         elif leave_one_out:
             advantages[indices] = group - (group.sum() - group) / (len(group) - 1)
         else:
@@ -54,18 +54,18 @@ def compare(
     sizes = [len(indices) for indices in groups]
     metrics = {
         "groups": float(len(groups)),
-        "groups_of_one": float(lone),
-        "groups_all_equal": float(even),
+        "groups_of_one": float(num_singletons),
+        "groups_all_equal": float(num_equal),
         "group_size": float(np.mean(sizes)) if sizes else 0.0,
         "group_size_min": float(min(sizes, default=0)),
     }
     return advantages, metrics
 
 
-def members(keys: Sequence[Hashable]) -> list[list[int]]:
+def group_indices(keys: Sequence[Hashable]) -> list[list[int]]:
     """Return the indices in each group, with groups in order of first appearance.
 
-    >>> members(["a", "b", "a"])
+    >>> group_indices(["a", "b", "a"])
     [[0, 2], [1]]
     """
     groups: dict[Hashable, list[int]] = {}

@@ -15,46 +15,46 @@ from sympy import And, Basic, Eq, Expr, Float, Interval, MatrixBase, Rational, S
 from sympy.core.relational import Relational
 
 from marft.agents.answers import (
-    bold_in,
-    denied,
+    answer_candidates,
     find_answer,
-    given_together,
-    rest_stated,
-    undecorated,
-    without_aside,
-    wordings,
+    find_bold,
+    is_negated,
+    is_separator,
+    strip_explanation,
+    strip_markup,
+    text_after_statement,
 )  # fmt: skip
-from marft.common.thoughts import outside_thoughts
-from marft.rewards.math_forms import (
-    asks_for_interval,
-    asks_for_pair,
-    asks_for_percentage,
-    brackets,
-    elements,
-    is_endless,
+from marft.common.reasoning import strip_reasoning
+from marft.rewards.math_notation import (
+    bracket_kind,
+    expects_interval,
+    expects_pair,
+    expects_percent,
+    has_different_notation,
     is_interval,
     is_open_interval,
-    plain_formula,
-    same_nothing,
-    told_apart,
-    without_base,
-    without_percent,
-    without_words,
+    is_too_large,
+    normalize_formula,
+    same_no_solution,
+    split_elements,
+    strip_base,
+    strip_percent,
+    strip_words,
 )  # fmt: skip
 
-LONGEST = 5000  # maximum answer length in characters; longer answers are never right and take math-verify minutes
-SLACK = 1.01  # factor on tolerances, as in OlympiadBench's judge
-ROUNDED = 0.005  # relative tolerance for a decimal at the end of a chain of equations
+MAX_LENGTH = 5000  # maximum answer length in characters; longer answers are never right and take math-verify minutes
+TOLERANCE_FACTOR = 1.01  # factor on tolerances, as in OlympiadBench's judge
+ROUNDING_TOLERANCE = 0.005  # relative tolerance for a decimal at the end of a chain of equations
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
-_FORMULAS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _EQUALS = re.compile(r"(?<![<>!\\])=(?!=)")
-_OF_SETS = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant|cup|infty)\b")
+_SET_NOTATION = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant|cup|infty)\b")
 _OR = re.compile(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*or\s*\}|\bor\b|\\cup\b)|,(?=[^()\[\]]*[<>]|[^()\[\]]*\\[lg])")
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}\d]*\}|[A-Za-z][A-Za-z ]+")
-_EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
-_DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
-_REPLACED = re.compile(r"\Anot\b.*\bbut\b(?=.*\d)", re.IGNORECASE)  # "not $5$, but $6$"
-_JOINS = re.compile(r"\b(?:or|and)\b")
+_ALTERNATIVES = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
+_DIGIT_RUN = re.compile(r"[-−]?\d[\d.,/]*")
+_CORRECTION = re.compile(r"\Anot\b.*\bbut\b(?=.*\d)", re.IGNORECASE)  # "not $5$, but $6$"
+_CONNECTIVES = re.compile(r"\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -77,163 +77,176 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
         question: the task's question. If it asks for a percentage, 7 % equals 7. If it asks for a point, (0, 1) is not
             an interval.
     """
-    expected, stated = _formula(gold), _statement(written)
-    if not stated.strip("$") or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
+    expected, answer = _to_formula(gold), _extract_answer(written)
+    if not answer.strip("$") or len(answer) > MAX_LENGTH or (is_too_large(answer) and not is_too_large(expected)):
         return False
-    if _WORDS.fullmatch(gold.strip()) and undecorated(gold).casefold() in map(str.casefold, wordings(written)):
+    if _WORDS.fullmatch(gold.strip()) and strip_markup(gold).casefold() in map(
+        str.casefold, answer_candidates(written)
+    ):
         return True
-    return _exactly(expected, stated, question) or bool(tolerances and _near(expected, stated, tolerances))
-
-
-def _exactly(expected: str, stated: str, question: str = "") -> bool:
-    nothing = same_nothing(expected, stated)
-    if nothing is not None:
-        return nothing
-    gold, said = _union(expected), _union(stated)
-    if gold is not None and said is not None:
-        variables = gold[1], said[1]
-        return bool(gold[0] == said[0]) and (variables[0] == variables[1] or not all(variables))
-    if brackets(expected) == "(" and not brackets(stated) and len(elements(stated)) > 1:
-        if is_interval(expected) or (is_open_interval(expected) and asks_for_interval(question)):
-            return False
-        stated = f"$({stated.strip('$')})$"  # a list without brackets counts as an ordered pair
-    stated = without_base(stated, expected, question)
-    told = told_apart(expected, stated)
-    if told is not None:
-        return not told
-    if "=" in stated:
-        stated = _last_side(stated, expected)
-    (expected, of_gold), (stated, of_stated) = without_percent(expected), without_percent(stated)
-    relations = is_interval(expected) or (is_open_interval(expected) and not asks_for_pair(question))
-    if of_gold == of_stated or (of_stated and asks_for_percentage(question)):
-        return _same(expected, stated, relations)
-    right, given = (
-        f"${formula.strip('$')}/100$" if of else formula for formula, of in ((expected, of_gold), (stated, of_stated))
+    return _equal_exact(expected, answer, question) or bool(
+        tolerances and _equal_approximate(expected, answer, tolerances)
     )
-    return (of_gold and _same(expected, stated, relations)) or _same(right, given, relations)
 
 
-def _same(expected: str, stated: str, relations: bool) -> bool:
-    parsed, given = _parse(without_words(expected)), _parse(without_words(stated))
-    return bool(verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None))
+def _equal_exact(expected: str, answer: str, question: str = "") -> bool:
+    no_solution = same_no_solution(expected, answer)
+    if no_solution is not None:
+        return no_solution
+    gold_set, answer_set = _parse_set(expected), _parse_set(answer)
+    if gold_set is not None and answer_set is not None:
+        variables = gold_set[1], answer_set[1]
+        return bool(gold_set[0] == answer_set[0]) and (variables[0] == variables[1] or not all(variables))
+    if bracket_kind(expected) == "(" and not bracket_kind(answer) and len(split_elements(answer)) > 1:
+        if is_interval(expected) or (is_open_interval(expected) and expects_interval(question)):
+            return False
+        answer = f"$({answer.strip('$')})$"  # a list without brackets counts as an ordered pair
+    answer = strip_base(answer, expected, question)
+    is_different = has_different_notation(expected, answer)
+    if is_different is not None:
+        return not is_different
+    if "=" in answer:
+        answer = _chain_result(answer, expected)
+    (expected, gold_is_percent), (answer, answer_is_percent) = strip_percent(expected), strip_percent(answer)
+    compare_sets = is_interval(expected) or (is_open_interval(expected) and not expects_pair(question))
+    if gold_is_percent == answer_is_percent or (answer_is_percent and expects_percent(question)):
+        return _verify(expected, answer, compare_sets)
+    gold_formula, answer_formula = (
+        f"${formula.strip('$')}/100$" if is_percent else formula
+        for formula, is_percent in ((expected, gold_is_percent), (answer, answer_is_percent))
+    )
+    return (gold_is_percent and _verify(expected, answer, compare_sets)) or _verify(
+        gold_formula, answer_formula, compare_sets
+    )
 
 
-def _union(formula: str) -> tuple[Set, set[Basic]] | None:
+def _verify(expected: str, answer: str, compare_sets: bool) -> bool:
+    parsed_gold, parsed_answer = _parse(strip_words(expected)), _parse(strip_words(answer))
+    return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=compare_sets, timeout_seconds=None))
+
+
+def _parse_set(formula: str) -> tuple[Set, set[Basic]] | None:
     """Return the set of real numbers in an answer, with its variables.
 
     Supported are an interval, inequalities joined by "or", and unions. The result is None for anything else.
     """
-    if not _OF_SETS.search(formula):
+    if not _SET_NOTATION.search(formula):
         return None
     parts = filter(str.strip, _OR.split(formula.strip("$")))
-    found, variables = list[Set](), set[Basic]()
+    sets, variables = list[Set](), set[Basic]()
     for part in parts:
         parsed = _parse(f"${part}$")
-        one = parsed[0] if parsed else None
-        if isinstance(one, Relational | And) and len(one.free_symbols) == 1:
-            variables |= one.free_symbols
-            one = one.as_set()
-        if not isinstance(one, Interval | Union):
+        value = parsed[0] if parsed else None
+        if isinstance(value, Relational | And) and len(value.free_symbols) == 1:
+            variables |= value.free_symbols
+            value = value.as_set()
+        if not isinstance(value, Interval | Union):
             return None
-        found.append(one)
-    return (Union(*found), variables) if found else None
+        sets.append(value)
+    return (Union(*sets), variables) if sets else None
 
 
-def _last_side(stated: str, expected: str) -> str:
+def _chain_result(answer: str, expected: str) -> str:
     """Return the result of a chain of equations between numbers; "" if two sides differ.
 
     Other formulas with an equals sign are returned unchanged.
     """
-    sides = _EQUALS.split(stated.strip("$"))
-    known = [(value, "." in side) for side in sides if (value := _number(side)) is not None]
-    for (one, rounded), (other, also) in pairwise(known):
-        if abs(one - other) > (ROUNDED if rounded or also else 1e-9) * max(abs(one), abs(other)):
+    sides = _EQUALS.split(answer.strip("$"))
+    values = [(value, "." in side) for side in sides if (value := _evaluate(side)) is not None]
+    for (left, left_is_decimal), (right, right_is_decimal) in pairwise(values):
+        if abs(left - right) > (ROUNDING_TOLERANCE if left_is_decimal or right_is_decimal else 1e-9) * max(
+            abs(left), abs(right)
+        ):
             return ""
-    return f"${sides[-1]}$" if len(known) == len(sides) > 1 and "=" not in expected else stated
+    return f"${sides[-1]}$" if len(values) == len(sides) > 1 and "=" not in expected else answer
 
 
-def _near(expected: str, stated: str, tolerances: Sequence[float]) -> bool:
+def _equal_approximate(expected: str, answer: str, tolerances: Sequence[float]) -> bool:
     """Return True if each gold answer matches a different stated answer within tolerance.
 
     The rule is that of OlympiadBench's judge.
     """
-    rights, givens = (_each_sign(elements(formula)) for formula in (expected, stated))
-    if len(rights) != len(givens):
+    golds, candidates = (_expand_signs(split_elements(formula)) for formula in (expected, answer))
+    if len(golds) != len(candidates):
         return False
-    each = list(tolerances) if len(tolerances) == len(rights) else [tolerances[0]] * len(rights)
-    for right, tolerance in zip(rights, each, strict=True):
-        match = next((given for given in givens if _as_near(right, given, tolerance)), None)
+    limits = list(tolerances) if len(tolerances) == len(golds) else [tolerances[0]] * len(golds)
+    for gold, tolerance in zip(golds, limits, strict=True):
+        match = next((candidate for candidate in candidates if _within_tolerance(gold, candidate, tolerance)), None)
         if match is None:
             return False
-        givens.remove(match)
+        candidates.remove(match)
     return True
 
 
-def _each_sign(found: Sequence[str]) -> list[str]:
+def _expand_signs(elements: Sequence[str]) -> list[str]:
     """Split each answer with ± into two."""
-    return [one.replace("\\pm", sign) for one in found for sign in ("+-" if "\\pm" in one else "+")]
+    return [element.replace("\\pm", sign) for element in elements for sign in ("+-" if "\\pm" in element else "+")]
 
 
-def _as_near(right: str, given: str, tolerance: float) -> bool:
-    numbers = [_number(formula) for formula in (right, given)]
+def _within_tolerance(gold: str, answer: str, tolerance: float) -> bool:
+    numbers = [_evaluate(formula) for formula in (gold, answer)]
     if numbers[0] is None or numbers[1] is None:
-        return _exactly(f"${right}$", f"${given}$")
-    return bool(abs(numbers[0] - numbers[1]) <= tolerance * SLACK)
+        return _equal_exact(f"${gold}$", f"${answer}$")
+    return bool(abs(numbers[0] - numbers[1]) <= tolerance * TOLERANCE_FACTOR)
 
 
-def _number(formula: str) -> float | None:
+def _evaluate(formula: str) -> float | None:
     """Evaluate a formula to a float. The result is None if the value is not a real number."""
     parsed = _parse(f"${formula}$")
-    found = parsed[0] if parsed else None
-    if isinstance(found, Eq):
-        found = found.rhs
-    return float(found) if isinstance(found, Expr) and found.is_number and found.is_real else None
+    value = parsed[0] if parsed else None
+    if isinstance(value, Eq):
+        value = value.rhs
+    return float(value) if isinstance(value, Expr) and value.is_number and value.is_real else None
 
 
-def _statement(text: str) -> str:
+def _extract_answer(text: str) -> str:
     """Extract the stated answer from a text, in a single formula; "" without an answer."""
-    text = outside_thoughts(text)
-    found = find_answer(text)
-    if found is not None:
-        return _formula(found) if found else ""
+    text = strip_reasoning(text)
+    marked = find_answer(text)
+    if marked is not None:
+        return _to_formula(marked) if marked else ""
     text = text.replace("\\$", "")  # a currency sign instead of the end of a formula
-    rest = rest_stated(text)
-    if rest is not None:
-        text = without_aside(_REPLACED.sub("", _first_sentence(rest)))
-    formulas = list(_FORMULAS.finditer(text))
-    if _takes_back(text, formulas[-1:] or _last_number(text)):
+    statement = text_after_statement(text)
+    if statement is not None:
+        text = strip_explanation(_CORRECTION.sub("", _first_sentence(statement)))
+    formulas = list(_FORMULA.finditer(text))
+    if _is_rejected(text, formulas[-1:] or _last_number(text)):
         return ""
     if formulas:
         last = [formulas[-1]]
         for before in reversed(formulas[:-1]):
-            if not given_together(text[before.end() : last[0].start()]):
+            if not is_separator(text[before.end() : last[0].start()]):
                 break
             last.insert(0, before)
-        return _formula(", ".join(next(filter(None, match.groups())) for match in last))
-    if rest is not None:
-        return _formula(text)
+        return _to_formula(", ".join(next(filter(None, match.groups())) for match in last))
+    if statement is not None:
+        return _to_formula(text)
     line = text.rstrip().rpartition("\n")[2]
-    bold = bold_in(line)
+    bold = find_bold(line)
     if bold and any(sign.isdigit() for sign in bold):
-        return _formula(bold)
-    if _EITHER.search(line):
+        return _to_formula(bold)
+    if _ALTERNATIVES.search(line):
         return ""
-    return _formula(line) if not _WORD.search(_JOINS.sub(",", without_words(_formula(line)))) else text[-LONGEST:]
+    return (
+        _to_formula(line)
+        if not _WORD.search(_CONNECTIVES.sub(",", strip_words(_to_formula(line))))
+        else text[-MAX_LENGTH:]
+    )
 
 
 def _last_number(text: str) -> list[re.Match[str]]:
-    return list(_DIGITS.finditer(text, text.rstrip().rfind("\n") + 1))[-1:]
+    return list(_DIGIT_RUN.finditer(text, text.rstrip().rfind("\n") + 1))[-1:]
 
 
-def _takes_back(text: str, last: Sequence[re.Match[str]]) -> bool:
+def _is_rejected(text: str, last: Sequence[re.Match[str]]) -> bool:
     """Return True if a text rejects its last number or formula."""
-    return any(denied(text, *match.span()) for match in last)
+    return any(is_negated(text, *match.span()) for match in last)
 
 
-def _formula(answer: str) -> str:
+def _to_formula(answer: str) -> str:
     """Return an answer between dollar signs, without currency signs, a full stop or an approximation."""
-    exact, _, rounded = plain_formula(answer).partition("\\approx")
-    return f"${(exact.strip() or rounded.strip()).removesuffix('.').strip()}$"
+    exact, _, approximate = normalize_formula(answer).partition("\\approx")
+    return f"${(exact.strip() or approximate.strip()).removesuffix('.').strip()}$"
 
 
 def _first_sentence(text: str) -> str:
@@ -244,12 +257,12 @@ def _first_sentence(text: str) -> str:
 
 def _parse(text: str) -> list[object]:
     parsed: list[object] = parse(text, parsing_timeout=None)
-    return [_in_fractions(one) for one in parsed]
+    return [_to_fractions(expression) for expression in parsed]
 
 
-def _in_fractions(parsed: object) -> object:
+def _to_fractions(parsed: object) -> object:
     """Convert decimals in an expression to exact fractions: 0.5 → 1/2, and 0.333 stays different from 1/3."""
     if not isinstance(parsed, Basic | MatrixBase):
         return parsed
     decimals = parsed.atoms(Float)
-    return parsed.xreplace({one: Rational(str(one)) for one in decimals}) if decimals else parsed
+    return parsed.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else parsed

@@ -14,7 +14,7 @@ import numpy as np
 
 from marft.common.types import Episode, Transition
 from marft.config.algorithm import RewardSettings
-from marft.rewards.groups import EQUAL
+from marft.rewards.groups import EQUAL_TOLERANCE
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -30,20 +30,20 @@ def rewards_for_credit(
     """
     rewarded = list(episodes)
     if settings.shaping != "none":
-        rewarded = shape(rewarded, settings.shaping, settings.shaping_weight)
-    rewarded = mix(rewarded, settings.team, settings.own)
+        rewarded = shape_rewards(rewarded, settings.shaping, settings.shaping_weight)
+    rewarded = mix_rewards(rewarded, settings.team, settings.own)
     if settings.overlong_buffer:
-        rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
+        rewarded = penalize_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded
 
 
-def priced_lengths(run: RunSettings) -> dict[str, int]:
+def length_limits(run: RunSettings) -> dict[str, int]:
     """Return ``max_new_tokens`` of the trained agents, by role; frozen agents have no length penalty."""
     trained = run.trained_policies
     return {agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in trained}
 
 
-def unshaped(episode: Episode, graders: Collection[str]) -> Episode:
+def remove_shaping(episode: Episode, graders: Collection[str]) -> Episode:
     """Return the episode with the rewards of its graders only, without shaping terms.
 
     Args:
@@ -51,42 +51,42 @@ def unshaped(episode: Episode, graders: Collection[str]) -> Episode:
     """
     if not graders:
         return episode
-    return _with_rewards(episode, [_graded(t, graders) if t.terms else t for t in episode.transitions])
+    return _with_rewards(episode, [_keep_graders(t, graders) if t.terms else t for t in episode.transitions])
 
 
-def _graded(transition: Transition, graders: Collection[str]) -> Transition:
-    def given(*agent: str) -> float:
+def _keep_graders(transition: Transition, graders: Collection[str]) -> Transition:
+    def total(*agent: str) -> float:
         return sum(transition.terms.get("/".join((name, *agent)), 0.0) for name in graders)
 
     return replace(
-        transition, reward=given(), agent_rewards={agent: given(agent) for agent in transition.agent_rewards}
+        transition, reward=total(), agent_rewards={agent: total(agent) for agent in transition.agent_rewards}
     )
 
 
-def earned_alike(episodes: Sequence[Episode]) -> bool:
+def have_equal_rewards(episodes: Sequence[Episode]) -> bool:
     """Return True if every episode earned the same rewards at the same steps, up to ``EQUAL``.
 
     Team rewards and agents' own rewards are compared. Steps after an episode's end count as 0.
     """
     names = sorted({agent for episode in episodes for t in episode.transitions for agent in t.agent_rewards})
     length = max((len(episode.transitions) for episode in episodes), default=0)
-    paid = np.zeros((len(episodes), length, 1 + len(names)))
-    for row, episode in zip(paid, episodes, strict=True):
+    reward_array = np.zeros((len(episodes), length, 1 + len(names)))
+    for row, episode in zip(reward_array, episodes, strict=True):
         for step, t in zip(row, episode.transitions, strict=False):
             step[:] = [t.reward, *(t.agent_rewards.get(name, 0.0) for name in names)]
-    return not paid.size or bool(np.ptp(paid, axis=0).max() < EQUAL)
+    return not reward_array.size or bool(np.ptp(reward_array, axis=0).max() < EQUAL_TOLERANCE)
 
 
 def local_rewards(episode: Episode) -> dict[str, float]:
     """Return each agent's own reward over the whole episode, by role."""
-    earned: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for transition in episode.transitions:
         for agent, reward in transition.agent_rewards.items():
-            earned[agent] = earned.get(agent, 0.0) + reward
-    return earned
+            totals[agent] = totals.get(agent, 0.0) + reward
+    return totals
 
 
-def succeeded(episode: Episode) -> bool:
+def is_success(episode: Episode) -> bool:
     """Return True if the episode solved its task.
 
     If the environment does not report success, a positive sum of team and agent rewards counts as success.
@@ -102,20 +102,20 @@ def success_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     >>> success_metrics([])
     {'likelihood/successes': nan, 'likelihood/judged_by_reward': 0.0}
     """
-    share = sum(map(succeeded, episodes)) / len(episodes) if episodes else math.nan
+    share = sum(map(is_success, episodes)) / len(episodes) if episodes else math.nan
     unknown = float(sum(episode.success is None for episode in episodes))
     return {"likelihood/successes": share, "likelihood/judged_by_reward": unknown}
 
 
-def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
-    """Return episodes with team rewards scaled by ``team`` and agents' own rewards by ``own`` (α · team + local)."""
+def mix_rewards(episodes: Sequence[Episode], team: float, local: float) -> list[Episode]:
+    """Return episodes with team rewards scaled by ``team`` and agents' own rewards by ``local`` (α · team + local)."""
     return [_with_rewards(episode, [
-        replace(t, reward=team * t.reward, agent_rewards={agent: own * r for agent, r in t.agent_rewards.items()})
+        replace(t, reward=team * t.reward, agent_rewards={agent: local * r for agent, r in t.agent_rewards.items()})
         for t in episode.transitions
     ]) for episode in episodes]  # fmt: skip
 
 
-def shape(episodes: Sequence[Episode], kind: Literal["margin", "quality"], weight: float) -> list[Episode]:
+def shape_rewards(episodes: Sequence[Episode], kind: Literal["margin", "quality"], weight: float) -> list[Episode]:
     """Add progress over the trajectory so far to own rewards (MARTI): ``R' = R + weight · Δ`` for each graded action.
 
     Q is the mean reward of the earlier graded actions in the trajectory. There are two kinds:
@@ -125,10 +125,10 @@ def shape(episodes: Sequence[Episode], kind: Literal["margin", "quality"], weigh
 
     The first graded action is unchanged. An action is graded if its agent has a reward of its own.
     """
-    return [_with_rewards(episode, _shaped(episode, kind, weight)) for episode in episodes]
+    return [_with_rewards(episode, _shape_transitions(episode, kind, weight)) for episode in episodes]
 
 
-def _shaped(episode: Episode, kind: str, weight: float) -> list[Transition]:
+def _shape_transitions(episode: Episode, kind: str, weight: float) -> list[Transition]:
     grades: list[float] = []
     transitions = []
     for t, transition in enumerate(episode.transitions):
@@ -147,7 +147,7 @@ def _shaped(episode: Episode, kind: str, weight: float) -> list[Transition]:
     return transitions
 
 
-def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffer: int) -> list[Episode]:
+def penalize_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffer: int) -> list[Episode]:
     """Subtract DAPO's soft overlong punishment from own rewards.
 
     An action within ``buffer`` tokens of its limit costs its agent up to 1, linearly.
@@ -156,19 +156,22 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
         limits: ``max_new_tokens`` by agent; other agents have no penalty.
         buffer: length of the penalized range, in tokens.
     """
-    priced = []
+    penalized = []
     for episode in episodes:
         transitions = list(episode.transitions)
         for action in episode.actions:
             if action.choice or action.agent not in limits:
                 continue
-            over = int(action.own.sum()) - (limits[action.agent] - buffer)
-            if over > 0 and action.step < len(transitions):
-                here = transitions[action.step]
-                own = {**here.agent_rewards, action.agent: here.agent_rewards.get(action.agent, 0.0) - over / buffer}
-                transitions[action.step] = replace(here, agent_rewards=own)
-        priced.append(_with_rewards(episode, transitions))
-    return priced
+            excess = int(action.own_mask.sum()) - (limits[action.agent] - buffer)
+            if excess > 0 and action.step < len(transitions):
+                transition = transitions[action.step]
+                agent_rewards = {
+                    **transition.agent_rewards,
+                    action.agent: transition.agent_rewards.get(action.agent, 0.0) - excess / buffer,
+                }
+                transitions[action.step] = replace(transition, agent_rewards=agent_rewards)
+        penalized.append(_with_rewards(episode, transitions))
+    return penalized
 
 
 def _with_rewards(episode: Episode, transitions: Sequence[Transition]) -> Episode:

@@ -28,13 +28,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.faults import defined
+from marft.common.error_origin import source_location
 from marft.common.types import Episode
-from marft.config.given import ImportPath
-from marft.config.patterns import Pattern, holds
-from marft.config.plugins import Plugin, import_path
-from marft.config.settings import Bounded, Felt, Names, did_you_mean
-from marft.inference.endpoints.limits import MakeLimits
+from marft.config.patterns import Pattern, contains_match
+from marft.config.plugins import Plugin, import_object
+from marft.config.python_objects import ImportPath
+from marft.config.settings import Bounded, Names, NotTiny, did_you_mean
+from marft.inference.endpoints.limits import LimitsFactory
 
 Roles = Names
 
@@ -56,7 +56,7 @@ class Term(Plugin, ABC):
 
     own_timeout: ClassVar[bool] = False
     # factor on the reward, after the clip; negative: a penalty
-    weight: Annotated[Bounded, Felt] = 1.0
+    weight: Annotated[Bounded, NotTiny] = 1.0
     # lowest and highest reward that counts; default: no clip
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
@@ -64,14 +64,14 @@ class Term(Plugin, ABC):
 
     @field_validator("weight")
     @classmethod
-    def _counts(cls, weight: float) -> float:
+    def _check_weight(cls, weight: float) -> float:
         if weight == 0:
             raise PydanticCustomError("weight", "a term of weight 0 does nothing; remove the term")
         return weight
 
     @field_validator("clip")
     @classmethod
-    def _is_not_reversed(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_clip(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
         if clip is not None and clip[0] >= clip[1]:
             raise PydanticCustomError("clip", "must be the lowest and then the highest value, such as [-1.0, 1.0]")
         return clip
@@ -80,28 +80,28 @@ class Term(Plugin, ABC):
     def score(self, episode: Episode) -> Sequence[TermReward] | Awaitable[Sequence[TermReward]]:
         """Return a reward for each environment step."""
 
-    def written(self) -> str:
+    def source_location(self) -> str:
         """Return the source location for messages, for example ``rewards.py:12``."""
-        return defined(type(self).score)
+        return source_location(type(self).score)
 
     @property
     def label(self) -> str:
         """Suffix to distinguish the term from others with the same kind; "" without one."""
         return ""
 
-    def opened(self, answering: Sequence[str]) -> Term:
+    def open(self, answer_roles: Sequence[str]) -> Term:
         """Return the term with open connections. The caller has to close the term.
 
         Args:
-            answering: roles of the agents that give the team's answer.
+            answer_roles: roles of the agents that give the team's answer.
 
         Raises:
             ValueError: a requirement is missing.
         """
-        del answering
+        del answer_roles
         return self
 
-    def keep_to(self, name: str, limits: MakeLimits) -> None:
+    def share_limits(self, name: str, limits: LimitsFactory) -> None:
         """Share the endpoint's request limits with terms in other processes.
 
         Args:
@@ -116,7 +116,7 @@ class Term(Plugin, ABC):
     def close(self) -> None:
         """Close the connections."""
 
-    def weighed(self, value: float) -> float:
+    def apply_weight(self, value: float) -> float:
         """Return a reward after clip and weight."""
         low, high = self.clip or (value, value)
         return self.weight * min(max(value, low), high)
@@ -141,12 +141,12 @@ class Trajectory(Term):
         """
         if episode.success is None:
             raise ValueError("the environment does not say whether the task was solved (Step.success)")
-        return at_the_end(episode, float(episode.success))
+        return reward_last_step(episode, float(episode.success))
 
 
 class Progress(Term):
     """Progress beyond the best earlier step. It uses the progress that the environment declares
-    (``Declared.progress``), or else its rewards.
+    (``StepInfo.progress``), or else its rewards.
     """
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -155,12 +155,12 @@ class Progress(Term):
         If other steps declare progress, a step without declared progress gets 0.
         """
         declared = [transition.declared.progress for transition in episode.transitions]
-        paid = [transition.reward for transition in episode.transitions]
-        best, earned = 0.0, []
-        for reached in paid if all(share is None for share in declared) else declared:
-            earned.append(TermReward(max(0.0, (best if reached is None else reached) - best)))
+        rewards = [transition.reward for transition in episode.transitions]
+        best, gains = 0.0, []
+        for reached in rewards if all(share is None for share in declared) else declared:
+            gains.append(TermReward(max(0.0, (best if reached is None else reached) - best)))
             best = max(best, best if reached is None else reached)
-        return earned
+        return gains
 
 
 class TrajectoryScore(Term):
@@ -175,7 +175,7 @@ class TrajectoryScore(Term):
         declared = [t.declared.progress for t in episode.transitions if t.declared.progress is not None]
         if not declared:
             raise ValueError("the environment does not declare how near its goal a step is (Step.info['progress'])")
-        return at_the_end(episode, sum(declared) / len(declared))
+        return reward_last_step(episode, sum(declared) / len(declared))
 
 
 class StepCost(Term):
@@ -195,12 +195,12 @@ class ToolErrors(Term):
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of failed calls for each step and agent."""
-        given: list[dict[str, float]] = [{} for _ in episode.transitions]
+        penalties: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             errors = sum(call.error for call in action.calls)
-            if errors and action.step < len(given):
-                given[action.step][action.agent] = given[action.step].get(action.agent, 0.0) - errors
-        return [TermReward(agents=costs) for costs in given]
+            if errors and action.step < len(penalties):
+                penalties[action.step][action.agent] = penalties[action.step].get(action.agent, 0.0) - errors
+        return [TermReward(agents=costs) for costs in penalties]
 
 
 class MessageTokens(Term):
@@ -232,12 +232,14 @@ class Format(Term):
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the number of matching texts for each step and author."""
-        given: list[dict[str, float]] = [{} for _ in episode.transitions]
+        rewards_by_step: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
-            if action.step < len(given) and (not self.agents or action.agent in self.agents):
-                here = given[action.step]
-                here[action.agent] = here.get(action.agent, 0.0) + float(holds(self.pattern, action.own_text))
-        return [TermReward(agents=rewards) for rewards in given]
+            if action.step < len(rewards_by_step) and (not self.agents or action.agent in self.agents):
+                step_rewards = rewards_by_step[action.step]
+                step_rewards[action.agent] = step_rewards.get(action.agent, 0.0) + float(
+                    contains_match(self.pattern, action.agent_text)
+                )
+        return [TermReward(agents=rewards) for rewards in rewards_by_step]
 
 
 class Function(Term):
@@ -247,8 +249,8 @@ class Function(Term):
 
     @field_validator("call")
     @classmethod
-    def _can_be_imported(cls, call: str, info: ValidationInfo) -> str:
-        import_path(call, info.context)
+    def _check_import(cls, call: str, info: ValidationInfo) -> str:
+        import_object(call, info.context)
         return call
 
     @property
@@ -256,25 +258,25 @@ class Function(Term):
         """Name of the function."""
         return self.call.rpartition(":")[2]
 
-    def written(self) -> str:
+    def source_location(self) -> str:
         """Return the file and line of the function."""
-        return defined(import_path(self.call))
+        return source_location(import_object(self.call))
 
     def score(self, episode: Episode) -> list[TermReward] | Awaitable[list[TermReward]]:
         """Call the function, awaiting an async one, and return its reward at the last step."""
-        said = import_path(self.call)(episode)
-        return _awaited(episode, said) if inspect.isawaitable(said) else _given(episode, said)
+        result = import_object(self.call)(episode)
+        return _await_rewards(episode, result) if inspect.isawaitable(result) else _to_rewards(episode, result)
 
 
-async def _awaited(episode: Episode, said: Awaitable[Any]) -> list[TermReward]:
-    return _given(episode, await said)
+async def _await_rewards(episode: Episode, result: Awaitable[Any]) -> list[TermReward]:
+    return _to_rewards(episode, await result)
 
 
-def _given(episode: Episode, said: Any) -> list[TermReward]:
-    return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, said)
+def _to_rewards(episode: Episode, result: Any) -> list[TermReward]:
+    return reward_last_step(episode, 0.0, result) if isinstance(result, Mapping) else reward_last_step(episode, result)
 
 
-def names_of(terms: Sequence[Term]) -> list[str]:
+def unique_names(terms: Sequence[Term]) -> list[str]:
     """Return a unique name for each term of a recipe, for metrics and messages.
 
     The only term of its kind has the name of the kind (``format``). Several terms of one kind have their labels
@@ -283,9 +285,9 @@ def names_of(terms: Sequence[Term]) -> list[str]:
     kinds, names = Counter(term.name for term in terms), list[str]()
     for term in terms:
         name = base = f"{term.name}_{term.label}" if kinds[term.name] > 1 and term.label else term.name
-        taken = {*names, *(kinds.keys() - {term.name})}
+        used = {*names, *(kinds.keys() - {term.name})}
         number = 1
-        while name in taken:
+        while name in used:
             number += 1
             name = f"{base}_{number}"
         names.append(name)
@@ -299,7 +301,7 @@ def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
             yield f"rewards: no agent is called {agent!r}{did_you_mean(agent, roles)}"
 
 
-def at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[TermReward]:
+def reward_last_step(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[TermReward]:
     """Return zero rewards except at the last step."""
-    nothing = [TermReward() for _ in episode.transitions[1:]]
-    return [*nothing, TermReward(team, agents or {})] if episode.transitions else []
+    zeros = [TermReward() for _ in episode.transitions[1:]]
+    return [*zeros, TermReward(team, agents or {})] if episode.transitions else []

@@ -19,7 +19,7 @@ Dimensions = tuple[tuple[str, int], ...]  # power by base unit; sorted, without 
 class Unit(NamedTuple):
     """Unit with ``factor`` base units and its zero at ``zero`` base units (non-zero for temperature scales only).
 
-    >>> unit_of("km/h")
+    >>> parse_unit("km/h")
     Unit(factor=Fraction(5, 18), dimensions=(('m', 1), ('s', -1)), zero=Fraction(0, 1))
     """
 
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     zero: Fraction = Fraction(0)
 
 
-NONE = Unit(Fraction(1), ())
+DIMENSIONLESS = Unit(Fraction(1), ())
 _PREFIXES = {
     "Y": 24, "Z": 21, "E": 18, "P": 15, "T": 12, "G": 9, "M": 6, "k": 3, "h": 2, "da": 1, "d": -1, "c": -2, "m": -3,
     "µ": -6, "μ": -6, "u": -6, "n": -9, "p": -12, "f": -15, "a": -18,
@@ -38,7 +38,7 @@ _PREFIX_NAMES = {
     "micro": -6, "nano": -9, "pico": -12,
 }  # fmt: skip
 # symbol: names, factor, base units with powers; only units in the first table take prefixes
-_SCALED: dict[str, tuple[str, str, str]] = {
+_PREFIXABLE_UNITS: dict[str, tuple[str, str, str]] = {
     "m": ("metre meter", "1", "m"), "g": ("gram gramme", "1/1000", "kg"), "s": ("second sec", "1", "s"),
     "A": ("ampere amp", "1", "A"), "K": ("kelvin", "1", "K"), "mol": ("mole", "1", "mol"), "cd": ("candela", "1", "cd"),
     "Hz": ("hertz", "1", "s-1"), "N": ("newton", "1", "kg m s-2"), "Pa": ("pascal", "1", "kg m-1 s-2"),
@@ -48,7 +48,7 @@ _SCALED: dict[str, tuple[str, str, str]] = {
     "Wh": ("", "3600", "kg m2 s-2"), "t": ("tonne", "1000", "kg"), "bar": ("", "100000", "kg m-1 s-2"),
     "eV": ("electronvolt", "1.602176634e-19", "kg m2 s-2"),
 }  # fmt: skip
-_FIXED: dict[str, tuple[str, str, str]] = {
+_PLAIN_UNITS: dict[str, tuple[str, str, str]] = {
     "min": ("minute", "60", "s"), "h": ("hour hr", "3600", "s"), "d": ("day", "86400", "s"),
     "wk": ("week", "604800", "s"), "mo": ("month", "1", "month"), "yr": ("year", "12", "month"),
     "decade": ("", "120", "month"), "century": ("centuries", "1200", "month"),
@@ -66,10 +66,10 @@ _FIXED: dict[str, tuple[str, str, str]] = {
     "$": ("dollar usd", "1", "dollar"), "¢": ("cent", "1/100", "dollar"), "€": ("euro eur", "1", "euro"),
     "£": ("gbp", "1", "sterling"), "¥": ("yen jpy", "1", "yen"), "₹": ("rupee inr", "1", "rupee"),
 }  # fmt: skip
-_ZEROS = {"celsius": (Fraction(1), "273.15"), "fahrenheit": (Fraction(5, 9), "459.67")}
-_POWERS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
-_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-LARGEST_POWER, MOST_PIECES = 9, 9
+_TEMPERATURE_UNITS = {"celsius": (Fraction(1), "273.15"), "fahrenheit": (Fraction(5, 9), "459.67")}
+_SUPERSCRIPTS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+MAX_POWER, MAX_PIECES = 9, 9
 # an operator, "square" or "cubic", a word or sign, a power
 PIECE = re.compile(
     r"\s*+(?:(?P<operator>/|per\b|[*·⋅×-])\s*+)?(?:(?P<before>square|sq|cubic|cu)\b\.?\s*+)?"
@@ -77,85 +77,85 @@ PIECE = re.compile(
 )
 
 
-def unit_of(text: str) -> Unit | None:
+def parse_unit(text: str) -> Unit | None:
     """Parse a unit name. The result is None if the text is anything else or longer.
 
-    >>> unit_of("square feet") == unit_of("ft²"), unit_of("apples")
+    >>> parse_unit("square feet") == parse_unit("ft²"), parse_unit("apples")
     (True, None)
     """
-    unit, end = unit_at(text, 0)
+    unit, end = match_unit(text, 0)
     return None if text[end:].strip(" .") else unit
 
 
-def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
+def match_unit(text: str, start: int) -> tuple[Unit | None, int]:
     """Return the longest unit at a position of a text with its end, or None and ``start``.
 
     Args:
         text: text with raised powers, such as ``m²``.
         start: position in the text.
     """
-    unit, end = NONE, start
-    for _ in range(MOST_PIECES):
+    unit, end = DIMENSIONLESS, start
+    for _ in range(MAX_PIECES):
         piece = PIECE.match(text, end)
         if piece is None:
             break
         operator, word = piece["operator"], piece["word"]
         if end == start and operator and operator not in ("/", "-", "per"):
             break
-        found = word_for(word)
-        if found is None or (end > start and not operator and word == "in"):
+        word_unit = lookup_unit(word)
+        if word_unit is None or (end > start and not operator and word == "in"):
             break
-        raised = int((piece["power"] or "1").translate(_POWERS))
-        power = raised * _BEFORE.get(piece["before"], 1) * (-1 if operator in ("/", "per") else 1)
-        if abs(power) > LARGEST_POWER or (found.zero and (power != 1 or end > start)):
+        exponent = int((piece["power"] or "1").translate(_SUPERSCRIPTS))
+        power = exponent * _POWER_WORDS.get(piece["before"], 1) * (-1 if operator in ("/", "per") else 1)
+        if abs(power) > MAX_POWER or (word_unit.zero and (power != 1 or end > start)):
             break
-        unit, end = _times(unit, found, power), piece.end()
-        if found.zero:
+        unit, end = _multiply(unit, word_unit, power), piece.end()
+        if word_unit.zero:
             break
     return (unit, end) if end > start else (None, start)
 
 
-def word_for(word: str) -> Unit | None:
+def lookup_unit(word: str) -> Unit | None:
     """Return the unit for one word, a symbol or a name, also in the plural: ``km``, ``kilometres``, ``lbs``."""
-    small = word.casefold()
-    for tried in (word, small, small.removesuffix("s"), small.removesuffix("es")):
-        if found := _KNOWN.get(tried):
-            return found
+    lower = word.casefold()
+    for candidate in (word, lower, lower.removesuffix("s"), lower.removesuffix("es")):
+        if unit := _UNITS.get(candidate):
+            return unit
     return None
 
 
-def _times(unit: Unit, other: Unit, power: int) -> Unit:
+def _multiply(unit: Unit, factor: Unit, power: int) -> Unit:
     dimensions = Counter(dict(unit.dimensions))
-    for base, raised in other.dimensions:
-        dimensions[base] += raised * power
-    kept = tuple(sorted((base, raised) for base, raised in dimensions.items() if raised))
-    return Unit(unit.factor * other.factor**power, kept, other.zero)
+    for base, exponent in factor.dimensions:
+        dimensions[base] += exponent * power
+    nonzero = tuple(sorted((base, exponent) for base, exponent in dimensions.items() if exponent))
+    return Unit(unit.factor * factor.factor**power, nonzero, factor.zero)
 
 
-def _dimensions(text: str) -> Dimensions:
+def _parse_dimensions(text: str) -> Dimensions:
     """Parse ``"kg m2 s-2"`` into powers by base unit."""
     return tuple(sorted((base, int(power or 1)) for base, power in re.findall(r"([a-zA-Z]+)(-?\d)?", text)))
 
 
-def every_unit() -> dict[str, Unit]:
+def build_units() -> dict[str, Unit]:
     """Return all units by word.
 
     If a word is ambiguous, the unit without a prefix wins, then the earlier one.
     """
-    known: dict[str, Unit] = {}
-    rows = {**_FIXED, **_SCALED}
-    units = {symbol: Unit(Fraction(factor), _dimensions(of)) for symbol, (_, factor, of) in rows.items()}
+    units_by_word: dict[str, Unit] = {}
+    rows = {**_PLAIN_UNITS, **_PREFIXABLE_UNITS}
+    units = {symbol: Unit(Fraction(factor), _parse_dimensions(of)) for symbol, (_, factor, of) in rows.items()}
     for symbol, (names, _, _) in rows.items():
         for word in (symbol, *names.split()):
-            known.setdefault(word, units[symbol])
-    for name, (factor, zero) in _ZEROS.items():
-        known[name] = Unit(factor, (("K", 1),), Fraction(zero) * factor)
-    for symbol, (names, _, _) in _SCALED.items():
+            units_by_word.setdefault(word, units[symbol])
+    for name, (factor, zero) in _TEMPERATURE_UNITS.items():
+        units_by_word[name] = Unit(factor, (("K", 1),), Fraction(zero) * factor)
+    for symbol, (names, _, _) in _PREFIXABLE_UNITS.items():
         words = [(prefix + symbol, power) for prefix, power in _PREFIXES.items()]
         words += [(prefix + name, power) for name in names.split() for prefix, power in _PREFIX_NAMES.items()]
         for word, power in words:
-            known.setdefault(word, Unit(units[symbol].factor * Fraction(10) ** power, units[symbol].dimensions))
-    return known
+            units_by_word.setdefault(word, Unit(units[symbol].factor * Fraction(10) ** power, units[symbol].dimensions))
+    return units_by_word
 
 
-_KNOWN = every_unit()
+_UNITS = build_units()

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from marft.config.run import RunSettings
 
-FREE = (
+FREE_SETTINGS = (
     "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # their content is compared, not their location
     "models.*.gradient_checkpointing", "models.*.ranks", "training.steps",
@@ -26,13 +26,13 @@ ABSENT = "absent"
 PRESET = "algorithm.name"
 
 
-def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, object]]:
+def find_changes(before: RunSettings, current: RunSettings) -> dict[str, tuple[object, object]]:
     """Return changed settings that affect learning: key → old and new value.
 
-    Every setting affects learning, except those in ``FREE``. These are locations, the length and speed of a run, the
-    recording of data, and the evaluation.
+    Every setting affects learning, except those in ``FREE_SETTINGS``. These are locations, the length and speed of a
+    run, the recording of data, and the evaluation.
     """
-    old, new = dict(flat(before)), dict(flat(now))
+    old, new = dict(flatten_recipe(before)), dict(flatten_recipe(current))
     return {
         key: (old.get(key, ABSENT), new.get(key, ABSENT))
         for key in dict.fromkeys([*old, *new])
@@ -40,22 +40,22 @@ def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, ob
     }
 
 
-def refuse_changes(before: RunSettings, now: RunSettings) -> None:
+def check_changes(before: RunSettings, current: RunSettings) -> None:
     """Check a resumed run for changed settings that affect learning.
 
     Raises:
         ValueError: a setting that affects learning has changed; the message names each.
     """
-    different = changes(before, now)
+    different = find_changes(before, current)
     if different:
-        lines = "\n".join(_in_words(different))
+        lines = "\n".join(_describe_changes(different))
         raise ValueError(
             f"a run goes on with the settings that it learned with so far, but these are others:\n{lines}\n"
             "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --from …"
         )
 
 
-def _in_words(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
+def _describe_changes(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
     """Yield a line for each change. A preset change is one line together with the settings of the preset."""
     with_preset = [key for key in different if key.startswith("algorithm.") and key != PRESET]
     if PRESET in different:
@@ -66,19 +66,19 @@ def _in_words(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
             yield f"  {key}: {old!r} → {new!r}"
 
 
-def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
+def change_notes(before: RunSettings, current: RunSettings) -> Iterator[str]:
     """Yield notes about permitted changes that still affect learning."""
-    optimizer = now.algorithm.optimizer
-    if before.training.steps != now.training.steps and optimizer.schedule != "constant":
+    optimizer = current.algorithm.optimizer
+    if before.training.steps != current.training.steps and optimizer.schedule != "constant":
         yield (
-            f"training.steps: {before.training.steps} → {now.training.steps}, and the learning rate follows a "
+            f"training.steps: {before.training.steps} → {current.training.steps}, and the learning rate follows a "
             f"{optimizer.schedule} schedule over all steps: from here on it is that of the new length, a jump"
         )
 
 
-def flat(run: RunSettings) -> Iterator[tuple[str, object]]:
+def flatten_recipe(run: RunSettings) -> Iterator[tuple[str, object]]:
     """Yield a recipe as dotted keys and values; agents are keyed by role, reward terms by index."""
-    return _flat(_table(run))
+    return _flatten(_table(run))
 
 
 def _is_free(key: str, run: RunSettings) -> bool:
@@ -87,7 +87,7 @@ def _is_free(key: str, run: RunSettings) -> bool:
         return False  # the model's name at its endpoint
     if parts[0] == "guards" and key != "guards.on_collapse" and run.guards.on_collapse == "note":
         return True  # guards that only report do not affect learning
-    return any(fnmatchcase(key, pattern) for pattern in FREE)
+    return any(fnmatchcase(key, pattern) for pattern in FREE_SETTINGS)
 
 
 def _table(run: RunSettings) -> dict[str, object]:
@@ -99,9 +99,9 @@ def _table(run: RunSettings) -> dict[str, object]:
     return table
 
 
-def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -17,20 +17,20 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from marft.common import atomic
-from marft.common.lineage import Lineage
+from marft.common.prompt_history import PromptHistory
 from marft.common.version import __version__
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.runs.code import digests_of_code
-from marft.runs.folder import RunFolder, step_of
-from marft.runs.log import Mark
-from marft.runs.removing import remove_checkpoint
-from marft.runs.stated import STATE, Standing, Written
+from marft.runs.cleanup import remove_checkpoint
+from marft.runs.metrics_log import LogDigest
+from marft.runs.run_folder import RunFolder, parse_step
+from marft.runs.state_schema import STATE_FILE, CurriculumState, StateSchema
+from marft.runs.user_code import hash_user_code
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from marft.models.pool import Models
+    from marft.models.policy_registry import PolicyRegistry
 
 RECIPE = "recipe.toml"
 CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
@@ -52,31 +52,31 @@ class State:
     cooled: float = 1.0  # factor for learning rates since the last rollback
     parts: Mapping[str, float] = field(default_factory=dict)  # credit state carried from step to step
     set_aside: Mapping[str, str] = field(default_factory=dict)  # excluded tasks by ID, with the reasons
-    curriculum: Standing | None = None  # difficulty levels in use
-    profiles: Lineage | None = None  # learned prompts of agents
+    curriculum: CurriculumState | None = None  # difficulty levels in use
+    profiles: PromptHistory | None = None  # learned prompts of agents
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CheckpointRecord:
     """Checkpoint contents besides the weights. All of them are covered by digests."""
 
     path: Path
     state: State
-    log: Mark  # length and digest of the metrics log at the checkpoint
+    log: LogDigest  # length and digest of the metrics log at the checkpoint
     models: Mapping[str, str]  # digests of the base models, tokenizers and frozen adapters in training
     code: Mapping[str, str]  # digests of the files of user code
     version: str  # MARFT version
 
-    def recipe(self, given: Iterable[object] = ()) -> RunSettings:
+    def read_recipe(self, objects: Iterable[object] = ()) -> RunSettings:
         """Return the recipe saved with the checkpoint.
 
         Args:
-            given: Python objects that the recipe refers to by placeholder.
+            objects: Python objects that the recipe refers to by placeholder.
 
         Raises:
             ValueError: this version of MARFT cannot read the recipe.
         """
-        return load_recipe(self.path / RECIPE, given=given)
+        return load_recipe(self.path / RECIPE, given=objects)
 
 
 class CriticState(Protocol):
@@ -116,71 +116,76 @@ class TrainState(Protocol):
         """Restore the output of :meth:`optimizer_state`."""
 
 
-class Checkpoints:
+class CheckpointManager:
     """Manager of a run's ``checkpoints`` folder.
 
     Args:
-        spare: minimum age of a rollback checkpoint, in steps. The first checkpoint, the newest one of that age, and all
-            newer ones are kept. 0: the run is never rolled back.
+        min_rollback_age: minimum age of a rollback checkpoint, in steps. The first checkpoint, the newest one of that
+            age, and all newer ones are kept. 0: the run is never rolled back.
     """
 
-    def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
-        self.folder, self.path, self.settings, self.spare = folder, folder.checkpoints, settings, spare
+    def __init__(self, folder: RunFolder, settings: CheckpointSettings, min_rollback_age: int = 0) -> None:
+        self.folder, self.path, self.settings, self.min_rollback_age = (
+            folder,
+            folder.checkpoints,
+            settings,
+            min_rollback_age,
+        )
 
     def save(
-        self, state: State, run: RunSettings, models: Models, learner: TrainState, log: Mark,
-        beside: Callable[[Path], None] = lambda _: None,
+        self, state: State, run: RunSettings, models: PolicyRegistry, learner: TrainState, log: LogDigest,
+        write_extra: Callable[[Path], None] = lambda _: None,
     ) -> Path:  # fmt: skip
         """Write checkpoint ``step_<n>`` and delete superseded checkpoints.
 
         Args:
-            beside: writes additional files into the checkpoint's folder.
+            write_extra: writes additional files into the checkpoint's folder.
         """
-        target = self.path / name_of(state.step)
-        _make_way(target)
-        self._write(target, state, run, models, learner, log, beside)
-        self._let_go(state)
+        target = self.path / checkpoint_name(state.step)
+        _clear_target(target)
+        self._write(target, state, run, models, learner, log, write_extra)
+        self._prune(state)
         return target
 
-    def set_aside(self, state: State, run: RunSettings, models: Models, learner: TrainState) -> Path:
+    def save_initial(self, state: State, run: RunSettings, models: PolicyRegistry, learner: TrainState) -> Path:
         """Write a new run's initial weights to ``start_<n>``.
 
         The run to overwrite still exists at that time. The name is unused, because the source of the weights may be in
         the same folder.
         """
         self.path.mkdir(exist_ok=True)
-        number = 1 + max((int(path.name.removeprefix("start_")) for path in starts(self.path)), default=0)
+        number = 1 + max((int(path.name.removeprefix("start_")) for path in list_starts(self.path)), default=0)
         target = self.path / f"start_{number}"
-        self._write(target, state, run, models, learner, Mark.of(b""))
+        self._write(target, state, run, models, learner, LogDigest.from_content(b""))
         return target
 
-    def begin_with(self, start: Path) -> None:
+    def use_initial(self, start: Path) -> None:
         """Rename a saved start to the checkpoint of step 0."""
-        start.rename(self.path / name_of(0))
+        start.rename(self.path / checkpoint_name(0))
         atomic.sync_folder(self.path)
 
     def _write(
-        self, target: Path, state: State, run: RunSettings, models: Models, learner: TrainState, log: Mark,
-        beside: Callable[[Path], None] = lambda _: None,
+        self, target: Path, state: State, run: RunSettings, models: PolicyRegistry, learner: TrainState, log: LogDigest,
+        write_extra: Callable[[Path], None] = lambda _: None,
     ) -> None:  # fmt: skip
         from safetensors.torch import save_file
 
         assert not learner.not_finite(), "what is not finite is undone, not saved"
-        with atomic.new_folder(target) as draft:
+        with atomic.new_folder(target) as staging:
             for policy in learner.optimizers:
-                models.save_policy(policy, draft / "policies" / policy)
+                models.save_policy(policy, staging / "policies" / policy)
             if learner.critic:
-                save_file(_contiguous(learner.critic.state_dict()), draft / CRITIC)
-            save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
-            atomic.write_file(draft / RECIPE, to_toml(run), atomic.OWN)
-            beside(draft)
-            files = {file.relative_to(draft).as_posix(): digest_of_file(file) for file in _files(draft)}
-            known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}
-            about = {"files": files, "log": asdict(log), **known}
-            table = {**asdict(replace(state, parts=learner.state_dict())), **about}
-            (draft / STATE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
+                save_file(_contiguous(learner.critic.state_dict()), staging / CRITIC)
+            save_file(_contiguous(learner.optimizer_state()), staging / OPTIMIZER)
+            atomic.write_file(staging / RECIPE, to_toml(run), atomic.PRIVATE_MODE)
+            write_extra(staging)
+            files = {file.relative_to(staging).as_posix(): digest_of_file(file) for file in _files(staging)}
+            provenance = {"models": models.compute_digests(), "code": hash_user_code(run), "version": __version__}
+            metadata = {"files": files, "log": asdict(log), **provenance}
+            table = {**asdict(replace(state, parts=learner.state_dict())), **metadata}
+            (staging / STATE_FILE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
 
-    def newest(self) -> tuple[Record | None, list[str]]:
+    def newest(self) -> tuple[CheckpointRecord | None, list[str]]:
         """Return the newest undamaged checkpoint, and the problems in newer checkpoints.
 
         The checkpoint is None if the folder has no checkpoints.
@@ -188,15 +193,15 @@ class Checkpoints:
         Raises:
             ValueError: checkpoints exist, but all are damaged.
         """
-        atomic.remove_unfinished(self.path)
-        damaged: list[str] = []
+        atomic.remove_temp_entries(self.path)
+        problems: list[str] = []
         for path in reversed(self.steps()):
             try:
-                return read_record(path), damaged
+                return read_record(path), problems
             except ValueError as error:
-                damaged.append(str(error))
-        if damaged:
-            raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
+                problems.append(str(error))
+        if problems:
+            raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(problems))
         return None, []
 
     def steps(self) -> list[Path]:
@@ -213,80 +218,81 @@ class Checkpoints:
         if steps and name == "last":
             return steps[-1]
         if steps and name == "best":
-            return self._best(steps)
+            return self._find_best(steps)
         if name in (path.name for path in steps):
             return self.path / name
-        known = ", ".join(["last", "best", *(path.name for path in steps)] if steps else ["none; marft train --resume"])
-        raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
+        names = ", ".join(["last", "best", *(path.name for path in steps)] if steps else ["none; marft train --resume"])
+        raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {names}")
 
-    def _best(self, steps: Sequence[Path]) -> Path:
+    def _find_best(self, steps: Sequence[Path]) -> Path:
         """Return the best checkpoint according to the newest checkpoint.
 
         Raises:
             ValueError: no step was rated, or the checkpoint was deleted.
         """
-        step, others = verify(steps[-1]).best_step, ", ".join(["last", *(path.name for path in steps)])
+        step, other_names = verify(steps[-1]).best_step, ", ".join(["last", *(path.name for path in steps)])
         if not step:
             raise ValueError(
-                f"{self.path} has no best checkpoint: no step up to {step_of(steps[-1])} was validated or rated "
-                f"(evaluation.every, sft.held_out); name another one: {others}"
+                f"{self.path} has no best checkpoint: no step up to {parse_step(steps[-1])} was validated or rated "
+                f"(evaluation.every, sft.held_out); name another one: {other_names}"
             )
-        best = self.path / name_of(step)
+        best = self.path / checkpoint_name(step)
         if not best.is_dir():
             raise ValueError(
-                f"{best}, the best checkpoint, is gone (checkpoints.keep_best keeps it); name another one: {others}"
+                f"{best}, the best checkpoint, is gone (checkpoints.keep_best keeps it); name another one: "
+                f"{other_names}"
             )
         return best
 
-    def _let_go(self, state: State) -> None:
+    def _prune(self, state: State) -> None:
         # later checkpoints were skipped on resume
-        done = [step_of(path) for path in self.steps() if step_of(path) <= state.step]
-        stay = kept(done, self.settings.keep_last, self.spare)
+        saved_steps = [parse_step(path) for path in self.steps() if parse_step(path) <= state.step]
+        kept_steps = steps_to_keep(saved_steps, self.settings.keep_last, self.min_rollback_age)
         if self.settings.keep_best:
-            stay.add(state.best_step)
-        for step in done:
-            if step not in stay:
-                remove_checkpoint(self.path / name_of(step))
+            kept_steps.add(state.best_step)
+        for step in saved_steps:
+            if step not in kept_steps:
+                remove_checkpoint(self.path / checkpoint_name(step))
 
 
-def kept(done: Sequence[int], last: int, spare: int) -> set[int]:
+def steps_to_keep(saved_steps: Sequence[int], last: int, min_rollback_age: int) -> set[int]:
     """Return the steps with checkpoints to keep.
 
-    These are the ``last`` newest ones. With ``spare``, they also include the first one, the newest one that is at least
-    ``spare`` steps old, and all later ones.
+    These are the ``last`` newest ones. With ``min_rollback_age``, they also include the first one, the newest one that
+    is at least ``min_rollback_age`` steps old, and all later ones.
 
     Args:
-        done: steps with a checkpoint, oldest first.
+        saved_steps: steps with a checkpoint, oldest first.
         last: number of newest checkpoints to keep.
-        spare: minimum age of a rollback checkpoint, in steps; 0 keeps none for rollbacks.
+        min_rollback_age: minimum age of a rollback checkpoint, in steps; 0 keeps none for rollbacks.
 
-    >>> sorted(kept([0, 4, 6, 8, 10], last=2, spare=5))
+    >>> sorted(steps_to_keep([0, 4, 6, 8, 10], last=2, min_rollback_age=5))
     [0, 4, 6, 8, 10]
-    >>> sorted(kept([0, 4, 6, 8, 10], last=2, spare=0))
+    >>> sorted(steps_to_keep([0, 4, 6, 8, 10], last=2, min_rollback_age=0))
     [8, 10]
     """
-    stay = set(done[-last:])
-    if spare:
-        old = [step for step in done if step <= done[-1] - spare]
-        stay.update(done[:1], old[-1:], done[len(old) :])
-    return stay
+    kept_steps = set(saved_steps[-last:])
+    if min_rollback_age:
+        old = [step for step in saved_steps if step <= saved_steps[-1] - min_rollback_age]
+        kept_steps.update(saved_steps[:1], old[-1:], saved_steps[len(old) :])
+    return kept_steps
 
 
-def starts(checkpoints: Path) -> list[Path]:
+def list_starts(checkpoints: Path) -> list[Path]:
     """Return saved starts, oldest first. They are left over from interrupted starts."""
-    found = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("start_")))
+    folders = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("start_")))
 
 
-def _make_way(target: Path) -> None:
+def _clear_target(target: Path) -> None:
     """Remove a skipped checkpoint from a target path. Files that no run wrote are renamed instead."""
     if target.is_dir() and not target.is_symlink():
         remove_checkpoint(target)
     if target.exists() or target.is_symlink():
-        target.rename(atomic.free_name(target, "damaged"))
+        target.rename(atomic.unused_path(target, "damaged"))
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Return the folder name for a step, for example ``step_000050``."""
     return f"step_{step:06d}"
 
@@ -300,74 +306,72 @@ def verify(path: Path) -> State:
     return read_record(path).state
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> CheckpointRecord:
     """Verify every file of a checkpoint against its digest and return the record.
 
     Raises:
         ValueError: a file is missing or damaged, or the checkpoint is from another version of MARFT.
     """
-    if not (path / STATE).is_file():
+    if not (path / STATE_FILE).is_file():
         inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
-        which = max(inside, key=lambda found: found.name, default="runs/name/checkpoints/step_000050")
-        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE}; give one such as {which}")
+        example = max(inside, key=lambda folder: folder.name, default="runs/name/checkpoints/step_000050")
+        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE_FILE}; give one such as {example}")
     try:
-        table = atomic.read_json(path / STATE)
+        table = atomic.read_json(path / STATE_FILE)
         if "digest" not in table:
-            raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
+            raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE_FILE} has no digest")
         if table.pop("digest") != digest_of_table(table):
-            raise ValueError(f"{path}: {STATE} is damaged")
-        written = Written.model_validate(table)
-        files = written.files
+            raise ValueError(f"{path}: {STATE_FILE} is damaged")
+        schema = StateSchema.model_validate(table)
+        files = schema.files
         for name, digest in files.items():
             if not (path / name).is_file() or digest_of_file(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(
-            **written.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"})
-        )
-        state = replace(state, curriculum=written.standing(), profiles=written.lineage())
-        if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
+        state = State(**schema.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"}))
+        state = replace(state, curriculum=schema.curriculum_state(), profiles=schema.prompt_lineage())
+        if CHECKPOINT.fullmatch(path.name) and path.name != checkpoint_name(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
-        log = Mark(written.log.length, written.log.digest)
-        return Record(path, state, log, written.models, written.code, written.version)
+        log = LogDigest(schema.log.length, schema.log.digest)
+        return CheckpointRecord(path, state, log, schema.models, schema.code, schema.version)
     except ValidationError as error:
-        raise ValueError(f"{path}: {STATE} holds what no run writes: {first_problem(error)}") from None
+        raise ValueError(f"{path}: {STATE_FILE} holds what no run writes: {first_problem(error)}") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 
-def restore(record: Record, models: Models, learner: TrainState) -> State:
+def restore(record: CheckpointRecord, models: PolicyRegistry, learner: TrainState) -> State:
     """Load a checkpoint into models and learner to resume its run, and return the progress.
 
     Raises:
         ValueError: the checkpoint does not fit, or the run used other models.
     """
-    for name, digest in models.digests().items():
+    for name, digest in models.compute_digests().items():
         if record.models.get(name, digest) != digest:
             raise ValueError(
                 f"{name} is not what the run learned with up to step {record.state.step}: its weights, tokenizer or "
                 "chat template are others. Put the old ones back, or start a new run with --from"
             )
-    put_in_place(record, models, learner)
+    load_checkpoint(record, models, learner)
     return record.state
 
 
-def put_in_place(record: Record, models: Models, learner: TrainState) -> None:
+def load_checkpoint(record: CheckpointRecord, models: PolicyRegistry, learner: TrainState) -> None:
     """Load policies, optimizers, critic and the carried learner state from a checkpoint.
 
     Raises:
         ValueError: the checkpoint does not fit.
     """
     load_policies(record.path, models, learner.optimizers)
-    if learner.critic and not learner.critic.load_state_dict(_read(record.path / CRITIC)):
+    if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC)):
         raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
-    learner.load_optimizer_state(_read(record.path / OPTIMIZER))
+    learner.load_optimizer_state(_read_state(record.path / OPTIMIZER))
     learner.load_state_dict(record.state.parts)
 
 
-def load_policies(path: Path, models: Models, policies: Mapping[str, object]) -> None:
+def load_policies(path: Path, models: PolicyRegistry, policies: Mapping[str, object]) -> None:
     """Load the weights of ``policies`` from a checkpoint.
 
     Raises:
@@ -376,8 +380,8 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
     for policy in policies:
         folder = path / "policies" / policy
         if not folder.is_dir():
-            gone = "is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again"
-            raise ValueError(f"{path} {f'holds no policy {policy!r}' if path.is_dir() else gone}")
+            reason = "is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again"
+            raise ValueError(f"{path} {f'holds no policy {policy!r}' if path.is_dir() else reason}")
         models.load_policy(policy, folder)
 
 
@@ -385,19 +389,19 @@ def load_critic(path: Path, learner: TrainState) -> bool:
     """Load a checkpoint's critic for a new run, and return True if it exists and fits."""
     if learner.critic is None or not (path / CRITIC).is_file():
         return False
-    return learner.critic.load_state_dict(_read(path / CRITIC))
+    return learner.critic.load_state_dict(_read_state(path / CRITIC))
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read_state(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    from marft.models.checking import refuse_not_finite
+    from marft.models.checkpoint_checks import check_finite
 
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    refuse_not_finite(tensors, str(path))
+    check_finite(tensors, str(path))
     return tensors
 
 

@@ -20,52 +20,56 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-WITHOUT_FOLDERS = (errno.EBADF, errno.EINVAL, errno.EISDIR)  # returned by network file systems that lock files only
-_held: set[int] = set()
+NO_LOCK_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_FOLDER_LOCK_ERRORS = (
+    errno.EBADF,
+    errno.EINVAL,
+    errno.EISDIR,
+)  # returned by network file systems that lock files only
+_open_locks: set[int] = set()
 
 
 @contextmanager
-def folder_held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
+def lock_folder(path: Path, alternative: str = "or give this run another name (--name …)") -> Iterator[None]:
     """Lock the file at ``path`` and its folder.
 
     The file can be deleted or replaced while it is locked; the folder then stays locked.
 
     Args:
-        otherwise: see :func:`held`.
+        alternative: see :func:`lock_file`.
 
     Raises:
         ValueError: another process holds the lock; the message names it, as far as the file does.
     """
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    _held.add(descriptor)
+    _open_locks.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _refusal(path, _owner_at(path), otherwise) from None
+            raise _lock_error(path, _read_owner_at(path), alternative) from None
         except OSError as error:
-            if error.errno not in (*WITHOUT_LOCKS, *WITHOUT_FOLDERS):
+            if error.errno not in (*NO_LOCK_ERRORS, *NO_FOLDER_LOCK_ERRORS):
                 raise
-        with held(path, otherwise):
+        with lock_file(path, alternative):
             yield
     finally:
-        _held.discard(descriptor)
+        _open_locks.discard(descriptor)
         os.close(descriptor)
 
 
 @contextmanager
-def held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
+def lock_file(path: Path, alternative: str = "or give this run another name (--name …)") -> Iterator[None]:
     """Lock the file at ``path``, creating it if missing.
 
     Args:
-        otherwise: an alternative to waiting for the other process or stopping it, for the error message.
+        alternative: an alternative to waiting for the other process or stopping it, for the error message.
 
     Raises:
         ValueError: another process holds the lock; the message names it.
     """
-    descriptor = _locked(path, otherwise)
-    _held.add(descriptor)
+    descriptor = _acquire(path, alternative)
+    _open_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
@@ -74,22 +78,22 @@ def held(path: Path, otherwise: str = "or give this run another name (--name …
     finally:
         with suppress(OSError):  # at worst a full disk
             os.ftruncate(descriptor, 0)
-        _held.discard(descriptor)
+        _open_locks.discard(descriptor)
         os.close(descriptor)
 
 
-def _owner_at(path: Path) -> dict[str, object]:
+def _read_owner_at(path: Path) -> dict[str, object]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return {}
     try:
-        return _owner(descriptor)
+        return _read_owner(descriptor)
     finally:
         os.close(descriptor)
 
 
-def at_work(path: Path) -> bool:
+def is_in_use(path: Path) -> bool:
     """Return True if a running process owns the lock, according to the file's content.
 
     Trying to take the lock would block a process that starts at that moment.
@@ -101,32 +105,32 @@ def at_work(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return _may_live(_owner(descriptor))
+        return _may_be_running(_read_owner(descriptor))
     finally:
         os.close(descriptor)
 
 
-def _locked(path: Path, otherwise: str) -> int:
+def _acquire(path: Path, alternative: str) -> int:
     while True:
-        descriptor = _opened(path)
+        descriptor = _open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):  # and not a file that its last owner has removed
                 return descriptor
         except BlockingIOError:
-            owner = _owner(descriptor)
+            owner = _read_owner(descriptor)
             os.close(descriptor)
-            raise _refusal(path, owner, otherwise) from None
+            raise _lock_error(path, owner, alternative) from None
         except OSError as error:
-            owner = _owner(descriptor)
-            if error.errno in WITHOUT_LOCKS and not _may_live(owner):
+            owner = _read_owner(descriptor)
+            if error.errno in NO_LOCK_ERRORS and not _may_be_running(owner):
                 return descriptor
             os.close(descriptor)
-            raise _refusal(path, owner, otherwise) if error.errno in WITHOUT_LOCKS else error from None
+            raise _lock_error(path, owner, alternative) if error.errno in NO_LOCK_ERRORS else error from None
         os.close(descriptor)
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
     """Open the lock file, creating it if missing, without following links.
 
     Raises:
@@ -144,7 +148,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _owner(descriptor: int) -> dict[str, object]:
+def _read_owner(descriptor: int) -> dict[str, object]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError, RecursionError):
@@ -152,7 +156,7 @@ def _owner(descriptor: int) -> dict[str, object]:
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else {}
 
 
-def _may_live(owner: dict[str, Any]) -> bool:
+def _may_be_running(owner: dict[str, Any]) -> bool:
     """Return True if an owner may still run, for file systems without locks."""
     if not owner or owner["pid"] == os.getpid():
         return False
@@ -167,20 +171,22 @@ def _may_live(owner: dict[str, Any]) -> bool:
     return True
 
 
-def _refusal(path: Path, owner: dict[str, object], otherwise: str) -> ValueError:
-    who = f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
+def _lock_error(path: Path, owner: dict[str, object], alternative: str) -> ValueError:
+    holder = (
+        f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
+    )
     return ValueError(
-        f"{path.parent} is at work: {who}. Wait for it or stop it; {otherwise}. If it is gone for sure, and the folder "
-        f"is on a file system without locks, delete {path}"
+        f"{path.parent} is at work: {holder}. Wait for it or stop it; {alternative}. If it is gone for sure, and the "
+        f"folder is on a file system without locks, delete {path}"
     )
 
 
-def _let_go() -> None:
+def _close_inherited() -> None:
     """Close inherited locks in a forked child. Otherwise, the locks would outlive the parent."""
-    for descriptor in _held:
+    for descriptor in _open_locks:
         with suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited)

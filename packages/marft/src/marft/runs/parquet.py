@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 
-def opened(path: Path) -> pa.NativeFile:
+def open_parquet(path: Path) -> pa.NativeFile:
     """Open a file for Arrow, which otherwise accepts UTF-8 paths only. Close it after use.
 
     Raises:

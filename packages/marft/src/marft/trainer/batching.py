@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from marft.common import seeds
-from marft.common.types import Action, ActionKey, Episode, Normalisation, Sample
+from marft.common.types import Action, ActionKey, Episode, Normalization, Sample
 from marft.models.backbone import Backbone
-from marft.models.devices import sent
-from marft.models.forest import Forest
-from marft.models.masked import PackedMasks
+from marft.models.devices import to_device
 from marft.models.packed_rows import PackedRows
-from marft.rewards.shaping import succeeded
-from marft.trainer.choice_scoring import Chosen, scored_tokens
-from marft.trainer.cutting import Cut, cut_by_tokens, cut_evenly, cut_sharing, length
-from marft.trainer.interfaces import Credits, Floats, Level, split_rows
-from marft.trainer.rank_group import Ranks, share_on
+from marft.models.prefix_tree import PrefixTree
+from marft.models.token_masks import PackedMasks
+from marft.rewards.shaping import is_success
+from marft.trainer.bin_packing import Bin, input_length, pack_by_tokens, pack_evenly, pack_shared_prefixes
+from marft.trainer.choice_scoring import ChoiceLayout, ScoredTokens, scored_tokens
+from marft.trainer.interfaces import CreditOutput, Floats, Level, split_rows
+from marft.trainer.rank_group import Ranks, split_share_by_base
 from marft.trainer.teammate_text import TeammateText
 
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
@@ -37,10 +37,10 @@ SIZE_STEP = 64  # tokens; micro-batch sizes are rounded up to a multiple
 
 def make_samples(
     episodes: Sequence[Episode],
-    credits: Credits,
+    credit: CreditOutput,
     trained: Sequence[str],
-    normalisation: Normalisation,
-    normalise_advantages: bool,
+    normalization: Normalization,
+    normalize_advantages: bool,
 ) -> tuple[list[Sample], list[Floats]]:
     """Return samples for the trained actions, and their raw advantages.
 
@@ -50,48 +50,48 @@ def make_samples(
 
     Args:
         episodes: episodes of the batch.
-        credits: credit of their actions.
+        credit: credit of their actions.
         trained: policies in training.
-        normalisation: definition of Z (eq. 6).
-        normalise_advantages: True to normalize advantages over the batch.
+        normalization: definition of Z (eq. 6).
+        normalize_advantages: True to normalize advantages over the batch.
     """
     rows = [(episode, action) for episode in episodes for action in episode.actions]
-    mine = [
+    trained_rows = [
         i for i, (_, action) in enumerate(rows)
-        if action.policy in trained and (not credits.trained or credits.trained[i]) and not action.settled
+        if action.policy in trained and (not credit.trained or credit.trained[i]) and not action.is_forced
     ]  # fmt: skip
-    raw = [credits.advantages[i] for i in mine]
-    advantages = normalise(raw) if normalise_advantages else raw
+    raw = [credit.advantages[i] for i in trained_rows]
+    advantages = normalize(raw) if normalize_advantages else raw
     samples = [
-        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, succeeded(rows[i][0]))
-        for i, advantage in zip(mine, advantages, strict=True)
+        Sample(rows[i][1], normalizer(rows[i][1], normalization), advantage, is_success(rows[i][0]))
+        for i, advantage in zip(trained_rows, advantages, strict=True)
     ]
     return samples, raw
 
 
-def normalise(advantages: Sequence[Floats]) -> list[Floats]:
+def normalize(advantages: Sequence[Floats]) -> list[Floats]:
     """Scale advantages to mean 0 and standard deviation 1 over all decisions.
 
     Advantages of exactly 0 count like any other.
 
-    >>> [a.tolist() for a in normalise([np.array([1.0, 0.0]), np.array([-1.0])])]
+    >>> [a.tolist() for a in normalize([np.array([1.0, 0.0]), np.array([-1.0])])]
     [[0.999999990000..., 0.0], [-0.999999990000...]]
     """
     if not advantages:
         return []
     flat = np.concatenate(advantages)
-    spread = float(flat.std(ddof=1)) if len(flat) > 1 else 0.0
-    scaled = (flat - flat.mean()) / (spread + EPSILON)
+    std = float(flat.std(ddof=1)) if len(flat) > 1 else 0.0
+    scaled = (flat - flat.mean()) / (std + EPSILON)
     return split_rows(scaled, [len(a) for a in advantages])
 
 
-def normaliser(action: Action, normalisation: Normalisation) -> float:
+def normalizer(action: Action, normalization: Normalization) -> float:
     """Return Z of eq. 6: 1, the number of sampled tokens, or the number of words in the agent's text (minimum 1)."""
-    if normalisation == "none" or action.choice:  # options of a choice are already normalized one by one
+    if normalization == "none" or action.choice:  # options of a choice are already normalized one by one
         return 1.0
-    if normalisation == "tokens":
-        return float(max(1, action.sampled.sum()))
-    return float(max(1, sum(len(text.split()) for text in action.own_texts)))
+    if normalization == "tokens":
+        return float(max(1, action.sampled_mask.sum()))
+    return float(max(1, sum(len(text.split()) for text in action.agent_texts)))
 
 
 def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:
@@ -101,25 +101,25 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
     """
     parts: list[list[Sample]] = [[] for _ in range(count)]
     for policy in sorted({sample.action.policy for sample in samples}):
-        mine = [sample for sample in samples if sample.action.policy == policy]
-        order = seeds.generator(seed, "minibatches", policy, step, epoch).permutation(len(mine))
+        policy_samples = [sample for sample in samples if sample.action.policy == policy]
+        order = seeds.generator(seed, "minibatches", policy, step, epoch).permutation(len(policy_samples))
         for part, indices in zip(parts, np.array_split(order, count), strict=True):
-            part += [mine[i] for i in indices]
+            part += [policy_samples[i] for i in indices]
     return [part for part in parts if part]
 
 
-def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
+def select_mixed_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Return samples with mixed lengths: the longest, the shortest, and some in between.
 
     At most ``count`` samples, and at most half of all samples, are returned.
     """
-    ordered = sorted(samples, key=length, reverse=True)
+    ordered = sorted(samples, key=input_length, reverse=True)
     count = min(count, max(1, len(ordered) // 2))
     return [ordered[i] for i in np.linspace(0, len(ordered) - 1, count).round().astype(int)] if ordered else []
 
 
 @dataclass(frozen=True, slots=True)
-class Denominators:
+class BatchCounts:
     """Denominators for loss terms, from a global minibatch.
 
     Args:
@@ -135,33 +135,33 @@ class Denominators:
     teammate_tokens: Mapping[str, int]
 
     @staticmethod
-    def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
+    def from_samples(samples: Sequence[Sample], pooled: bool) -> BatchCounts:
         """Count a minibatch; ``pooled`` counts all policies together (the paper's 1/(nT))."""
         actions: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         successful: Counter[str] = Counter()
         teammate: Counter[str] = Counter()
         for sample in samples:
-            count = sample.action.decisions
+            count = sample.action.num_decisions
             actions[sample.action.policy] += 1
             tokens[sample.action.policy] += count
-            successful[sample.action.policy] += count * sample.successful
-            teammate[sample.action.policy] += int(sample.action.by_teammate.sum())
+            successful[sample.action.policy] += count * sample.solved
+            teammate[sample.action.policy] += int(sample.action.teammate_mask.sum())
         counts = (actions, tokens, successful, teammate)
-        return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
+        return BatchCounts(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
 
     def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int) -> float:
         """Return the weight per sampled token in ``sample``."""
         policy = sample.action.policy
         if aggregation == "token-mean":
             return 1.0 / self.tokens[policy]
-        length = sample.action.decisions if aggregation == "action-mean" else 1
+        length = sample.action.num_decisions if aggregation == "action-mean" else 1
         length = constant_length if aggregation == "constant-length" else length
         return 1.0 / (self.actions[policy] * length)
 
     def nll_weight(self, sample: Sample) -> float:
         """Return the weight of a sampled token in the likelihood loss; 0 in unsuccessful episodes."""
-        return 1.0 / self.successful_tokens[sample.action.policy] if sample.successful else 0.0
+        return 1.0 / self.successful_tokens[sample.action.policy] if sample.solved else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,11 +179,11 @@ class MicroBatch:
     targets: Tensor  # [R]
     temperatures: Tensor | None  # [R], None when all are 1
     masks: PackedMasks | None  # [R], None without a grammar
-    chosen: Chosen | None  # layout of choices from lists; None without choices
+    chosen: ChoiceLayout | None  # layout of choices from lists; None without choices
     engine_log_probs: Tensor  # [T]
     base_log_probs: Tensor | None  # [T] under the untuned base; None if the loss does not use them
     action_of: Tensor  # [T] row of each token's action in the micro-batch
-    normalisers: Tensor  # [B] Z of each action
+    normalizers: Tensor  # [B] Z of each action
     advantages: Tensor  # [U]
     unit_weights: Tensor  # [U]
     log_factors: Tensor  # [U] log factor of each unit's ratio
@@ -201,23 +201,23 @@ class MicroBatch:
         """
         if self.level == "token":
             return token_values_T
-        sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
-        return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
+        sums = torch.zeros(len(self.normalizers), dtype=token_values_T.dtype, device=token_values_T.device)
+        return sums.index_add(0, self.action_of, token_values_T) / self.normalizers.to(token_values_T.dtype)
 
-    def of_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
+    def collect_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
         """Collect values of every decision, given by the action's key → tensor [T]."""
         flat = np.concatenate([values[sample.action.key] for sample in self.samples])
-        return sent(flat, self.engine_log_probs.device, dtype)
+        return to_device(flat, self.engine_log_probs.device, dtype)
 
-    def by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
-        """Split values [T] on the host by the action's key; inverse of :meth:`of_tokens`."""
-        rows = split_rows(token_values_T, [sample.action.decisions for sample in self.samples])
+    def split_by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
+        """Split values [T] on the host by the action's key; inverse of :meth:`collect_tokens`."""
+        rows = split_rows(token_values_T, [sample.action.num_decisions for sample in self.samples])
         return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
 
     def first_tokens(self) -> Tensor:
         """Return the index of each action's first sampled token, shape [B]."""
-        counts = np.array([sample.action.decisions for sample in self.samples])
-        return sent(counts.cumsum() - counts, self.action_of.device)
+        counts = np.array([sample.action.num_decisions for sample in self.samples])
+        return to_device(counts.cumsum() - counts, self.action_of.device)
 
     def unit_agents(self) -> np.ndarray:
         """Return the agent index of each unit, shape [U]."""
@@ -227,7 +227,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Idle:
+class IdleBatch:
     """Empty micro-batch for a rank with fewer micro-batches than its peers.
 
     All ranks must run the backbone equally often.
@@ -238,7 +238,7 @@ class Idle:
 
     def forward(self) -> Tensor:
         """Run the backbone; return a loss of 0 with gradient 0."""
-        rows = PackedRows.of([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
+        rows = PackedRows.from_rows([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
         return 0.0 * self.backbone.hidden_states(rows).sum()
 
 
@@ -271,7 +271,7 @@ class Packing:
         constant_length: length for aggregation ``constant-length``, in tokens.
         teammate_text: True to score teammate text in an agent's turn.
         share: True to compute common prefixes of rows once, if that is faster.
-        sizes: fixed micro-batch size by ``id`` of the backbone, in tokens: see :meth:`in_one_size`.
+        sizes: fixed micro-batch size by ``id`` of the backbone, in tokens: see :meth:`with_fixed_sizes`.
         bases: base model of each policy, for the assignment to ranks.
     """
 
@@ -293,9 +293,11 @@ class Packing:
 
     def share_of(self, samples: Sequence[Sample], ranks: Ranks) -> list[Sample]:
         """Return a rank's share of a minibatch."""
-        return share_on(ranks, samples, length, lambda sample: self.bases.get(sample.action.policy, ""))
+        return split_share_by_base(
+            ranks, samples, input_length, lambda sample: self.bases.get(sample.action.policy, "")
+        )
 
-    def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
+    def with_fixed_sizes(self, parts: Sequence[Sequence[Sample]]) -> Packing:
         """Return a packing with one micro-batch size per backbone: the largest that ``parts`` need.
 
         Half-precision and GPU matrix products differ between batch sizes. With one size, the score of a token does not
@@ -303,47 +305,51 @@ class Packing:
         """
         sizes: dict[int, int] = {}
         for part in parts:
-            for backbone, mine in self._by_backbone(part):
-                if backbone.wants_full_batches:
-                    largest = max(cut.tokens for cut in self._cut(backbone, mine))
+            for backbone, owned in self._by_backbone(part):
+                if backbone.needs_fixed_size:
+                    largest = max(group.tokens for group in self._split(backbone, owned))
                     sizes[id(backbone)] = max(sizes.get(id(backbone), 0), -(-largest // SIZE_STEP) * SIZE_STEP)
         return replace(self, sizes=sizes)
 
     def _by_backbone(self, samples: Sequence[Sample]) -> list[tuple[Backbone, list[Sample]]]:
         owners: dict[int, list[Sample]] = {}
-        for sample in sorted(samples, key=length):
+        for sample in sorted(samples, key=input_length):
             owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
-        return [(self.backbones[mine[0].action.policy], mine) for mine in owners.values()]
+        return [(self.backbones[owned[0].action.policy], owned) for owned in owners.values()]
 
     def micro_batches(
-        self, samples: Sequence[Sample], denominators: Denominators, fixed: FixedLogProbs | None = None
+        self, samples: Sequence[Sample], batch_counts: BatchCounts, fixed: FixedLogProbs | None = None
     ) -> list[MicroBatch]:
         """Split a minibatch into packed micro-batches.
 
         Args:
             samples: samples of the minibatch, or a rank's share.
-            denominators: denominators of the global minibatch.
+            batch_counts: denominators of the global minibatch.
             fixed: log-probabilities scored before.
         """
         batches = []
-        for backbone, mine in self._by_backbone(samples):
-            for cut in self._cut(backbone, mine):
-                ordered = sorted(cut.samples, key=lambda sample: sample.action.policy)
-                batches.append(_pack(ordered, self, denominators, fixed or FixedLogProbs(), cut.shared))
+        for backbone, owned in self._by_backbone(samples):
+            for group in self._split(backbone, owned):
+                ordered = sorted(group.samples, key=lambda sample: sample.action.policy)
+                batches.append(_pack(ordered, self, batch_counts, fixed or FixedLogProbs(), group.shared))
         return batches
 
     def is_exact(self, samples: Sequence[Sample]) -> bool:
         """Return True if every other packing of this kind gives bitwise equal scores."""
         parts = self._by_backbone(samples) if self.share else []
-        return not self.sizes and not any(cut.shared for part in parts for cut in self._cut(*part))
+        return not self.sizes and not any(group.shared for part in parts for group in self._split(*part))
 
-    def _cut(self, backbone: Backbone, samples: Sequence[Sample]) -> list[Cut]:
+    def _split(self, backbone: Backbone, samples: Sequence[Sample]) -> list[Bin]:
         size = self.sizes.get(id(backbone), 0)
-        if self.share and (cuts := cut_sharing(backbone, samples, self.adapters, size or self.tokens_per_batch)):
-            return cuts
-        return cut_by_tokens(samples, size) if size else cut_evenly(samples, self.tokens_per_batch)
+        if self.share and (
+            parts := pack_shared_prefixes(backbone, samples, self.adapters, size or self.tokens_per_batch)
+        ):
+            return parts
+        return pack_by_tokens(samples, size) if size else pack_evenly(samples, self.tokens_per_batch)
 
-    def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+    def pad_to_ranks(
+        self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks
+    ) -> list[MicroBatch | IdleBatch]:
         """Pad a rank's micro-batches with idle micro-batches, so that every rank runs each backbone equally often.
 
         Args:
@@ -353,45 +359,47 @@ class Packing:
         """
         if ranks.count == 1:
             return list(batches)
-        backbones = {id(self.backbones[name]): name for name in reversed(policies)}  # first policy of each backbone
-        mine = {name: [b for b in batches if id(b.backbone) == key] for key, name in reversed(backbones.items())}
-        most = np.max(ranks.gather([len(some) for some in mine.values()]), axis=0)
-        in_step: list[MicroBatch | Idle] = []
-        for (name, some), count in zip(mine.items(), most, strict=True):
-            idle = int(count) - len(some) if self.ranks_of(name, ranks) is not None else 0
-            in_step += [*some, *[Idle(self.backbones[name], self.adapters[name])] * idle]
-        return in_step
+        first_policies = {
+            id(self.backbones[name]): name for name in reversed(policies)
+        }  # first policy of each backbone
+        own_batches = {
+            name: [b for b in batches if id(b.backbone) == key] for key, name in reversed(first_policies.items())
+        }
+        max_counts = np.max(ranks.gather([len(backbone_batches) for backbone_batches in own_batches.values()]), axis=0)
+        padded: list[MicroBatch | IdleBatch] = []
+        for (name, backbone_batches), count in zip(own_batches.items(), max_counts, strict=True):
+            idle = int(count) - len(backbone_batches) if self.ranks_of(name, ranks) is not None else 0
+            padded += [*backbone_batches, *[IdleBatch(self.backbones[name], self.adapters[name])] * idle]
+        return padded
 
 
 def _pack(
-    samples: Sequence[Sample], packing: Packing, denominators: Denominators, fixed: FixedLogProbs, shared: bool
+    samples: Sequence[Sample], packing: Packing, batch_counts: BatchCounts, fixed: FixedLogProbs, shared: bool
 ) -> MicroBatch:
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
-    written = [(action, said) for action in actions for said in scored_tokens(action)]
-    size = packing.sizes.get(id(backbone), 0)
-    texts = [np.concatenate([said.context, said.tokens[:-1]]) for _, said in written]
-    adapters = [packing.adapters[action.policy] for action, _ in written]
-    rows = (
-        PackedRows.sharing(Forest.of(texts, adapters), device, size)
-        if shared
-        else PackedRows.of(texts, adapters, device, size)
-    )
-    places = rows.places()
-    counts = np.array([action.decisions for action in actions])
+    segments = [(action, segment) for action in actions for segment in scored_tokens(action)]
+    rows = _pack_rows(segments, packing, backbone, shared)
+    places = rows.token_indices()
+    counts = np.array([action.num_decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
-    before = [of_row[len(said.context) - 1 :] for of_row, (_, said) in zip(places, written, strict=True)]
-    positions = [place[np.flatnonzero(said.scored)] for place, (_, said) in zip(before, written, strict=True)]
-    targets = [said.tokens[said.scored] for _, said in written]
-    scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
+    before = [
+        row_positions[len(segment.context) - 1 :] for row_positions, (_, segment) in zip(places, segments, strict=True)
+    ]
+    positions = [
+        segment_positions[np.flatnonzero(segment.scored)]
+        for segment_positions, (_, segment) in zip(before, segments, strict=True)
+    ]
+    targets = [segment.tokens[segment.scored] for _, segment in segments]
+    scored = np.array([sum(int(segment.scored.sum()) for segment in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
     token_weights = [
-        denominators.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
+        batch_counts.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
     ]
     units = np.ones(len(actions), np.int64) if packing.level == "action" else counts
     unit_weights = (
-        np.array([1.0 / denominators.actions[action.policy] for action in actions])
+        np.array([1.0 / batch_counts.actions[action.policy] for action in actions])
         if packing.level == "action"
         else np.repeat(token_weights, counts)
     )
@@ -400,7 +408,7 @@ def _pack(
     plain = all(temperature == 1.0 for temperature in temperatures)
 
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
-        return sent(values, device, dtype)
+        return to_device(values, device, dtype)
 
     return MicroBatch(
         samples=tuple(samples),
@@ -409,19 +417,23 @@ def _pack(
         predict_from=tensor(np.concatenate(positions), torch.long),
         targets=tensor(np.concatenate(targets), torch.long),
         temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
-        masks=PackedMasks.of([(action.masks, said.masks[said.scored]) for action, said in written], device),
-        chosen=Chosen.of(actions, device),
+        masks=PackedMasks.from_parts(
+            [(action.masks, segment.masks[segment.scored]) for action, segment in segments], device
+        ),
+        chosen=ChoiceLayout.from_actions(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
         base_log_probs=tensor(np.concatenate([fixed.base[action.key] for action in actions])) if fixed.base else None,
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
-        normalisers=tensor(np.array([sample.normaliser for sample in samples])),
+        normalizers=tensor(np.array([sample.normalizer for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         unit_weights=tensor(unit_weights),
         log_factors=tensor(np.repeat([sample.log_factor for sample in samples], units)),
         token_weights=tensor(np.repeat(token_weights, counts)),
-        nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
+        nll_weights=tensor(np.repeat([batch_counts.nll_weight(sample) for sample in samples], counts)),
         teammate_text=(
-            TeammateText.of(samples, _by_action(actions, before), temperatures, denominators.teammate_tokens, device)
+            TeammateText.from_samples(
+                samples, _concat_by_action(actions, before), temperatures, batch_counts.teammate_tokens, device
+            )
             if packing.teammate_text
             else None
         ),
@@ -431,7 +443,19 @@ def _pack(
     )
 
 
-def _by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _pack_rows(
+    segments: Sequence[tuple[Action, ScoredTokens]], packing: Packing, backbone: Backbone, shared: bool
+) -> PackedRows:
+    """Lay out the inputs of all segments, with common prefixes once if ``shared``."""
+    texts = [np.concatenate([segment.context, segment.tokens[:-1]]) for _, segment in segments]
+    adapters = [packing.adapters[action.policy] for action, _ in segments]
+    size = packing.sizes.get(id(backbone), 0)
+    if shared:
+        return PackedRows.from_tree(PrefixTree.from_rows(texts, adapters), backbone.device, size)
+    return PackedRows.from_rows(texts, adapters, backbone.device, size)
+
+
+def _concat_by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Concatenate the rows of each action."""
-    left = iter(rows)
-    return [np.concatenate([*islice(left, len(scored_tokens(action)))]) for action in actions]
+    remaining = iter(rows)
+    return [np.concatenate([*islice(remaining, len(scored_tokens(action)))]) for action in actions]

@@ -18,13 +18,13 @@ from marft.common import seeds
 from marft.common.types import Action, Episode, TokenIds
 from marft.config.algorithm import CriticSettings
 from marft.models.backbone import Backbone
-from marft.models.batches import in_batches
+from marft.models.batches import split_batches
 from marft.models.critic import ValueHead
-from marft.models.devices import read_all, sent
+from marft.models.devices import read_tensors, to_device
 from marft.models.packed_rows import PackedRows
-from marft.trainer.interfaces import Floats, Level, Values, all_actions, split_rows
-from marft.trainer.rank_group import ALONE, Ranks, merged, share, total
-from marft.trainer.value_normaliser import ValueNormaliser
+from marft.trainer.interfaces import Floats, Level, Values, flatten_actions, split_rows
+from marft.trainer.rank_group import SINGLE_RANK, Ranks, merge_over_ranks, split_share, sum_over_ranks
+from marft.trainer.value_normalizer import ValueNormalizer
 
 LORA_TARGETS = ("q_proj", "v_proj")
 
@@ -51,29 +51,29 @@ def _huber(error: Tensor, delta: float) -> Tensor:
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
-def explained_variance(values: Floats, returns: Floats) -> float:
+def compute_explained_variance(values: Floats, returns: Floats) -> float:
     """Return ``1 − Var(returns − values) / Var(returns)``; NaN for constant returns."""
     variance = float(np.var(returns)) if len(returns) else 0.0
     return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else math.nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class CriticInput:
     """Critic input for a segment, and the positions for its decisions' values."""
 
-    ids: TokenIds  # [T]
+    token_ids: TokenIds  # [T]
     positions: npt.NDArray[np.int64]  # [U]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Decisions:
+class _HeadBatch:
     """Decisions under a value head on this rank: rows in the batch, and inputs."""
 
     head: str
     base: str
-    of_all_ranks: npt.NDArray[np.int64]  # flat indices of the head's decisions on all ranks
+    global_rows: npt.NDArray[np.int64]  # flat indices of the head's decisions on all ranks
     rows: npt.NDArray[np.int64]  # [K] flat indices of decisions
-    readings: Sequence[Reading]  # Σ positions = K
+    inputs: Sequence[CriticInput]  # Σ positions = K
     features: Tensor | None  # [K, D] with a frozen body, else None
 
 
@@ -104,7 +104,7 @@ class Critic:
         *,
         seed: int,
         tokens_per_batch: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
         self.ranks = ranks
         self.settings, self.level, self.base_names = settings, level, base_names
@@ -118,64 +118,69 @@ class Critic:
                 base = bases[policy]
                 head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
                 self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
-        self.normalisers = {
-            name: ValueNormaliser(settings.value_decay) for name in self.heads if settings.normalise_values
+        self.normalizers = {
+            name: ValueNormalizer(settings.value_decay) for name in self.heads if settings.normalise_values
         }
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
         ]
         if settings.body == "lora":
             for name, base in self.bases.items():
-                base.add_adapter(_adapter(name), settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
+                base.add_adapter(_adapter_name(name), settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
             groups.append({"params": list(self._adapter_parameters().values()), "lr": settings.lora_learning_rate})
         self.optimizer = torch.optim.Adam(groups, eps=settings.epsilon, foreach=True)
-        self._decisions: list[_Decisions] = []
+        self._decisions: list[_HeadBatch] = []
 
     def evaluate(self, episodes: Sequence[Episode]) -> Values:
         """Return V at every decision of ``episodes`` and at the end of truncated episodes.
 
         Inputs for :meth:`update` are stored.
         """
-        actions = all_actions(episodes)
-        reads = [readings(action, self.level, self.settings.kind) for action in actions]
-        sizes = [sum(len(read.positions) for read in of_action) for of_action in reads]
-        firsts = np.cumsum([0, *sizes])
+        actions = flatten_actions(episodes)
+        action_inputs = [critic_inputs(action, self.level, self.settings.kind) for action in actions]
+        sizes = [sum(len(item.positions) for item in segment_inputs) for segment_inputs in action_inputs]
+        offsets = np.cumsum([0, *sizes])
         flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
         ends = [
-            (i, agent, self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
+            (i, agent, self._head_of(agent, policy), CriticInput(ids, np.array([len(ids) - 1])))
             for i, episode in enumerate(episodes)
-            for agent, policy, ids in _ends(episode)
+            for agent, policy, ids in _truncated_ends(episode)
         ]
-        finals: dict[tuple[int, str], float] = {}
+        final_values: dict[tuple[int, str], float] = {}
         self._decisions = []
         for name, head in self.heads.items():
-            mine = [i for i, owner in enumerate(owners) if owner == name]
-            if not mine:  # agents at the end of an episode have also acted in it
+            own_actions = [i for i, owner in enumerate(owners) if owner == name]
+            if not own_actions:  # agents at the end of an episode have also acted in it
                 continue
-            mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
-            of_all_ranks = _rows_of(mine, firsts)
+            own_ends = [(i, agent, item) for i, agent, owner, item in ends if owner == name]
+            global_rows = _rows_of(own_actions, offsets)
             base = self.base_of[name]
-            here = self.ranks.on(base)
-            mine = share(here, mine, lambda i: sum(len(read.ids) for read in reads[i])) if here else []
-            mine_ends = share(here, mine_ends, lambda end: len(end[-1].ids)) if here else []
-            of_decisions = [read for i in mine for read in reads[i]]
+            base_ranks = self.ranks.on(base)
+            own_actions = (
+                split_share(base_ranks, own_actions, lambda i: sum(len(item.token_ids) for item in action_inputs[i]))
+                if base_ranks
+                else []
+            )
+            own_ends = split_share(base_ranks, own_ends, lambda end: len(end[-1].token_ids)) if base_ranks else []
+            decision_inputs = [item for i in own_actions for item in action_inputs[i]]
             with torch.no_grad():
-                features = self._features(base, [*of_decisions, *(read for *_, read in mine_ends)])
+                features = self._read_features(base, [*decision_inputs, *(item for *_, item in own_ends)])
                 values = head(features).double().cpu().numpy()
-                if name in self.normalisers:
-                    values = self.normalisers[name].denormalise(values)
-            rows = _rows_of(mine, firsts)
+                if name in self.normalizers:
+                    values = self.normalizers[name].denormalize(values)
+            rows = _rows_of(own_actions, offsets)
             flat[rows] = values[: len(rows)]
-            for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
-                finals[i, agent] = float(value)
-            kept = features[: len(rows)] if self.settings.body == "frozen" else None
-            self._decisions.append(_Decisions(name, base, of_all_ranks, rows, of_decisions, kept))
-        flat, finals = total(self.ranks, flat), merged(self.ranks, finals)
-        of_ends = [
-            {agent: finals.get((i, agent), 0.0) for agent in episode.bootstrap} for i, episode in enumerate(episodes)
+            for (i, agent, _), value in zip(own_ends, values[len(rows) :], strict=True):
+                final_values[i, agent] = float(value)
+            cached_features = features[: len(rows)] if self.settings.body == "frozen" else None
+            self._decisions.append(_HeadBatch(name, base, global_rows, rows, decision_inputs, cached_features))
+        flat, final_values = sum_over_ranks(self.ranks, flat), merge_over_ranks(self.ranks, final_values)
+        bootstrap = [
+            {agent: final_values.get((i, agent), 0.0) for agent in episode.bootstrap}
+            for i, episode in enumerate(episodes)
         ]
-        return Values(split_rows(flat, sizes), of_ends)
+        return Values(split_rows(flat, sizes), bootstrap)
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on the inputs from :meth:`evaluate` → metrics.
@@ -186,16 +191,16 @@ class Critic:
             step: index of the training step.
         """
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
-        old, goals = self._as_said(flat_values, returns)
+        old, scaled_targets = self._normalize_targets(flat_values, returns)
         losses, norms, skipped = [], [], 0.0
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad()
-                pieces = self._backward(part, old, goals)
+                loss_terms = self._backward(part, old, scaled_targets)
                 self.ranks.sum_gradients(p for group in self.optimizer.param_groups for p in group["params"])
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
-                *of_pieces, (size,) = read_all([*pieces, norm])
-                losses.append(float(total(self.ranks, sum(of_pieces, np.zeros(1)))[0]))
+                *term_values, (size,) = read_tensors([*loss_terms, norm])
+                losses.append(float(sum_over_ranks(self.ranks, sum(term_values, np.zeros(1)))[0]))
                 if math.isfinite(size):
                     self.optimizer.step()
                 skipped += float(not math.isfinite(size))
@@ -204,13 +209,13 @@ class Critic:
             "critic/loss": float(np.mean(losses)) if losses else math.nan,
             "critic/gradient_norm": float(np.mean(norms)) if norms else math.nan,
             "critic/skipped_updates": skipped / len(norms) if norms else 0.0,
-            "critic/explained_variance": explained_variance(flat_values, returns),
+            "critic/explained_variance": compute_explained_variance(flat_values, returns),
             "critic/value": float(flat_values.mean()) if len(flat_values) else math.nan,
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters of heads, value normalizers and adapters, by name."""
-        parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
+        parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalizers.items()]
         return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
             self._adapter_parameters()
         )
@@ -225,47 +230,47 @@ class Critic:
 
         If names or shapes differ, return False and change nothing.
         """
-        own = self.parameters()
-        if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in own.items()}:
+        parameters = self.parameters()
+        if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in parameters.items()}:
             return False
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(state[name])
         return True
 
-    def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    def _normalize_targets(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
         """Convert old values and targets to the normalized units of the heads.
 
         The statistics already include this batch's targets for the conversion of targets.
         """
         values, targets = values.copy(), targets.copy()
-        for mine in self._decisions:
-            if normaliser := self.normalisers.get(mine.head):
-                values[mine.rows] = normaliser.normalise(values[mine.rows])
-                normaliser.update(targets[mine.of_all_ranks])
-                targets[mine.rows] = normaliser.normalise(targets[mine.rows])
+        for batch in self._decisions:
+            if normalizer := self.normalizers.get(batch.head):
+                values[batch.rows] = normalizer.normalize(values[batch.rows])
+                normalizer.update(targets[batch.global_rows])
+                targets[batch.rows] = normalizer.normalize(targets[batch.rows])
         return values, targets
 
     def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
         if self.settings.body == "frozen":
             return {}
-        found: dict[str, torch.nn.Parameter] = {}
+        parameters: dict[str, torch.nn.Parameter] = {}
         for name, base in self.bases.items():
-            for layer, adapter in base.adapters(_adapter(name)).items():
-                found[f"{name}.{layer}.lora_A"], found[f"{name}.{layer}.lora_B"] = adapter.a, adapter.b
-        return found
+            for layer, adapter in base.adapters(_adapter_name(name)).items():
+                parameters[f"{name}.{layer}.lora_A"], parameters[f"{name}.{layer}.lora_B"] = adapter.a, adapter.b
+        return parameters
 
     def _head_of(self, agent: str, policy: str) -> str:
         base = self.base_names[policy]
         return f"{base}/{agent}" if self.settings.heads == "agent" else base
 
-    def _features(self, base: str, readings: Sequence[Reading]) -> Tensor:
-        here, backbone = self.ranks.on(base), self.bases[base]
-        if here is None:
+    def _read_features(self, base: str, inputs: Sequence[CriticInput]) -> Tensor:
+        base_ranks, backbone = self.ranks.on(base), self.bases[base]
+        if base_ranks is None:
             return torch.empty(0, backbone.head.in_features, device=backbone.device)
-        return read_features(backbone, readings, self.tokens_per_batch, self._body(base), here)
+        return read_features(backbone, inputs, self.tokens_per_batch, self._body_adapter(base), base_ranks)
 
-    def _body(self, base: str) -> str | None:
-        return _adapter(base) if self.settings.body == "lora" else None
+    def _body_adapter(self, base: str) -> str | None:
+        return _adapter_name(base) if self.settings.body == "lora" else None
 
     def _minibatches(self, count: int, step: int, epoch: int) -> list[np.ndarray]:
         order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
@@ -277,53 +282,59 @@ class Critic:
         chosen[part] = True
         delta = self.settings.huber_delta if self.settings.loss == "huber" else None
         losses = []
-        for head, rows, features in self._pieces(chosen):
+        for head, rows, features in self._feature_chunks(chosen):
             if not len(rows):  # idle pass with gradient 0
                 (0.0 * features.sum()).backward()
                 continue
             predicted = self.heads[head](features)
-            old, target = (sent(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
+            old, target = (to_device(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
             loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
             (self.settings.coefficient * loss).backward()
             losses.append(loss.detach())
         return losses
 
-    def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
+    def _feature_chunks(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
         """Yield head, flat rows and features for the chosen decisions, in pieces that fit in memory.
 
         If other ranks run a body more often, extra pieces follow: no rows, and features of an idle pass.
         """
-        for mine in self._decisions:
-            if mine.features is not None:
-                wanted = np.flatnonzero(chosen[mine.rows])
-                if len(wanted):
-                    yield mine.head, mine.rows[wanted], mine.features[sent(wanted, mine.features.device)]
+        for batch in self._decisions:
+            if batch.features is not None:
+                selected = np.flatnonzero(chosen[batch.rows])
+                if len(selected):
+                    yield batch.head, batch.rows[selected], batch.features[to_device(selected, batch.features.device)]
                 continue
-            base, body, groups = self.bases[mine.base], self._body(mine.base), list(self._groups(mine, chosen))
+            base, body, groups = (
+                self.bases[batch.base],
+                self._body_adapter(batch.base),
+                list(self._input_batches(batch, chosen)),
+            )
             idle = max(self.ranks.gather(len(groups))) - len(groups)
-            for group, rows, here in groups:
+            for group, rows, positions in groups:
                 features = read_features(base, group, self.tokens_per_batch, body)
-                yield mine.head, rows, features[sent(here, features.device)]
+                yield batch.head, rows, features[to_device(positions, features.device)]
             for _ in range(idle):
-                yield mine.head, np.empty(0, np.int64), idle_pass(base, body)
+                yield batch.head, np.empty(0, np.int64), run_idle_pass(base, body)
 
-    def _groups(self, mine: _Decisions, chosen: np.ndarray) -> Iterator[tuple[list[Reading], np.ndarray, np.ndarray]]:
+    def _input_batches(
+        self, batch: _HeadBatch, chosen: np.ndarray
+    ) -> Iterator[tuple[list[CriticInput], np.ndarray, np.ndarray]]:
         """Yield batches of inputs with chosen decisions: inputs, flat rows, and positions within the batch."""
         first = 0
-        for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
-            count = sum(len(read.positions) for read in group)
-            here = np.flatnonzero(chosen[mine.rows[first : first + count]])
-            if len(here):
-                yield group, mine.rows[first + here], here
+        for group in split_batches(batch.inputs, lambda item: len(item.token_ids), self.tokens_per_batch):
+            count = sum(len(item.positions) for item in group)
+            positions = np.flatnonzero(chosen[batch.rows[first : first + count]])
+            if len(positions):
+                yield group, batch.rows[first + positions], positions
             first += count
 
 
-def _rows_of(actions: Sequence[int], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _rows_of(actions: Sequence[int], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the flat decision indices for some actions."""
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(firsts[i], firsts[i + 1]) for i in actions)])
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[i], offsets[i + 1]) for i in actions)])
 
 
-def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
+def _truncated_ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
     """Yield agent, policy and final observation for each agent at the end of a truncated episode, in order.
 
     Each agent has its own value, because rewards may differ by agent.
@@ -333,7 +344,7 @@ def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
         yield agent, policies[agent], ids
 
 
-def readings(action: Action, level: Level, kind: str = "centralised") -> list[Reading]:
+def critic_inputs(action: Action, level: Level, kind: str = "centralised") -> list[CriticInput]:
     """Return the critic's inputs for an action, in order: one per segment with a decision.
 
     A later segment starts with a prompt reset (a newly rendered chat). There, a centralized critic also sees only the
@@ -341,12 +352,12 @@ def readings(action: Action, level: Level, kind: str = "centralised") -> list[Re
     """
     later = action.segments[1:] if level == "token" else ()
     return [
-        reading(action, level, kind),
-        *(_of_tokens(context, action, start, stop) for context, start, stop in later),
+        critic_input(action, level, kind),
+        *(_token_input(context, action, start, stop) for context, start, stop in later),
     ]
 
 
-def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
+def critic_input(action: Action, level: Level, kind: str = "centralised") -> CriticInput:
     """Return the critic's input for the decisions in an action's first segment.
 
     At action level the first segment covers all decisions. The value of a decision is read at the token before it,
@@ -358,26 +369,30 @@ def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
     """
     state = action.prompt if action.state is None or kind == "independent" else action.state
     if level == "action":
-        begun = action.tokens[: int(np.argmax(action.sampled))]  # text by others before the agent's first token
-        return Reading(np.concatenate([state, begun]), np.array([len(state) + len(begun) - 1]))
+        prefix = action.tokens[: int(np.argmax(action.sampled_mask))]  # text by others before the agent's first token
+        return CriticInput(np.concatenate([state, prefix]), np.array([len(state) + len(prefix) - 1]))
     if action.choice:
-        return Reading(state, np.array([len(state) - 1]))
+        return CriticInput(state, np.array([len(state) - 1]))
     first = action.segments[0]
-    return _of_tokens(state, action, first.start, first.stop)
+    return _token_input(state, action, first.start, first.stop)
 
 
-def _of_tokens(context: TokenIds, action: Action, start: int, stop: int) -> Reading:
+def _token_input(context: TokenIds, action: Action, start: int, stop: int) -> CriticInput:
     ids = np.concatenate([context, action.tokens[start : stop - 1]])
-    return Reading(ids, len(context) - 1 + np.flatnonzero(action.sampled[start:stop]))
+    return CriticInput(ids, len(context) - 1 + np.flatnonzero(action.sampled_mask[start:stop]))
 
 
-def idle_pass(base: Backbone, adapter: str | None) -> Tensor:
+def run_idle_pass(base: Backbone, adapter: str | None) -> Tensor:
     """Return hidden states [1, D] of a dummy row, for a rank with less to read than its peers."""
-    return base.hidden_states(PackedRows.of([np.zeros(1, np.int32)], [adapter], base.device)).float()
+    return base.hidden_states(PackedRows.from_rows([np.zeros(1, np.int32)], [adapter], base.device)).float()
 
 
 def read_features(
-    base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None, ranks: Ranks = ALONE
+    base: Backbone,
+    inputs: Sequence[CriticInput],
+    tokens_per_batch: int,
+    adapter: str | None,
+    ranks: Ranks = SINGLE_RANK,
 ) -> Tensor:
     """Return the base model's hidden states at the given positions, shape [Σ U, D], float32.
 
@@ -385,32 +400,34 @@ def read_features(
 
     Args:
         base: base model.
-        readings: inputs and positions.
+        inputs: inputs and positions.
         tokens_per_batch: maximum tokens per forward pass.
         adapter: adapter of the body; None without one.
         ranks: ranks that read different inputs with this base at the same time; all run the base equally often.
     """
-    wanted: dict[bytes, npt.NDArray[np.int64]] = {}
-    for read in readings:
-        key = read.ids.tobytes()
-        wanted[key] = np.union1d(wanted.get(key, read.positions), read.positions)
-    found: dict[bytes, Tensor] = {}
-    batches = in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch)
+    positions: dict[bytes, npt.NDArray[np.int64]] = {}
+    for item in inputs:
+        key = item.token_ids.tobytes()
+        positions[key] = np.union1d(positions.get(key, item.positions), item.positions)
+    cached: dict[bytes, Tensor] = {}
+    batches = split_batches(sorted(positions, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch)
     idle = max(ranks.gather(len(batches))) - len(batches)
     for keys in batches:
-        packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
-        at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
-        hidden = base.hidden_states(packed)[sent(at, base.device)].float()
-        found.update(zip(keys, hidden.split([len(wanted[key]) for key in keys]), strict=True))
+        packed = PackedRows.from_rows(
+            [np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device
+        )
+        at = np.concatenate([start + positions[key] for start, key in zip(packed.starts(), keys, strict=True)])
+        hidden = base.hidden_states(packed)[to_device(at, base.device)].float()
+        cached.update(zip(keys, hidden.split([len(positions[key]) for key in keys]), strict=True))
     for _ in range(idle):
-        idle_pass(base, adapter)
+        run_idle_pass(base, adapter)
     rows = []
-    for read in readings:
-        key = read.ids.tobytes()
-        indices = np.searchsorted(wanted[key], read.positions)
-        rows.append(found[key][sent(indices, base.device)])
+    for item in inputs:
+        key = item.token_ids.tobytes()
+        indices = np.searchsorted(positions[key], item.positions)
+        rows.append(cached[key][to_device(indices, base.device)])
     return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
 
 
-def _adapter(base: str) -> str:
+def _adapter_name(base: str) -> str:
     return f"critic of {base}"

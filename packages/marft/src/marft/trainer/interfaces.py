@@ -27,7 +27,7 @@ def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> li
     return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
-def all_actions(episodes: Sequence[Episode]) -> list[Action]:
+def flatten_actions(episodes: Sequence[Episode]) -> list[Action]:
     """Return the actions in ``episodes``, flat and in order.
 
     Values, credits and features have the same row order.
@@ -37,7 +37,7 @@ def all_actions(episodes: Sequence[Episode]) -> list[Action]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """V at every decision, in the row order of :func:`all_actions`.
+    """V at every decision, in the row order of :func:`flatten_actions`.
 
     >>> values = Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=[{}, {"planner": 0.9, "coder": 0.4}])
     >>> values.final(0), values.final(1), values.final(1, "coder")
@@ -52,13 +52,13 @@ class Values:
 
         The default agent is the first agent that decided in the last step.
         """
-        of = self.bootstrap[episode] if self.bootstrap else {}
-        return (of[agent] if agent else next(iter(of.values()))) if of else 0.0
+        final_values = self.bootstrap[episode] if self.bootstrap else {}
+        return (final_values[agent] if agent else next(iter(final_values.values()))) if final_values else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreditInputs:
-    """Credit assignment inputs, with actions in the row order from :func:`all_actions`.
+    """Credit assignment inputs, with actions in the row order from :func:`flatten_actions`.
 
     >>> inputs = CreditInputs(episodes=(), level="action")
     >>> inputs.actions, inputs.values is None
@@ -75,7 +75,7 @@ class CreditInputs:
     @property
     def actions(self) -> list[Action]:
         """Actions in the episodes, flat and in order."""
-        return all_actions(self.episodes)
+        return flatten_actions(self.episodes)
 
     def sizes(self) -> list[int]:
         """Return each action's number of decisions.
@@ -84,13 +84,13 @@ class CreditInputs:
         """
         if self.level == "action":
             return [1] * len(self.actions)
-        return [action.decisions for action in self.actions]
+        return [action.num_decisions for action in self.actions]
 
-    def spread(self, of_actions: Floats) -> list[Floats]:
+    def broadcast(self, action_values: Floats) -> list[Floats]:
         """Broadcast one number per action to its decisions."""
-        return [np.full(size, x) for size, x in zip(self.sizes(), of_actions, strict=True)]
+        return [np.full(size, x) for size, x in zip(self.sizes(), action_values, strict=True)]
 
-    def trains(self, action: Action) -> bool:
+    def is_trained(self, action: Action) -> bool:
         """Return True if the action's policy is in training.
 
         Credit that scales over the batch ignores other actions.
@@ -121,7 +121,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Credits:
+class CreditOutput:
     """Advantages of every decision and, with a critic, returns as the critic's targets.
 
     Args:
@@ -146,10 +146,10 @@ class Credits:
 class Credit(Protocol):
     """Credit assignment: inputs → advantages and returns of every decision.
 
-    Requirements on a recipe are class attributes (:class:`marft.config.parts.CreditPart`).
+    Requirements on a recipe are class attributes (:class:`marft.config.plugin_types.CreditPart`).
     """
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantages of the batch."""
         ...
 
@@ -223,10 +223,10 @@ class PairInputs:
     worse_length: Tensor  # [P]
 
 
-class TeammateWeight(Protocol):
+class TeammateWeighting(Protocol):
     """Weight for text by other authors in an agent's turn, for the agent's loss; a pure function."""
 
-    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
+    def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
         """Return the weight of each teammate token, shape [T], without gradient.
 
         Args:

@@ -9,21 +9,22 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from marft.agents.tasks import with_own_task
+from marft.agents.task_copies import copy_episode_task
 from marft.common.errors import RunError
 from marft.common.types import Action, ActionKey, Episode, Sample
-from marft.config.run import RunSettings, refuse_nothing_to_train
-from marft.models.parts import whole
-from marft.models.pool import Models
-from marft.rewards.shaping import earned_alike, priced_lengths, rewards_for_credit, success_metrics
+from marft.config.run import RunSettings, check_trainable
+from marft.models.dtensors import full_tensor
+from marft.models.policy_registry import PolicyRegistry
+from marft.rewards.shaping import have_equal_rewards, length_limits, rewards_for_credit, success_metrics
 from marft.trainer.batching import FixedLogProbs, Packing, make_samples
-from marft.trainer.comparing import Compared
+from marft.trainer.credit_log import CreditCallback, CreditLog, build_credit_records
 from marft.trainer.critic import Critic
+from marft.trainer.diagnostics import Diagnostics
 from marft.trainer.interfaces import (
     LOG_RATIO_LIMIT,
     Credit,
     CreditInputs,
-    Credits,
+    CreditOutput,
     Floats,
     Objective,
     Progress,
@@ -31,39 +32,38 @@ from marft.trainer.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
-from marft.trainer.keeping import not_finite
-from marft.trainer.ledger import Ledger, Told, action_credits
-from marft.trainer.measuring import (
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.metrics import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
-    drawn_of_each_agent,
-    effective_sizes,
-    first_of_each_agent,
-    gradient_shares,
+    compute_effective_sizes,
+    compute_gradient_shares,
     measure_base_kl,
     measure_kl,
+    sample_per_agent,
+    select_first_per_agent,
 )
-from marft.trainer.metering import Meter
 from marft.trainer.objectives.pairs import PairObjective
-from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, under
-from marft.trainer.probing import Probes
-from marft.trainer.rank_group import ALONE, Ranks
-from marft.trainer.reference import Reference
+from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, select_prefix
+from marft.trainer.preference_batch import PreferenceBatch
+from marft.trainer.rank_group import SINGLE_RANK, Ranks
+from marft.trainer.reference import ReferencePolicy
 from marft.trainer.scoring import score_actions
-from marft.trainer.supervised import refuse_traces
-from marft.trainer.team_kl import shares
+from marft.trainer.sft import refuse_traces
+from marft.trainer.team_kl import split_budget
 from marft.trainer.team_ratios import TeamRatios
-from marft.trainer.update import PACKING_CHECKS, Update
+from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CreditedEpisodes:
+class CreditedBatch:
     """Credited batch before any update: credit for every decision, and the samples to train on."""
 
     episodes: Sequence[Episode]  # as played
     inputs: CreditInputs  # episodes with the rewards for credit assignment
-    credits: Credits
+    credit: CreditOutput
     samples: Sequence[Sample]
     raw: Sequence[Floats]  # advantages of the samples before normalization
 
@@ -80,26 +80,26 @@ class Learner:
         ValueError: the recipe trains no policy, or a pair objective has no ``pair_losses``.
     """
 
-    def __init__(self, run: RunSettings, models: Models, ranks: Ranks = ALONE) -> None:
+    def __init__(self, run: RunSettings, models: PolicyRegistry, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
-        refuse_nothing_to_train(run)
+        check_trainable(run)
         self.settings, self.seed = run.algorithm, run.seed
         self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # own copy of their state
         self.objective = cast("Objective", run.algorithm.objective)
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
         self._fresh = self.state_dict()
         self.roles = [agent.role for agent in run.agents]
-        self.longest = priced_lengths(run)
+        self.longest = length_limits(run)
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
         steps = run.training.steps - self.warmup  # steps with policy updates, at least one
         self.trained = run.trained_policies
         offload = run.training.offload_optimizer
         self.optimizers = {
-            name: PolicyOptimizer.of(
+            name: PolicyOptimizer.from_policy(
                 models.policies[name], run.algorithm.optimizer, run.learning_rate(name), steps, offload
             )
             for name in self.trained
-            if models.policies[name].backbone.here
+            if models.policies[name].backbone.has_weights
         }
         self.packing = Packing(
             backbones={name: policy.backbone for name, policy in models.policies.items()},
@@ -110,7 +110,7 @@ class Learner:
             tokens_per_batch=run.training.tokens_per_micro_batch,
             constant_length=run.algorithm.constant_length or max(self.longest.values()),
             teammate_text=run.algorithm.teammate_text.coefficient > 0,
-            share=_shares(run, self.schedule, models),
+            share=_may_share_prefixes(run, self.schedule, models),
             bases={name: policy.base for name, policy in models.policies.items()},
         )
         self.base_packing = replace(
@@ -122,7 +122,7 @@ class Learner:
         self.reference = None
         if run.algorithm.objective.reads_pairs:
             self.reference = _reference(self.objective, self.optimizers, models, self.base_packing)
-        self.probes = Probes(run, models, self.packing, ranks)
+        self.diagnostics = Diagnostics(run, models, self.packing, ranks)
         self.critic = None
         if run.algorithm.critic.kind != "none":
             self.critic = Critic(
@@ -140,14 +140,14 @@ class Learner:
         self,
         episodes: Sequence[Episode],
         progress: Progress,
-        told: Told = lambda _: None,
+        on_credit: CreditCallback = lambda _: None,
     ) -> dict[str, float]:
         """Run one training step on scored episodes → metrics, for the team and under ``agents/<role>/``.
 
         Args:
             episodes: scored episodes.
             progress: progress of training.
-            told: callback for the credit of each action.
+            on_credit: callback for the credit of each action.
 
         Raises:
             ValueError: the episodes come from traces.
@@ -156,27 +156,29 @@ class Learner:
         refuse_traces(episodes)
         if self.reference:
             self.reference.begin_step(progress.step)
-        warming_up = progress.step < self.warmup
-        fixed = self.score_before_update(episodes, for_credit_alone=warming_up)
-        credited = self.assign_credit(episodes, fixed)
-        credits, values = credited.credits, credited.inputs.values
-        metrics = self.probes.measure(episodes, progress.step)
-        metrics |= {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
+        is_warmup = progress.step < self.warmup
+        fixed = self.score_before_update(episodes, for_credit_alone=is_warmup)
+        batch = self.assign_credit(episodes, fixed)
+        credit, values = batch.credit, batch.inputs.values
+        metrics = self.diagnostics.measure(episodes, progress.step)
+        metrics |= {**advantage_metrics(batch.samples, batch.raw), **credit.metrics}
         if self.settings.nll:
             metrics |= success_metrics(episodes)
-        given: dict[int, Floats] = {}
-        old, ledger = fixed.old, Ledger()
-        if credited.samples and not warming_up:
-            improved, old, ledger = self._improve(credited, fixed, progress)
+        used_advantages: dict[int, Floats] = {}
+        old, credit_log = fixed.old, CreditLog()
+        if batch.samples and not is_warmup:
+            improved, old, credit_log = self._update_policies(batch, fixed, progress)
             metrics |= improved
-            given = {id(sample.action): sample.advantages for sample in credited.samples}
-        told(action_credits(episodes, credits, given, values.actions if values else None, old, ledger))
+            used_advantages = {id(sample.action): sample.advantages for sample in batch.samples}
+        on_credit(
+            build_credit_records(episodes, credit, used_advantages, values.actions if values else None, old, credit_log)
+        )
         if self.critic and values:
-            targets = credits.monte_carlo if warming_up else credits.returns
+            targets = credit.monte_carlo if is_warmup else credit.returns
             metrics |= self.critic.update(values, targets, progress.step)
         return metrics
 
-    def assign_credit(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> CreditedEpisodes:
+    def assign_credit(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> CreditedBatch:
         """Assign credit to scored episodes.
 
         Args:
@@ -189,40 +191,42 @@ class Learner:
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
         inputs = CreditInputs(
-            rewarded, self.settings.level, values, self._costs(episodes, fixed), trained=set(self.trained)
+            rewarded, self.settings.level, values, self._compute_costs(episodes, fixed), trained=set(self.trained)
         )
-        credits = self._assigned(inputs)
-        for action, advantages in zip(inputs.actions, credits.advantages, strict=True):
+        credit = self._assign(inputs)
+        for action, advantages in zip(inputs.actions, credit.advantages, strict=True):
             if not np.isfinite(advantages).all():
                 name = self.settings.credit.name
                 raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
-        return CreditedEpisodes(episodes, inputs, credits, *self._samples(episodes, credits))
+        return CreditedBatch(episodes, inputs, credit, *self._make_samples(episodes, credit))
 
-    def _assigned(self, inputs: CreditInputs) -> Credits:
+    def _assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the credit; with ``equal_rewards = "zero"``, advantages are 0 for equal rewards.
 
         The critic's targets stay unchanged.
         """
-        own = replace(inputs, episodes=[with_own_task(episode) for episode in inputs.episodes])
-        credits = self.credit.assign(own)
-        if self.settings.equal_rewards == "zero" and earned_alike(inputs.episodes):
-            return replace(credits, advantages=[np.zeros_like(row) for row in credits.advantages])
-        return credits
+        own_inputs = replace(inputs, episodes=[copy_episode_task(episode) for episode in inputs.episodes])
+        credit = self.credit.assign(own_inputs)
+        if self.settings.equal_rewards == "zero" and have_equal_rewards(inputs.episodes):
+            return replace(credit, advantages=[np.zeros_like(row) for row in credit.advantages])
+        return credit
 
     def join(self, ranks: Ranks) -> None:
         """Replace the rank group."""
-        self.ranks = self.probes.ranks = ranks
+        self.ranks = self.diagnostics.ranks = ranks
         if self.critic:
             self.critic.ranks = ranks
 
     def not_finite(self) -> list[str]:
         """Return the names for parts with a non-finite number."""
-        return not_finite(self)
+        return find_non_finite(self)
 
     def state_dict(self) -> dict[str, float]:
         """Return the state of credit and schedule."""
         return {
-            f"{part}/{name}": value for part, it in self._stateful().items() for name, value in it.state_dict().items()
+            f"{part}/{name}": value
+            for part, stateful in self._stateful().items()
+            for name, value in stateful.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -230,8 +234,8 @@ class Learner:
 
         A part without entries is reset to its initial state.
         """
-        for part, it in self._stateful().items():
-            it.load_state_dict(under(state, part) or under(self._fresh, part))
+        for part, stateful in self._stateful().items():
+            stateful.load_state_dict(select_prefix(state, part) or select_prefix(self._fresh, part))
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """Return the optimizer state and the reference parameters, unsharded.
@@ -242,23 +246,28 @@ class Learner:
         With sharded ranks, all ranks must call this method together.
         """
         critic = optimizer_tensors(self.critic.optimizer, self.critic.parameters()) if self.critic else {}
-        parts = {"critic": critic, **{f"policies/{name}": it.state() for name, it in self.optimizers.items()}}
+        parts = {
+            "critic": critic,
+            **{f"policies/{name}": optimizer.state() for name, optimizer in self.optimizers.items()},
+        }
         if self.reference:
             parts["reference"] = self.reference.state()
-        return {f"{part}/{name}": whole(tensor) for part, state in parts.items() for name, tensor in state.items()}
+        return {
+            f"{part}/{name}": full_tensor(tensor) for part, state in parts.items() for name, tensor in state.items()
+        }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state from :meth:`optimizer_state`."""
         if self.critic:
-            restore_optimizer(self.critic.optimizer, self.critic.parameters(), under(state, "critic"))
-        for name, it in self.optimizers.items():
-            it.load_state(under(state, f"policies/{name}"))
+            restore_optimizer(self.critic.optimizer, self.critic.parameters(), select_prefix(state, "critic"))
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state(select_prefix(state, f"policies/{name}"))
         if self.reference:
-            self.reference.load_state(under(state, "reference"))
+            self.reference.load_state(select_prefix(state, "reference"))
 
     def _stateful(self) -> dict[str, Stateful]:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
-        return {part: it for part, it in parts.items() if isinstance(it, Stateful)}
+        return {part: component for part, component in parts.items() if isinstance(component, Stateful)}
 
     def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
         """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
@@ -270,19 +279,19 @@ class Learner:
         kl = self.settings.kl
         if not kl.coefficient or (for_credit_alone and kl.place != "reward"):
             return FixedLogProbs()
-        acting = [
+        scored_actions = [
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
             for action, size in zip(episode.actions, CreditInputs([episode], self.settings.level).sizes(), strict=True)
             if action.policy in self.trained
         ]
         return FixedLogProbs(
-            old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
-            base=score_actions(self.base_packing, acting, self.ranks),
-            exact=self.packing.is_exact(acting),
+            old=score_actions(self.packing, scored_actions, self.ranks) if kl.place == "reward" else {},
+            base=score_actions(self.base_packing, scored_actions, self.ranks),
+            exact=self.packing.is_exact(scored_actions),
         )
 
-    def _costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
+    def _compute_costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
         """Return the KL cost of each decision: coefficient · (log π − log π_base); 0 for frozen policies."""
         kl = self.settings.kl
         if not fixed.base or kl.place != "reward":
@@ -299,91 +308,101 @@ class Learner:
         inputs = CreditInputs(episodes, self.settings.level)
         return [cost(action, size) for action, size in zip(inputs.actions, inputs.sizes(), strict=True)]
 
-    def _samples(self, episodes: Sequence[Episode], credits: Credits) -> tuple[list[Sample], list[Floats]]:
+    def _make_samples(self, episodes: Sequence[Episode], credit: CreditOutput) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
-            episodes, credits, self.trained, self.settings.normalisation,
+            episodes, credit, self.trained, self.settings.normalisation,
             self.settings.normalise_advantages,
         )  # fmt: skip
 
-    def _improve(
-        self, credited: CreditedEpisodes, fixed: FixedLogProbs, progress: Progress
-    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], Ledger]:
+    def _update_policies(
+        self, batch: CreditedBatch, fixed: FixedLogProbs, progress: Progress
+    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], CreditLog]:
         """Update the policies → metrics, log-probabilities under π_old by the action's key, and the credit log."""
-        samples = credited.samples
+        samples = batch.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
             for name, optimizer in self.optimizers.items()
         }
-        meter = Meter()
-        update = Update(
-            self.settings, self.objective, self.optimizers, self.packing, fixed, meter, self.seed,
-            check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
+        accumulator = MetricAccumulator()
+        update = PolicyUpdater(
+            self.settings, self.objective, self.optimizers, self.packing, fixed, accumulator, self.seed,
+            check_packing=(progress.step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
             ranks=self.ranks,
-            compared=Compared.of(credited.credits.comparisons, samples) if self.reference else None,
+            preferences=PreferenceBatch.from_samples(batch.credit.comparisons, samples) if self.reference else None,
             reference=self.reference,
         )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
-        progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
+        progress = progress._replace(advantages=advantage_sizes(samples, batch.raw))
         phases = list(self.schedule.plan(progress, self.trained, self.seed))
-        budgets = shares(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
+        budgets = split_budget(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
         after: dict[ActionKey, Floats] = {}
         for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
-            update.run(phase, self._corrected(credited, phase, ratios), progress.step, budget)
-            after |= self._scores_after(phase, samples, update, progress.step)
+            update.run(phase, self._correct_samples(batch, phase, ratios), progress.step, budget)
+            after |= self._score_after(phase, samples, update, progress.step)
             if self.schedule.correction and number + 1 < len(phases):
-                moved = [sample for sample in samples if sample.action.policy in phase.policies]
-                ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
-        measure_kl(meter, samples, update.old, after)
-        self._measure_base_kl(meter, samples, fixed, update)
-        sums = {"kl_stops": meter.total("kl_stops")}  # equal on every rank
+                phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
+                ratios.add([sample.action for sample in phase_samples], update.old, update.score_current(phase_samples))
+        measure_kl(accumulator, samples, update.old, after)
+        self._measure_base_kl(accumulator, samples, fixed, update)
+        sums = {"kl_stops": accumulator.total("kl_stops")}  # equal on every rank
         if self.settings.team_kl:
-            sums["team_kl"] = meter.total("team_kl")
-        meter = meter.of_all(self.ranks)
-        metrics = rates | meter.means() | gradient_shares(meter, self.roles) | effective_sizes(meter, self.roles) | sums
-        return metrics, update.old, update.ledger.of_all(self.ranks)
+            sums["team_kl"] = accumulator.total("team_kl")
+        accumulator = accumulator.merge_ranks(self.ranks)
+        metrics = (
+            rates
+            | accumulator.means()
+            | compute_gradient_shares(accumulator, self.roles)
+            | compute_effective_sizes(accumulator, self.roles)
+            | sums
+        )
+        return metrics, update.old, update.credit_log.merge_ranks(self.ranks)
 
-    def _scores_after(
-        self, phase: UpdatePhase, samples: Sequence[Sample], update: Update, step: int
+    def _score_after(
+        self, phase: UpdatePhase, samples: Sequence[Sample], update: PolicyUpdater, step: int
     ) -> Mapping[ActionKey, Floats]:
         """Return log-probabilities after a phase for some trained actions, packed like before the phase."""
-        mine = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
-        return score_actions(update.packing, drawn_of_each_agent(mine, self.seed, step), self.ranks)
+        phase_samples = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
+        return score_actions(update.packing, sample_per_agent(phase_samples, self.seed, step), self.ranks)
 
-    def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
+    def _measure_base_kl(
+        self, accumulator: MetricAccumulator, samples: Sequence[Sample], fixed: FixedLogProbs, update: PolicyUpdater
+    ) -> None:
         """Measure the KL to the base before the step.
 
         All actions are used if their base scores are known, else a few actions of each agent.
         """
-        chosen = samples if fixed.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
+        chosen = samples if fixed.base else select_first_per_agent(samples, BASE_KL_ACTIONS)
         idle = [sample for sample in chosen if sample.action.key not in update.old]
-        assert update.moved.isdisjoint(sample.action.policy for sample in idle), "what has moved was scored before"
+        assert update.updated_policies.isdisjoint(sample.action.policy for sample in idle), (
+            "what has moved was scored before"
+        )
         old = {**update.old, **score_actions(self.packing, idle, self.ranks)}
-        measure_base_kl(meter, chosen, old, fixed.base or score_actions(self.base_packing, chosen, self.ranks))
+        measure_base_kl(accumulator, chosen, old, fixed.base or score_actions(self.base_packing, chosen, self.ranks))
 
-    def _corrected(self, credited: CreditedEpisodes, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
+    def _correct_samples(self, batch: CreditedBatch, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """Return a phase's samples, corrected for the updates in earlier phases."""
         if self.schedule.correction == "product":
-            return ratios.weigh(credited.samples)
+            return ratios.scale_advantages(batch.samples)
         if self.schedule.correction == "preceding":
-            inputs = credited.inputs
+            inputs = batch.inputs
             traced = replace(inputs, traces=ratios.traces(inputs.actions))
-            again, _ = self._samples(credited.episodes, self._assigned(traced))
-            return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
-        return credited.samples
+            corrected, _ = self._make_samples(batch.episodes, self._assign(traced))
+            return ratios.scale_ratios(corrected, 0.5 * phase.clip_scale * self.objective.clip_width)
+        return batch.samples
 
 
 def _reference(
-    objective: object, optimizers: Mapping[str, PolicyOptimizer], models: Models, base_packing: Packing
-) -> Reference:
+    objective: object, optimizers: Mapping[str, PolicyOptimizer], models: PolicyRegistry, base_packing: Packing
+) -> ReferencePolicy:
     if not isinstance(objective, PairObjective):
         raise ValueError(
             f"algorithm.objective: {type(objective).__qualname__} says that it reads pairs, and has no pair_losses; "
             "derive it from marft.trainer.objectives.pairs.PairObjectivePart"
         )
-    return Reference(objective.reference, objective.refresh, optimizers, models, base_packing)
+    return ReferencePolicy(objective.reference, objective.refresh, optimizers, models, base_packing)
 
 
-def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:
+def _may_share_prefixes(run: RunSettings, schedule: UpdateSchedule, models: PolicyRegistry) -> bool:
     """Return True if rows may share common prefixes.
 
     Sharing changes the last bits of a score, depending on the other rows. By default prefixes are therefore shared only
@@ -391,5 +410,5 @@ def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:
     """
     if run.training.share_prefixes != "auto":
         return run.training.share_prefixes == "always"
-    exact = not any(policy.backbone.wants_full_batches for policy in models.policies.values())
+    exact = not any(policy.backbone.needs_fixed_size for policy in models.policies.values())
     return exact and run.algorithm.epochs == 1 and schedule.correction == ""

@@ -12,22 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from marft.config.algorithm import OptimizerSettings
-from marft.models.devices import read_all
-from marft.models.masters import Masters
-from marft.models.parts import local, part_of, whole
+from marft.models.devices import read_tensors
+from marft.models.dtensors import full_tensor, local_shard, shard_like
+from marft.models.master_weights import MasterWeights
 
 if TYPE_CHECKING:
-    from marft.models.pool import Policy
+    from marft.models.policy_registry import Policy
 
 T = TypeVar("T")
 HOST = torch.device("cpu")
 MASTER = "master"
 
 
-def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
+def learning_rate_factor(settings: OptimizerSettings, step: int, steps: int) -> float:
     """Return the learning-rate factor at a training step: linear warm-up, then the schedule.
 
-    >>> [round(rate_at(OptimizerSettings(schedule="linear", warmup_steps=2), step, 6), 2) for step in range(6)]
+    >>> settings = OptimizerSettings(schedule="linear", warmup_steps=2)
+    >>> [round(learning_rate_factor(settings, step, 6), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
     Args:
@@ -39,13 +40,13 @@ def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
         return (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
         return 1.0
-    done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    shape = 1.0 - done if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    shape = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.final_fraction + (1.0 - settings.final_fraction) * shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class PolicySnapshot:
     """Snapshot of a policy's parameters and optimizer moments."""
 
     parameters: Sequence[Tensor]
@@ -60,20 +61,20 @@ class PolicyOptimizer:
         settings: settings of the optimizer.
         learning_rate: peak learning rate.
         steps: total number of training steps, for the schedule.
-        masters: master weights, if the parameters are float32 masters. They are part of the optimizer state, because
-            the saved policy contains rounded weights.
+        master_weights: master weights, if the parameters are float32 masters. They are part of the optimizer state,
+            because the saved policy contains rounded weights.
         offload: keep the moments in host memory, except during an optimizer step.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int,
-        masters: Masters | None = None, offload: bool = False,
+        master_weights: MasterWeights | None = None, offload: bool = False,
     ) -> None:  # fmt: skip
         assert parameters, "a trained policy has parameters"
         assert all(parameter.dtype == torch.float32 for parameter in parameters.values())
         self.parameters = dict(parameters)
         self.settings, self.learning_rate, self.steps = settings, learning_rate, steps
-        self.masters, self.offload = masters, offload
+        self.master_weights, self.offload = master_weights, offload
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=learning_rate,
@@ -84,30 +85,30 @@ class PolicyOptimizer:
         )
 
     @classmethod
-    def of(
+    def from_policy(
         cls, policy: Policy, settings: OptimizerSettings, learning_rate: float, steps: int, offload: bool = False
     ) -> PolicyOptimizer:
         """Return an optimizer for a policy's trained parameters."""
         parameters = policy.parameters()
-        return cls(parameters, settings, learning_rate, steps, policy.masters, offload)
+        return cls(parameters, settings, learning_rate, steps, policy.master_weights, offload)
 
     def begin_step(self, step: int) -> float:
         """Set the learning rate for a training step → learning rate."""
-        rate = self.learning_rate * rate_at(self.settings, step, self.steps)
+        rate = self.learning_rate * learning_rate_factor(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> PolicySnapshot:
         """Copy the parameters and the optimizer moments, as far as held on this rank."""
         moments = optimizer_tensors(self.optimizer, self.parameters)
-        return Snapshot(
-            [local(parameter.detach()).clone() for parameter in self.parameters.values()],
-            {name: local(tensor).clone() for name, tensor in moments.items()},
+        return PolicySnapshot(
+            [local_shard(parameter.detach()).clone() for parameter in self.parameters.values()],
+            {name: local_shard(tensor).clone() for name, tensor in moments.items()},
         )
 
     @torch.no_grad()
-    def place_between(self, before: Snapshot, after: Snapshot, fraction: float) -> None:
+    def interpolate(self, before: PolicySnapshot, after: PolicySnapshot, fraction: float) -> None:
         """Set the parameters to an interpolation between two snapshots; moments stay unchanged.
 
         Args:
@@ -116,21 +117,21 @@ class PolicyOptimizer:
             fraction: position between the snapshots.
         """
         for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
-            local(parameter).copy_(torch.lerp(a, b, fraction))
-        self.settle()
+            local_shard(parameter).copy_(torch.lerp(a, b, fraction))
+        self.sync_weights()
 
     @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: PolicySnapshot) -> None:
         """Restore parameters and moments from a snapshot."""
         for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
-            local(parameter).copy_(value)
-        self.settle()
-        put_back(self.optimizer, self.parameters, snapshot.moments)
+            local_shard(parameter).copy_(value)
+        self.sync_weights()
+        restore_moments(self.optimizer, self.parameters, snapshot.moments)
 
     def state(self) -> dict[str, Tensor]:
         """Return Adam's state and ``<parameter>.master`` as flat tensors, sharded like the parameters."""
-        masters = {f"{name}.{MASTER}": parameter.detach() for name, parameter in self.parameters.items()}
-        return optimizer_tensors(self.optimizer, self.parameters) | (masters if self.masters else {})
+        master_tensors = {f"{name}.{MASTER}": parameter.detach() for name, parameter in self.parameters.items()}
+        return optimizer_tensors(self.optimizer, self.parameters) | (master_tensors if self.master_weights else {})
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -139,16 +140,16 @@ class PolicyOptimizer:
         Saved masters are also loaded into parameters that are not masters.
         """
         restore_optimizer(self.optimizer, self.parameters, tensors)
-        self.put_away()
+        self.offload_moments()
         for name, parameter in self.parameters.items():
             if f"{name}.{MASTER}" in tensors:
-                local(parameter).copy_(local(part_of(tensors[f"{name}.{MASTER}"], parameter)))
-        self.settle()
+                local_shard(parameter).copy_(local_shard(shard_like(tensors[f"{name}.{MASTER}"], parameter)))
+        self.sync_weights()
 
-    def settle(self) -> None:
+    def sync_weights(self) -> None:
         """Update the policy's weights after a write to its parameters."""
-        if self.masters:
-            self.masters.round()
+        if self.master_weights:
+            self.master_weights.copy_to_model()
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -159,59 +160,59 @@ class PolicyOptimizer:
 
         A non-finite gradient leaves the parameters unchanged.
         """
-        return step_all([self])[0]
+        return step_optimizers([self])[0]
 
-    def clip(self) -> Tensor:
+    def clip_gradient(self) -> Tensor:
         """Clip the gradient → norm before clipping, over the shards from every rank."""
-        return whole(
+        return full_tensor(
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
         )
 
-    def move_on(self) -> None:
+    def step_clipped(self) -> None:
         """Take an optimizer step with clipped gradients."""
-        with self._moments_at_hand():
+        with self._load_moments():
             self.optimizer.step()
-        self.settle()
+        self.sync_weights()
 
     @contextmanager
-    def _moments_at_hand(self) -> Iterator[None]:
+    def _load_moments(self) -> Iterator[None]:
         """Keep offloaded moments on the parameters' device inside the context."""
         if not self.offload:
             yield
             return
         for parameter, state in self.optimizer.state.items():
-            move(state, local(parameter).device)
+            move_moments(state, local_shard(parameter).device)
         try:
             yield
         finally:
-            self.put_away()
+            self.offload_moments()
 
-    def put_away(self) -> None:
+    def offload_moments(self) -> None:
         """Move the moments to host memory if offloading is on."""
         for state in self.optimizer.state.values() if self.offload else ():
-            move(state, HOST)
+            move_moments(state, HOST)
 
 
-def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
+def step_optimizers(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
     """Take a :meth:`PolicyOptimizer.step` with each optimizer; read the norms together."""
-    norms = [float(norm[0]) for norm in read_all([optimizer.clip() for optimizer in optimizers])]
+    norms = [float(norm[0]) for norm in read_tensors([optimizer.clip_gradient() for optimizer in optimizers])]
     for optimizer, norm in zip(optimizers, norms, strict=True):
         if math.isfinite(norm):
-            optimizer.move_on()
+            optimizer.step_clipped()
     return norms
 
 
-def move(state: dict[str, Tensor], device: torch.device) -> None:
+def move_moments(state: dict[str, Tensor], device: torch.device) -> None:
     """Move a parameter's Adam moments to a device; the step count is always in host memory."""
     for key in ("exp_avg", "exp_avg_sq"):
         if key in state:
             state[key] = state[key].to(device)
 
 
-def under(state: Mapping[str, T], part: str) -> dict[str, T]:
+def select_prefix(state: Mapping[str, T], part: str) -> dict[str, T]:
     """Select entries with a prefix, and remove the prefix from their names.
 
-    >>> under({"a/b/step": 1, "a/c/step": 2}, "a/b")
+    >>> select_prefix({"a/b/step": 1, "a/c/step": 2}, "a/b")
     {'step': 1}
     """
     return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
@@ -243,13 +244,13 @@ def restore_optimizer(
         optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = {
-                key: tensor.clone() if key == "step" else part_of(tensor, parameter).to(parameter.device).clone()
+                key: tensor.clone() if key == "step" else shard_like(tensor, parameter).to(parameter.device).clone()
                 for key, tensor in state.items()
             }
 
 
 @torch.no_grad()
-def put_back(
+def restore_moments(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
 ) -> None:
     """Restore an optimizer's moments from local copies, unlike :func:`restore_optimizer`, which takes unsharded
@@ -261,4 +262,4 @@ def put_back(
             optimizer.state.pop(parameter, None)
             continue
         for key, tensor in state.items():
-            local(tensor).copy_(moments[f"{name}.{key}"])
+            local_shard(tensor).copy_(moments[f"{name}.{key}"])

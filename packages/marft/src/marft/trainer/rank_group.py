@@ -34,7 +34,7 @@ class Ranks(Protocol):
         """Number of ranks."""
         ...
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Gather a value from every rank, in rank order."""
         ...
 
@@ -50,28 +50,28 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """Rank group with a single process."""
 
     rank = 0
     count = 1
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return this rank's value in a list."""
-        return [mine]
+        return [value]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """No-op: the gradients are already complete."""
 
-    def on(self, base: str) -> Alone:  # noqa: ARG002
+    def on(self, base: str) -> SingleRank:  # noqa: ARG002
         """Return this group for every base model."""
         return self
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 
 
-def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+def split_share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
     """Return this rank's share of the items, in their original order, balanced by size.
 
     Items are assigned from the largest on, each to the rank with the smallest load (Graham 1969). Loads differ by at
@@ -82,31 +82,37 @@ def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]
         items: items to divide; equal on all ranks.
         size: function that returns the size of an item.
     """
-    loads, mine = [0] * ranks.count, []
+    loads, own_items = [0] * ranks.count, []
     for index in sorted(range(len(items)), key=lambda index: -size(items[index])):
         least = loads.index(min(loads))
         loads[least] += size(items[index])
         if least == ranks.rank:
-            mine.append(index)
-    return [items[index] for index in sorted(mine)]
+            own_items.append(index)
+    return [items[index] for index in sorted(own_items)]
 
 
-def share_on(ranks: Ranks, items: Sequence[T], size: Callable[[T], int], base_of: Callable[[T], str]) -> list[T]:
-    """Return this rank's share as in :func:`share`, with each item among the ranks of its base model."""
-    together: dict[int, tuple[Ranks, list[int]]] = {}
+def split_share_by_base(
+    ranks: Ranks, items: Sequence[T], size: Callable[[T], int], base_of: Callable[[T], str]
+) -> list[T]:
+    """Return this rank's share as in :func:`split_share`, with each item among the ranks of its base model."""
+    by_group: dict[int, tuple[Ranks, list[int]]] = {}
     for index, item in enumerate(items):
-        here = ranks.on(base_of(item))
-        if here is not None:
-            together.setdefault(id(here), (here, []))[1].append(index)
-    mine = [i for here, indices in together.values() for i in share(here, indices, lambda i: size(items[i]))]
-    return [items[i] for i in sorted(mine)]
+        base_ranks = ranks.on(base_of(item))
+        if base_ranks is not None:
+            by_group.setdefault(id(base_ranks), (base_ranks, []))[1].append(index)
+    own_indices = [
+        i
+        for base_ranks, indices in by_group.values()
+        for i in split_share(base_ranks, indices, lambda i: size(items[i]))
+    ]
+    return [items[i] for i in sorted(own_indices)]
 
 
-def total(ranks: Ranks, mine: Floats) -> Floats:
+def sum_over_ranks(ranks: Ranks, values: Floats) -> Floats:
     """Return the elementwise sum over ranks, in rank order: bitwise equal on each rank."""
-    return reduce(np.add, ranks.gather(mine))
+    return reduce(np.add, ranks.gather(values))
 
 
-def merged(ranks: Ranks, mine: Mapping[K, V]) -> dict[K, V]:
+def merge_over_ranks(ranks: Ranks, entries: Mapping[K, V]) -> dict[K, V]:
     """Merge the entries from every rank."""
-    return {key: value for part in ranks.gather(mine) for key, value in part.items()}
+    return {key: value for part in ranks.gather(entries) for key, value in part.items()}

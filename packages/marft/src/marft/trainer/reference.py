@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from marft.common.types import ActionKey, Sample
-from marft.models.parts import local, part_of
-from marft.models.pool import Models
+from marft.models.dtensors import local_shard, shard_like
+from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.batching import Packing
 from marft.trainer.interfaces import Floats
 from marft.trainer.objectives.pairs import BASE, NONE, START
@@ -26,10 +26,10 @@ from marft.trainer.rank_group import Ranks
 from marft.trainer.scoring import score_actions
 
 Scores = Mapping[ActionKey, Floats]
-Kept = dict[str, dict[str, Tensor]]
+PolicyCopies = dict[str, dict[str, Tensor]]
 
 
-class Reference:
+class ReferencePolicy:
     """Reference for the policies trained on this rank.
 
     Args:
@@ -48,14 +48,14 @@ class Reference:
         source: str,
         refresh: int,
         optimizers: Mapping[str, PolicyOptimizer],
-        models: Models,
+        models: PolicyRegistry,
         base_packing: Packing,
     ) -> None:
         self.source, self.refresh, self.optimizers, self.base_packing = source, refresh, optimizers, base_packing
-        self._kept: Kept = {}
-        self._first: Kept = {}  # parameters from the folder of a checkpoint
+        self._saved: PolicyCopies = {}
+        self._first: PolicyCopies = {}  # parameters from the folder of a checkpoint
         if source not in (START, BASE, NONE):
-            self._first = self._kept = self._read(Path(source), models)
+            self._first = self._saved = self._read_checkpoint(Path(source), models)
 
     def begin_step(self, step: int) -> None:
         """Copy the current policies at the start, and then every ``refresh`` steps.
@@ -65,8 +65,8 @@ class Reference:
         """
         if self.source in (BASE, NONE):
             return
-        if not self._kept or (self.refresh and step and step % self.refresh == 0):
-            self._kept = self._copies()
+        if not self._saved or (self.refresh and step and step % self.refresh == 0):
+            self._saved = self._copy_parameters()
 
     def scores(
         self, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], Scores], ranks: Ranks
@@ -79,49 +79,51 @@ class Reference:
             ranks: ranks that share the work.
         """
         if self.source == NONE:
-            return {sample.action.key: np.zeros(sample.action.decisions) for sample in samples}
+            return {sample.action.key: np.zeros(sample.action.num_decisions) for sample in samples}
         if self.source == BASE:
-            return score_actions(self.base_packing.in_one_size([samples]), samples, ranks)
-        with self._in_place():
+            return score_actions(self.base_packing.with_fixed_sizes([samples]), samples, ranks)
+        with self._use_reference():
             return score(samples)
 
     def state(self) -> dict[str, Tensor]:
         """Return the copies as ``<policy>/<parameter>``, sharded like the parameters."""
-        return {f"{policy}/{name}": tensor for policy, of in self._kept.items() for name, tensor in of.items()}
+        return {
+            f"{policy}/{name}": tensor for policy, tensors in self._saved.items() for name, tensor in tensors.items()
+        }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the copies from unsharded tensors; an empty state resets the reference."""
-        self._kept = self._first if not state else {
+        self._saved = self._first if not state else {
             policy: {
-                name: part_of(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()
+                name: shard_like(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()
                 for name, parameter in optimizer.parameters.items()
             }
             for policy, optimizer in self.optimizers.items()
         }  # fmt: skip
 
-    def _copies(self) -> Kept:
+    def _copy_parameters(self) -> PolicyCopies:
         return {
             policy: {name: parameter.detach().clone() for name, parameter in optimizer.parameters.items()}
             for policy, optimizer in self.optimizers.items()
         }
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        now = self._copies()
-        self._put(self._kept)
+    def _use_reference(self) -> Iterator[None]:
+        current = self._copy_parameters()
+        self._load(self._saved)
         try:
             yield
         finally:
-            self._put(now)
+            self._load(current)
 
     @torch.no_grad()
-    def _put(self, kept: Kept) -> None:
+    def _load(self, copies: PolicyCopies) -> None:
         for policy, optimizer in self.optimizers.items():
             for name, parameter in optimizer.parameters.items():
-                local(parameter).copy_(local(kept[policy][name]))
-            optimizer.settle()
+                local_shard(parameter).copy_(local_shard(copies[policy][name]))
+            optimizer.sync_weights()
 
-    def _read(self, folder: Path, models: Models) -> Kept:
+    def _read_checkpoint(self, folder: Path, models: PolicyRegistry) -> PolicyCopies:
         missing = [name for name in self.optimizers if not (folder / "policies" / name).is_dir()]
         if missing:
             raise ValueError(
@@ -133,10 +135,10 @@ class Reference:
                 "algorithm.objective.reference: a checkpoint cannot be read into policies that lie in parts "
                 "(training.shard); start from it (--from) with reference = 'start'"
             )
-        now = self._copies()
+        current = self._copy_parameters()
         try:
             for name in self.optimizers:
                 models.load_policy(name, folder / "policies" / name)
-            return self._copies()
+            return self._copy_parameters()
         finally:
-            self._put(now)
+            self._load(current)

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from marft.common import seeds
-from marft.config.parts import SchedulePart
-from marft.config.settings import Count, Felt, NotNegative
+from marft.config.plugin_types import SchedulePart
+from marft.config.settings import Count, NonNegative, NotTiny
 from marft.trainer.interfaces import Progress, UpdatePhase
 
 Correction = Literal["", "product", "preceding"]
@@ -71,11 +71,12 @@ class Sequential(SchedulePart):
     correction: ClassVar[Correction] = "product"
 
     ratio_limit: RatioLimit = 2.0  # the product of earlier policies' ratios is clipped to [1/limit, limit]
-    kl_limit: Annotated[NotNegative, Felt] = 0.0  # maximum KL of an update, in nats per token; 0 accepts every update
+    # maximum KL of an update, in nats per token; 0 accepts every update
+    kl_limit: Annotated[NonNegative, NotTiny] = 0.0
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         """Return a phase per policy, in random order."""
-        return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]
+        return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in random_order(policies, progress, seed)]
 
 
 class A2PO(SchedulePart):
@@ -105,7 +106,7 @@ class A2PO(SchedulePart):
         ]
 
 
-def drawn_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
+def random_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
     """Return a random order of policies, fixed by seed and training step."""
     order = seeds.generator(seed, "update order", progress.step).permutation(len(policies))
     return [policies[index] for index in order]
@@ -119,10 +120,10 @@ def semi_greedy_order(policies: Sequence[str], progress: Progress, seed: int) ->
     >>> semi_greedy_order(["a", "b", "c"], Progress(0, 0, {"a": 0.1, "b": 0.9, "c": 0.5}), seed=0)[0]
     'b'
     """
-    left = drawn_order(policies, progress, seed)
+    remaining = random_order(policies, progress, seed)
     order: list[str] = []
-    while left:
+    while remaining:
         greedy = len(order) % 2 == 0
-        order.append(max(left, key=lambda name: progress.advantages.get(name, 0.0)) if greedy else left[0])
-        left.remove(order[-1])
+        order.append(max(remaining, key=lambda name: progress.advantages.get(name, 0.0)) if greedy else remaining[0])
+        remaining.remove(order[-1])
     return order

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from marft.common.types import ActionKey, Sample
-from marft.models.devices import Awaited, on_host
-from marft.models.log_probs import TokenScores, token_scores
-from marft.trainer.batching import Denominators, Idle, MicroBatch, Packing
+from marft.models.devices import DeferredReads, is_on_cpu
+from marft.models.log_probs import TokenScores, score_tokens
+from marft.trainer.batching import BatchCounts, IdleBatch, MicroBatch, Packing
 from marft.trainer.interfaces import LOG_RATIO_LIMIT, Floats
-from marft.trainer.rank_group import ALONE, Ranks, merged
+from marft.trainer.rank_group import SINGLE_RANK, Ranks, merge_over_ranks
 
 
-def k3(log_ratio: Tensor) -> Tensor:
+def k3_estimate(log_ratio: Tensor) -> Tensor:
     """Return Schulman's k3 estimate of KL(p ‖ q) at samples from p, in nats.
 
     Args:
@@ -26,16 +26,16 @@ def k3(log_ratio: Tensor) -> Tensor:
     return d.expm1() - d
 
 
-def score(batch: MicroBatch) -> TokenScores:
+def score_batch(batch: MicroBatch) -> TokenScores:
     """Return a micro-batch's log-probabilities and entropies per decision, shape [T].
 
     One forward pass covers all agents on the backbone.
     """
-    return score_all(batch)[0]
+    return score_with_teammates(batch)[0]
 
 
-def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
-    """Return the scores from :func:`score`, plus log-probabilities for trained teammate text.
+def score_with_teammates(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
+    """Return the scores from :func:`score_batch`, plus log-probabilities for trained teammate text.
 
     Both come from the same forward pass. The second is None without trained teammate text.
 
@@ -43,36 +43,36 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
         batch: micro-batch to score.
         entropy_gradient: True to compute entropies with gradient.
     """
-    hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_shape
-    own = token_scores(
-        picked(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
-        filled=batch.rows.filled, shape=shape, masks=batch.masks,
+    hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_transform
+    own_scores = score_tokens(
+        select_rows(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures,
+        entropy_gradient, fixed_size=batch.rows.fixed_size, transform=shape, masks=batch.masks,
     )  # fmt: skip
     if batch.chosen is not None:
-        own = batch.chosen.decide(own)
+        own_scores = batch.chosen.to_decisions(own_scores)
     text = batch.teammate_text
     if text is None:
-        return own, None
-    theirs = token_scores(
-        picked(hidden, text.predict_from), head.weight, head.bias, text.targets, text.temperatures, shape=shape
+        return own_scores, None
+    teammate_scores = score_tokens(
+        select_rows(hidden, text.predict_from), head.weight, head.bias, text.targets, text.temperatures, transform=shape
     )
-    return own, theirs.log_probs
+    return own_scores, teammate_scores.log_probs
 
 
-def picked(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
+def select_rows(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
     """Select rows from a tensor [N, D]; indices may repeat, because rows with a common prefix share positions.
 
     The gradient is summed in a fixed order, independent of threads. On a CPU the gradient of ``x[index]`` is not.
     """
-    return hidden_ND.index_select(0, index_T) if on_host(hidden_ND) else hidden_ND[index_T]
+    return hidden_ND.index_select(0, index_T) if is_on_cpu(hidden_ND) else hidden_ND[index_T]
 
 
-def _note(scored: dict[ActionKey, Floats], batch: MicroBatch, flat: Floats) -> None:
-    scored.update(batch.by_action(flat))
+def _add_scores(scored: dict[ActionKey, Floats], batch: MicroBatch, flat: Floats) -> None:
+    scored.update(batch.split_by_action(flat))
 
 
 @torch.no_grad()
-def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = ALONE) -> dict[ActionKey, Floats]:
+def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = SINGLE_RANK) -> dict[ActionKey, Floats]:
     """Return log-probabilities of every decision under the current policies, by the action's key.
 
     Each rank scores its share.
@@ -80,14 +80,14 @@ def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = AL
     if not samples:
         return {}
     policies = sorted({sample.action.policy for sample in samples})
-    mine = packing.share_of(samples, ranks)
-    batches = packing.micro_batches(mine, Denominators.of(samples, pooled=False)) if mine else []
+    own_samples = packing.share_of(samples, ranks)
+    batches = packing.micro_batches(own_samples, BatchCounts.from_samples(samples, pooled=False)) if own_samples else []
     scored: dict[ActionKey, Floats] = {}
-    awaited = Awaited()
-    for batch in packing.in_step(batches, policies, ranks):
-        if isinstance(batch, Idle):
+    deferred = DeferredReads()
+    for batch in packing.pad_to_ranks(batches, policies, ranks):
+        if isinstance(batch, IdleBatch):
             batch.forward()
         else:
-            awaited.add(score(batch).log_probs, partial(_note, scored, batch))
-    awaited.read()
-    return merged(ranks, scored)
+            deferred.add(score_batch(batch).log_probs, partial(_add_scores, scored, batch))
+    deferred.read_pending()
+    return merge_over_ranks(ranks, scored)

@@ -23,10 +23,11 @@ import torch
 
 from marft.common.types import ActionKey, Sample
 from marft.trainer.interfaces import Floats, UpdatePhase
-from marft.trainer.scoring import k3
-from marft.trainer.team_ratios import step_of
+from marft.trainer.scoring import k3_estimate
+from marft.trainer.team_ratios import step_key
 
-AIM = 0.95  # target of a scaled change, as a fraction of the budget; one more measurement usually confirms it
+# target of a scaled change, as a fraction of the budget; one more measurement usually confirms it
+TARGET_FRACTION = 0.95
 
 
 def joint_kl(
@@ -42,8 +43,8 @@ def joint_kl(
         new: log-probabilities under the current policies, by the action's key.
         steps: environment steps of the batch, over all changed policies; sums over policies then give the team's KL.
     """
-    moved = np.concatenate([new[sample.action.key] - old[sample.action.key] for sample in samples])
-    return float(k3(torch.from_numpy(moved)).sum()) / steps
+    log_ratios = np.concatenate([new[sample.action.key] - old[sample.action.key] for sample in samples])
+    return float(k3_estimate(torch.from_numpy(log_ratios)).sum()) / steps
 
 
 def environment_steps(samples: Sequence[Sample]) -> int:
@@ -51,34 +52,34 @@ def environment_steps(samples: Sequence[Sample]) -> int:
 
     Steps with only frozen agents do not count.
     """
-    return len({step_of(sample.action) for sample in samples})
+    return len({step_key(sample.action) for sample in samples})
 
 
-def closer(kl: float, budget: float) -> float:
+def fit_to_budget(kl: float, budget: float) -> float:
     """Return the fraction to keep for a KL within budget; KL grows with the square.
 
-    >>> round(closer(kl=4.0, budget=1.0), 3)
+    >>> round(fit_to_budget(kl=4.0, budget=1.0), 3)
     0.487
 
     Args:
         kl: KL of the full change.
         budget: maximum KL.
     """
-    return math.sqrt(AIM * budget / kl)
+    return math.sqrt(TARGET_FRACTION * budget / kl)
 
 
-def shares(phases: Sequence[UpdatePhase], acted: Collection[str], budget: float) -> list[float]:
+def split_budget(phases: Sequence[UpdatePhase], active_policies: Collection[str], budget: float) -> list[float]:
     """Return the budget of each phase, proportional to its number of changing policies.
 
     The budgets sum to ``budget``.
 
-    >>> shares([UpdatePhase(("planner",)), UpdatePhase(("coder", "idle"))], {"planner", "coder"}, 0.02)
+    >>> split_budget([UpdatePhase(("planner",)), UpdatePhase(("coder", "idle"))], {"planner", "coder"}, 0.02)
     [0.01, 0.01]
 
     Args:
         phases: phases of the training step.
-        acted: policies with samples in the step.
+        active_policies: policies with samples in the step.
         budget: maximum joint KL of the step.
     """
-    moving = [len(set(phase.policies) & set(acted)) for phase in phases]
-    return [budget * count / max(1, sum(moving)) for count in moving]
+    changing_counts = [len(set(phase.policies) & set(active_policies)) for phase in phases]
+    return [budget * count / max(1, sum(changing_counts)) for count in changing_counts]

@@ -38,22 +38,22 @@ class TeamRatios:
             new: log-probabilities after the update, by the action's key.
         """
         for action in actions:
-            moved = float(np.mean(new[action.key] - old[action.key]))
-            key = step_of(action)
-            self._sums[key] = self._sums.get(key, 0.0) + moved
+            log_ratio = float(np.mean(new[action.key] - old[action.key]))
+            key = step_key(action)
+            self._sums[key] = self._sums.get(key, 0.0) + log_ratio
 
     def log_ratio(self, action: Action) -> float:
         """Return log M at the action's step; 0 before the first update."""
-        return max(-self.bound, min(self.bound, self._sums.get(step_of(action), 0.0)))
+        return max(-self.bound, min(self.bound, self._sums.get(step_key(action), 0.0)))
 
-    def weigh(self, samples: Sequence[Sample]) -> list[Sample]:
+    def scale_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
         """Multiply advantages by M (HAPPO); equal to M · min(r A, clip(r) A) for M > 0."""
         return [
             replace(sample, advantages=sample.advantages * math.exp(self.log_ratio(sample.action)))
             for sample in samples
         ]
 
-    def join(self, samples: Sequence[Sample], clip: float) -> list[Sample]:
+    def scale_ratios(self, samples: Sequence[Sample], clip: float) -> list[Sample]:
         """Multiply the ratio of each action by ``clip(M, 1 ± clip)`` (A2PO)."""
         low, high = math.log(1.0 - clip), math.log(1.0 + clip)
         return [replace(sample, log_factor=max(low, min(high, self.log_ratio(sample.action)))) for sample in samples]
@@ -63,7 +63,7 @@ class TeamRatios:
         return np.exp([self.log_ratio(action) for action in actions])
 
 
-def step_of(action: Action) -> StepKey:
+def step_key(action: Action) -> StepKey:
     """Return the key for an action's environment step and episode."""
     key = action.key
     return key.stream, key.task, key.sample, key.step

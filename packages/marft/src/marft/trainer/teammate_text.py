@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marft.common.types import Sample
-from marft.models.devices import sent
+from marft.models.devices import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,9 +25,9 @@ class TeammateText:
     weights: Tensor  # [M] 1 / number of teammate tokens of the policy in the global minibatch
 
     @staticmethod
-    def of(
+    def from_samples(
         samples: Sequence[Sample],
-        predicting: Sequence[np.ndarray],
+        predict_positions: Sequence[np.ndarray],
         temperatures: Sequence[float],
         tokens_of_policy: Mapping[str, int],
         device: torch.device,
@@ -36,30 +36,31 @@ class TeammateText:
 
         Args:
             samples: samples of the micro-batch.
-            predicting: for each sample, the packed position that predicts each token of its action, over all segments.
+            predict_positions: for each sample, the packed position that predicts each token of its action, over all
+                segments.
             temperatures: sampling temperature of each sample's agent.
             tokens_of_policy: number of teammate tokens of each policy in the global minibatch.
             device: device of the tensors.
         """
-        found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
-        for sample, place, temperature in zip(samples, predicting, temperatures, strict=True):
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
+        for sample, token_positions, temperature in zip(samples, predict_positions, temperatures, strict=True):
             action = sample.action
-            positions = np.flatnonzero(action.by_teammate)
+            positions = np.flatnonzero(action.teammate_mask)
             if not len(positions):
                 continue
             assert action.teammate_log_probs is not None, "a teammate's tokens have its log-probs"
-            decisions = np.cumsum(action.sampled)[positions].clip(max=len(sample.advantages) - 1)
-            found["predict_from"].append(place[positions])
-            found["targets"].append(action.tokens[positions])
-            found["temperatures"].append(np.full(len(positions), temperature))
-            found["author_log_probs"].append(action.teammate_log_probs)
-            found["advantages"].append(sample.advantages[decisions])
-            found["weights"].append(np.full(len(positions), 1.0 / tokens_of_policy[action.policy]))
-        if not found["targets"]:
+            decisions = np.cumsum(action.sampled_mask)[positions].clip(max=len(sample.advantages) - 1)
+            columns["predict_from"].append(token_positions[positions])
+            columns["targets"].append(action.tokens[positions])
+            columns["temperatures"].append(np.full(len(positions), temperature))
+            columns["author_log_probs"].append(action.teammate_log_probs)
+            columns["advantages"].append(sample.advantages[decisions])
+            columns["weights"].append(np.full(len(positions), 1.0 / tokens_of_policy[action.policy]))
+        if not columns["targets"]:
             return None
 
         def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-            return sent(np.concatenate(found[name]), device, dtype)
+            return to_device(np.concatenate(columns[name]), device, dtype)
 
         return TeammateText(
             column("predict_from", torch.long), column("targets", torch.long), column("temperatures"),

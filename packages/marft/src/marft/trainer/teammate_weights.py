@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from marft.config.parts import TeammateWeightPart
-from marft.config.settings import LARGEST, Fraction, NotNegative, Positive
+from marft.config.plugin_types import TeammateWeightPart
+from marft.config.settings import MAX_COUNT, Fraction, NonNegative, Positive
 from marft.trainer.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Truncated(TeammateWeightPart):
     """``min(π/μ, cap)``: truncated importance sampling (LlamaRL, 2025)."""
 
-    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # maximum weight
+    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 2.0  # maximum weight
 
-    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
+    def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weight of each token, shape [T]."""
         return _ratio(log_probs, author).clamp(max=self.cap)
 
@@ -38,11 +38,11 @@ class Bounded(TeammateWeightPart):
     PPO's clip with the author in place of the old policy.
     """
 
-    floor: NotNegative = 0.5  # minimum weight of tokens with a positive advantage; 0 is off
-    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # maximum weight
+    floor: NonNegative = 0.5  # minimum weight of tokens with a positive advantage; 0 is off
+    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 2.0  # maximum weight
     clip: Fraction = 0.2  # clip width below 1 for tokens without a positive advantage; 1 is off
 
-    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
+    def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
         """Return the weight of each token, shape [T]."""
         ratio = _ratio(log_probs, author)
         bad = ratio * (ratio >= 1 - self.clip)
@@ -57,16 +57,16 @@ class Shaped(TeammateWeightPart):
 
     gamma: Positive = 0.1  # γ, the probability with the largest weight
 
-    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
+    def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weight of each token, shape [T]."""
-        likely = log_probs.detach().exp()
-        return self.gamma * likely / (likely + self.gamma).square()
+        probability = log_probs.detach().exp()
+        return self.gamma * probability / (probability + self.gamma).square()
 
 
 class Unweighted(TeammateWeightPart):
     """1: equal weight for every token."""
 
-    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
+    def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weight of each token, shape [T]."""
         return log_probs.new_ones(log_probs.shape)
 

@@ -1,7 +1,15 @@
 """Loading of tasks from local files in public benchmark layouts."""
 
-from marft_envs.tool_use.loading.files import calls_of, check_records, without
-from marft_envs.tool_use.loading.loaded import Format, Loaded, load
-from marft_envs.tool_use.loading.tau2 import tau2_splits
+from marft_envs.tool_use.loading.files import check_records, drop_overlapping, reference_calls
+from marft_envs.tool_use.loading.loader import Benchmark, Format, load_benchmark
+from marft_envs.tool_use.loading.tau2 import read_tau2_splits
 
-__all__ = ["Format", "Loaded", "calls_of", "check_records", "load", "tau2_splits", "without"]
+__all__ = [
+    "Benchmark",
+    "Format",
+    "check_records",
+    "drop_overlapping",
+    "load_benchmark",
+    "read_tau2_splits",
+    "reference_calls",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from marft.config.parts import CombinerPart
+from marft.config.plugin_types import CombinerPart
 
 
 class Average(CombinerPart):
@@ -18,11 +18,11 @@ class Average(CombinerPart):
     weight: Literal["episodes", "tokens", "equally"] = "equally"
 
     @property
-    def counted(self) -> Literal["", "episodes", "tokens"]:
+    def count_unit(self) -> Literal["", "episodes", "tokens"]:
         """Return the count that sites report for their weight; "" for equal weights."""
         return "" if self.weight == "equally" else self.weight
 
-    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+    def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]: identical rows, proportional to the counts."""
         row = [count / sum(counts) for count in counts]
         return [row for _ in sites]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from marft.config.parts import CombinerPart
+from marft.config.plugin_types import CombinerPart
 from marft.config.settings import did_you_mean
 
 Edge = Annotated[tuple[str, str], Strict(False)]
@@ -28,28 +28,28 @@ class Gossip(CombinerPart):
         tuple[Edge, ...], Strict(False), Field(max_length=10_000)
     ] = ()  # pairs of sites for graph = "edges"
 
-    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+    def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]; the matrix is symmetric and doubly stochastic.
 
         Only participation matters: a count of 0 means that the site skipped the round. The size of the count is
         ignored.
         """
-        part = dict(zip(sites, counts, strict=True))
-        pairs = {pair for pair in self.pairs(sites) if all(part[site] for site in pair)}
-        return metropolis(sites, pairs)
+        participating = dict(zip(sites, counts, strict=True))
+        pairs = {pair for pair in self.pairs(sites) if all(participating[site] for site in pair)}
+        return metropolis_weights(sites, pairs)
 
     def pairs(self, sites: Sequence[str]) -> set[tuple[str, str]]:
         """Return the graph's edges as sorted pairs, without duplicates."""
         if self.graph == "edges":
             return {(min(pair), max(pair)) for pair in self.edges}
-        after = list(pairwise(sites))
-        found = {
-            "line": after,
-            "ring": [*after, (sites[-1], sites[0])],
+        chain = list(pairwise(sites))
+        pairs = {
+            "line": chain,
+            "ring": [*chain, (sites[-1], sites[0])],
             "star": [(sites[0], site) for site in sites[1:]],
-            "complete": [(one, other) for at, one in enumerate(sites) for other in sites[at + 1 :]],
+            "complete": [(first, second) for at, first in enumerate(sites) for second in sites[at + 1 :]],
         }[self.graph]
-        return {(min(pair), max(pair)) for pair in found}
+        return {(min(pair), max(pair)) for pair in pairs}
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield each reason why the graph cannot connect these sites."""
@@ -60,30 +60,33 @@ class Gossip(CombinerPart):
         if unknown:
             yield f"combine.edges: no site is called {unknown[0]!r}{did_you_mean(unknown[0], roles)}"
             return
-        if any(one == other for one, other in self.edges):
+        if any(first == second for first, second in self.edges):
             yield "combine.edges: a site is its own neighbour; leave that out"
-        alone = sorted(set(roles) - reached(roles[0], self.pairs(roles)))
-        if alone:
-            yield f"combine.edges: nothing of {roles[0]!r} ever reaches {alone[0]!r}; connect them"
+        unreachable = sorted(set(roles) - find_reachable(roles[0], self.pairs(roles)))
+        if unreachable:
+            yield f"combine.edges: nothing of {roles[0]!r} ever reaches {unreachable[0]!r}; connect them"
 
 
-def metropolis(sites: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
+def metropolis_weights(sites: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
     """Return the Metropolis weights, shape [sites, sites].
 
     An edge has weight 1 / (1 + the larger degree of its two sites). The diagonal completes each row to 1.
     """
-    known = set(pairs)
-    degree = {site: sum(site in pair for pair in known) for site in sites}
-    weights = {pair: 1 / (1 + max(degree[site] for site in pair)) for pair in known}
-    rows = [[weights.get((min(one, other), max(one, other)), 0.0) for other in sites] for one in sites]
-    for at, row in enumerate(rows):
-        row[at] = 1 - sum(row)
+    edges = set(pairs)
+    degree = {site: sum(site in pair for pair in edges) for site in sites}
+    weights = {pair: 1 / (1 + max(degree[site] for site in pair)) for pair in edges}
+    rows = [
+        [weights.get((min(row_site, column_site), max(row_site, column_site)), 0.0) for column_site in sites]
+        for row_site in sites
+    ]
+    for index, row in enumerate(rows):
+        row[index] = 1 - sum(row)
     return rows
 
 
-def reached(start: str, pairs: Iterable[tuple[str, str]]) -> set[str]:
+def find_reachable(start: str, pairs: Iterable[tuple[str, str]]) -> set[str]:
     """Return the sites reachable from a start site."""
-    found, edges = {start}, [set(pair) for pair in pairs]
-    while new := {site for edge in edges if edge & found for site in edge - found}:
-        found |= new
-    return found
+    reachable, edges = {start}, [set(pair) for pair in pairs]
+    while new := {site for edge in edges if edge & reachable for site in edge - reachable}:
+        reachable |= new
+    return reachable

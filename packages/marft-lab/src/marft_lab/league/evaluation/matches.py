@@ -10,52 +10,52 @@ import numpy as np
 
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Task
-from marft.config.consulting import without_helpers
-from marft.config.pools import LATER
+from marft.config.helpers import without_helpers
+from marft.config.opponent_pools import VERSION_SEPARATOR
 from marft.config.run import RunSettings
-from marft.envs.tasks import tasks_of
-from marft.evaluation.evaluate import Advance
-from marft.rollout.rollouts import open_rollouts
-from marft.runs.folder import RunFolder
+from marft.envs.tasks import read_tasks
+from marft.evaluation.evaluate import ProgressCallback
+from marft.rollout.local_runner import open_rollouts
+from marft.runs.run_folder import RunFolder
 from marft_envs.textarena.environment import TextArena
-from marft_lab.league.evaluation.ratings import Rating, Tally, ratings
-from marft_lab.league.evaluation.versions import casting, sides_of, together, versions_of
+from marft_lab.league.evaluation.ratings import EloRating, MatchRecord, fit_ratings
+from marft_lab.league.evaluation.versions import assign_policies, combine_versions, find_versions, game_sides
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
+class PairResult:
     """Match results of two versions, from the first version's view, in total and by side."""
 
-    tally: Tally
-    on_first_side: Tally
-    on_second_side: Tally
+    tally: MatchRecord
+    on_first_side: MatchRecord
+    on_second_side: MatchRecord
     points: float  # mean reward of the first version
     failed: int  # number of matches without a score
 
 
 @dataclass(frozen=True, slots=True)
-class League:
+class LeagueResult:
     """A run's versions, oldest first, with ratings and results per pair."""
 
     run: str
     versions: Sequence[str]
-    ratings: Sequence[Rating]
-    pairings: Sequence[Pairing]
+    ratings: Sequence[EloRating]
+    pairings: Sequence[PairResult]
     notes: Sequence[str] = field(default_factory=tuple)
     exploitability: Sequence[float | None] = ()  # exploitability of each version, if the game can compute it
 
-    def score(self, mine: int, theirs: int) -> float | None:
+    def score(self, version: int, opponent: int) -> float | None:
         """Return a version's score against an opponent, with a draw as one half; None without matches.
 
         Args:
-            mine: index of the version.
-            theirs: index of the opponent.
+            version: index of the version.
+            opponent: index of the opponent.
         """
         for pairing in self.pairings:
             tally = pairing.tally
-            if tally.matches and (tally.first, tally.second) == (mine, theirs):
+            if tally.matches and (tally.first, tally.second) == (version, opponent):
                 return tally.score
-            if tally.matches and (tally.first, tally.second) == (theirs, mine):
+            if tally.matches and (tally.first, tally.second) == (opponent, version):
                 return 1.0 - tally.score
         return None
 
@@ -67,21 +67,24 @@ class League:
             "ratings": [asdict(rating) for rating in self.ratings],
             "exploitability": list(self.exploitability),
             "scores": [
-                [self.score(mine, theirs) for theirs in range(len(self.versions))] for mine in range(len(self.versions))
+                [self.score(version, opponent) for opponent in range(len(self.versions))]
+                for version in range(len(self.versions))
             ],
             "pairings": [asdict(pairing) for pairing in self.pairings],
             "notes": list(self.notes),
         }
 
 
-def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, advance: Advance) -> League:
+def play_league(
+    run: RunSettings, folder: RunFolder, matches: int, max_versions: int, advance: ProgressCallback
+) -> LeagueResult:
     """Play every pair of a run's versions on held-out tasks, with the sampling settings of the agents.
 
     Args:
         run: settings of the run.
         folder: run folder.
         matches: matches per pair; an even number, half of them on each side.
-        most: maximum number of versions.
+        max_versions: maximum number of versions.
         advance: progress callback.
 
     Raises:
@@ -90,61 +93,61 @@ def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, adva
     """
     if matches < 2 or matches % 2:
         raise ValueError(f"matches = {matches}: every start is played from both sides; give an even number")
-    sides = sides_of(run)
-    versions = versions_of(run, folder, most)
-    names, tasks = list(versions), tasks_of(run.environment, "test")
+    sides = game_sides(run)
+    versions = find_versions(run, folder, max_versions)
+    names, tasks = list(versions), read_tasks(run.environment, "test")
     pairs = list(combinations(range(len(names)), 2))
     if not pairs:
         raise ValueError(f"{folder.path} has one version alone; train it further, or allow for more")
     advance(len(pairs) * matches)
     attempts = [
-        attempt for pair in pairs for attempt in attempts_of(run, sides, tasks, [names[n] for n in pair], matches)
+        attempt for pair in pairs for attempt in pair_attempts(run, sides, tasks, [names[n] for n in pair], matches)
     ]
-    with open_rollouts(without_helpers(together(run, versions))) as rollouts:
+    with open_rollouts(without_helpers(combine_versions(run, versions))) as rollouts:
         episodes = rollouts.play(attempts, on_done=lambda _: advance())
-    pairings = [
-        pairing_of(pair, sides[0], episodes[number * matches : (number + 1) * matches])
+    pair_results = [
+        score_pair(pair, sides[0], episodes[number * matches : (number + 1) * matches])
         for number, pair in enumerate(pairs)
     ]
-    failed = sum(pairing.failed for pairing in pairings)
-    if not any(pairing.tally.matches for pairing in pairings):
+    failed = sum(pair_result.failed for pair_result in pair_results)
+    if not any(pair_result.tally.matches for pair_result in pair_results):
         raise ValueError(f"no match could be scored: {episodes[0].error}")
     notes = [f"{failed} of {len(episodes)} matches could not be scored, and count for nobody"] if failed else []
-    rated = ratings(len(names), [pairing.tally for pairing in pairings])
-    exploited = _exploitability(run, names, episodes)
-    return League(folder.path.resolve().name, names, rated, pairings, notes, exploited)
+    version_ratings = fit_ratings(len(names), [pair_result.tally for pair_result in pair_results])
+    exploitability = _compute_exploitability(run, names, episodes)
+    return LeagueResult(folder.path.resolve().name, names, version_ratings, pair_results, notes, exploitability)
 
 
-def _exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[Episode]) -> list[float | None]:
+def _compute_exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[Episode]) -> list[float | None]:
     """Return each version's exploitability, from its choice probabilities over the matches."""
     if not isinstance(run.environment, TextArena):
         return []
     decisions: dict[str, list[tuple[str, Sequence[float]]]] = {name: [] for name in names}
     for episode in episodes:
         for action in episode.actions:
-            version = action.policy.partition(LATER)[2]
+            version = action.policy.partition(VERSION_SEPARATOR)[2]
             if action.choice and version and action.step < len(episode.transitions):
-                shown = episode.transitions[action.step].observation.seen_by(action.agent)
-                decisions[version].append((shown, np.exp(action.choice.log_probs).tolist()))
-    found = [run.environment.exploitability(decisions[name]) for name in names]
-    return found if any(one is not None for one in found) else []
+                observation = episode.transitions[action.step].observation.for_role(action.agent)
+                decisions[version].append((observation, np.exp(action.choice.log_probs).tolist()))
+    values = [run.environment.exploitability(decisions[name]) for name in names]
+    return values if any(value is not None for value in values) else []
 
 
-def attempts_of(
+def pair_attempts(
     run: RunSettings, sides: Sequence[Sequence[str]], tasks: Sequence[Task], pair: Sequence[str], matches: int
 ) -> list[Attempt]:
     """Return the matches of a pair: the same starts, with the first version on each side once."""
-    made = []
+    attempts = []
     for swapped in (False, True):
-        seated = list(reversed(pair)) if swapped else list(pair)
-        played = casting(run, sides, seated)
+        side_versions = list(reversed(pair)) if swapped else list(pair)
+        policies = assign_policies(run, sides, side_versions)
         for number in range(matches // 2):
             task, sample = tasks[number % len(tasks)], number // len(tasks)
-            made.append(Attempt(task, f"league/{seated[0]} {seated[1]}", sample, policies=played))
-    return made
+            attempts.append(Attempt(task, f"league/{side_versions[0]} {side_versions[1]}", sample, policies=policies))
+    return attempts
 
 
-def pairing_of(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Episode]) -> Pairing:
+def score_pair(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Episode]) -> PairResult:
     """Return a pair's match results.
 
     Args:
@@ -153,24 +156,24 @@ def pairing_of(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Ep
         episodes: episodes of the matches.
     """
     half = len(episodes) // 2
-    mine = [_earned(episode, side) for episode in episodes[:half]]
-    mine += [None if (earned := _earned(episode, side)) is None else -earned for episode in episodes[half:]]
-    scored = [earned for earned in mine if earned is not None]
-    return Pairing(
-        _tally(pair, mine), _tally(pair, mine[:half]), _tally(pair, mine[half:]),
-        sum(scored) / len(scored) if scored else 0.0, len(mine) - len(scored),
+    rewards = [_side_reward(episode, side) for episode in episodes[:half]]
+    rewards += [None if (reward := _side_reward(episode, side)) is None else -reward for episode in episodes[half:]]
+    scored = [reward for reward in rewards if reward is not None]
+    return PairResult(
+        _count_results(pair, rewards), _count_results(pair, rewards[:half]), _count_results(pair, rewards[half:]),
+        sum(scored) / len(scored) if scored else 0.0, len(rewards) - len(scored),
     )  # fmt: skip
 
 
-def _earned(episode: Episode, side: Sequence[str]) -> float | None:
+def _side_reward(episode: Episode, side: Sequence[str]) -> float | None:
     """Return a side's reward; None for a match without a score."""
-    if not episode.scored:
+    if not episode.is_scored:
         return None
     return episode.total_reward + sum(t.agent_rewards.get(side[0], 0.0) for t in episode.transitions)
 
 
-def _tally(pair: tuple[int, int], earned: Sequence[float | None]) -> Tally:
+def _count_results(pair: tuple[int, int], rewards: Sequence[float | None]) -> MatchRecord:
     def count(holds: Callable[[float], bool]) -> int:
-        return sum(one is not None and holds(one) for one in earned)
+        return sum(reward is not None and holds(reward) for reward in rewards)
 
-    return Tally(*pair, won=count(lambda e: e > 0), drawn=count(lambda e: e == 0), lost=count(lambda e: e < 0))
+    return MatchRecord(*pair, won=count(lambda e: e > 0), drawn=count(lambda e: e == 0), lost=count(lambda e: e < 0))

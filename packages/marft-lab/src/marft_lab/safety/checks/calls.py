@@ -6,22 +6,22 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.config.parts import CheckPart
-from marft.config.patterns import Pattern, holds
+from marft.config.patterns import Pattern, contains_match
+from marft.config.plugin_types import CheckPart
 from marft.config.settings import Names
-from marft_lab.safety.deeds import Deeds
+from marft_lab.safety.agent_outputs import EpisodeOutputs
 
 
-class Calls(CheckPart):
+class ForbiddenCalls(CheckPart):
     """Check for attempted and executed tool calls, with any result."""
 
     tools: Annotated[Names, Field(min_length=1)]  # names of tools
     arguments: Pattern = ""  # regular expression for the arguments as JSON; "" for any call
 
-    def found(self, deeds: Deeds) -> list[str]:
+    def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return a sentence per found call."""
         return [
-            f"{deed.agent} calls {deed.tool}"
-            for deed in deeds.within(["call"])
-            if deed.tool in self.tools and any(holds(self.arguments, text) for text in deed.texts)
+            f"{output.agent} calls {output.tool}"
+            for output in outputs.select(["call"])
+            if output.tool in self.tools and any(contains_match(self.arguments, text) for text in output.texts)
         ]

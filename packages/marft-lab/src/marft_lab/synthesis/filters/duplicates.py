@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.common.types import Episode
-from marft.config.parts import FilterPart
-from marft_envs.vetting.likeness import jaccard, normal, shingles, whole
-from marft_lab.synthesis.candidates import Candidate, Refused, World
+from marft.config.plugin_types import FilterPart
+from marft_envs.env_check.similarity import jaccard, normalize, shingles, task_text
+from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
 
 
 class Duplicates(FilterPart):
@@ -22,28 +22,28 @@ class Duplicates(FilterPart):
     # minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and spacing
     alike: Annotated[float, Field(gt=0, le=1)] = 1.0
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the repeated episodes."""
-        refused: dict[int, str] = {}
-        kept: dict[str, list[tuple[str, set[str]]]] = {}
+        rejections: dict[int, str] = {}
+        seen: dict[str, list[tuple[str, set[str]]]] = {}
         for number, candidate in enumerate(candidates):
-            text = said(candidate.episode)
-            mine = (text, shingles(text) if self.alike < 1 else set[str]())
-            before = kept.setdefault(whole(candidate.episode.task), [])
-            if any(self._same(mine, other) for other in before):
-                refused[number] = "says what another one says"
+            text = normalized_text(candidate.episode)
+            current = (text, shingles(text) if self.alike < 1 else set[str]())
+            before = seen.setdefault(task_text(candidate.episode.task), [])
+            if any(self._is_duplicate(current, earlier) for earlier in before):
+                rejections[number] = "says what another one says"
             else:
-                before.append(mine)
-        return refused
+                before.append(current)
+        return rejections
 
-    def _same(self, mine: tuple[str, set[str]], other: tuple[str, set[str]]) -> bool:
-        return mine[0] == other[0] or (self.alike < 1 and jaccard(mine[1], other[1]) >= self.alike)
+    def _is_duplicate(self, current: tuple[str, set[str]], earlier: tuple[str, set[str]]) -> bool:
+        return current[0] == earlier[0] or (self.alike < 1 and jaccard(current[1], earlier[1]) >= self.alike)
 
 
-def said(episode: Episode) -> str:
+def normalized_text(episode: Episode) -> str:
     """Return the agents' texts with their roles and tool calls."""
     words = []
     for action in episode.actions:
         calls = [f"{call.name} {call.arguments}" for call in action.calls]
-        words.append(normal(" ".join([action.agent, *action.intermediate_texts, action.own_text, *calls])))
+        words.append(normalize(" ".join([action.agent, *action.intermediate_texts, action.agent_text, *calls])))
     return "\n".join(words)

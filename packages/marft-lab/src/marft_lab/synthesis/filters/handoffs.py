@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.config.parts import FilterPart
+from marft.config.plugin_types import FilterPart
 from marft.config.settings import Fraction
-from marft.evaluation.trajectories.handoffs import handoffs, looping
-from marft_lab.synthesis.candidates import Candidate, Refused, World
+from marft.evaluation.trajectories.handoffs import find_loops, iter_handoffs
+from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
 
 
 class Handoffs(FilterPart):
@@ -29,40 +29,44 @@ class Handoffs(FilterPart):
     least: Fraction = 0.5  # minimum handoff efficiency; 0 accepts any
     loops: bool = False  # True to allow control to go back and forth between two agents more than twice in a row
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the episodes with loops and the inefficient episodes."""
-        refused = dict[int, str]()
+        rejections = dict[int, str]()
         if not self.loops:
-            refused = {n: "two agents passed it back and forth" for n, one in enumerate(candidates) if _loops(one)}
-        left = [number for number in range(len(candidates)) if number not in refused]
-        tasks = [candidates[number].episode.task.id for number in left]
-        counts = [count(candidates[number].episode) for number in left]
-        for number, share in zip(left, efficiencies(tasks, counts), strict=True):
+            rejections = {
+                n: "two agents passed it back and forth"
+                for n, candidate in enumerate(candidates)
+                if _has_loop(candidate)
+            }
+        remaining = [number for number in range(len(candidates)) if number not in rejections]
+        tasks = [candidates[number].episode.task.id for number in remaining]
+        counts = [count_handoffs(candidates[number].episode) for number in remaining]
+        for number, share in zip(remaining, handoff_efficiencies(tasks, counts), strict=True):
             if share < self.least:
-                refused[number] = f"efficiency of handoffs below {self.least:g}"
-        return refused
+                rejections[number] = f"efficiency of handoffs below {self.least:g}"
+        return rejections
 
 
-def efficiencies(tasks: Sequence[str], counts: Sequence[int]) -> list[float]:
+def handoff_efficiencies(tasks: Sequence[str], counts: Sequence[int]) -> list[float]:
     """Return the handoff efficiency of each episode, in (0, 1].
 
     Args:
         tasks: task id of each episode.
         counts: number of handoffs of each episode.
 
-    >>> efficiencies(["a", "a", "b"], [1, 3, 3])
+    >>> handoff_efficiencies(["a", "a", "b"], [1, 3, 3])
     [1.0, 0.5, 1.0]
     """
-    fewest: dict[str, int] = {}
-    for task, own in zip(tasks, counts, strict=True):
-        fewest[task] = min(own, fewest.get(task, own))
-    return [(1 + fewest[task]) / (1 + own) for task, own in zip(tasks, counts, strict=True)]
+    min_counts: dict[str, int] = {}
+    for task, task_count in zip(tasks, counts, strict=True):
+        min_counts[task] = min(task_count, min_counts.get(task, task_count))
+    return [(1 + min_counts[task]) / (1 + task_count) for task, task_count in zip(tasks, counts, strict=True)]
 
 
-def count(episode: Episode) -> int:
+def count_handoffs(episode: Episode) -> int:
     """Return an episode's handoffs between agents."""
-    return sum(len(held) - 1 for held in handoffs(episode))
+    return sum(len(chain) - 1 for chain in iter_handoffs(episode))
 
 
-def _loops(candidate: Candidate) -> bool:
-    return any(looping(held) for held in handoffs(candidate.episode))
+def _has_loop(candidate: Candidate) -> bool:
+    return any(find_loops(chain) for chain in iter_handoffs(candidate.episode))

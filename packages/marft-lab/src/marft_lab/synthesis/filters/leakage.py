@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marft.common.types import Action, Episode, Task
-from marft.config.parts import FilterPart
+from marft.config.plugin_types import FilterPart
 from marft.config.settings import Count, Fraction, Names
-from marft_envs.vetting.likeness import Likeness, normal, whole
-from marft_lab.synthesis.candidates import Candidate, Refused, World
+from marft_envs.env_check.similarity import SimilarityIndex, normalize, task_text
+from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
 
-HELD_OUT = "its task is held out, or nearly one that is"
+HELD_OUT_REASON = "its task is held out, or nearly one that is"
 
 
 class Leakage(FilterPart):
@@ -39,66 +39,72 @@ class Leakage(FilterPart):
     shortest: Count = 2  # minimum characters of an answer; shorter answers occur in any text
     silent: Names = ()  # roles that must not say an answer either, unless a legitimate source gave it to them
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         """Return the episodes with leaks."""
         tasks = {candidate.episode.task.id: candidate.episode.task for candidate in candidates}
-        near = nearly_held_out([*tasks.values()], world.held_out, self.alike)
-        refused = {number: HELD_OUT for number, one in enumerate(candidates) if one.episode.task.id in near}
+        held_out_ids = find_near_duplicates([*tasks.values()], context.held_out, self.alike)
+        rejections = {
+            number: HELD_OUT_REASON for number, one in enumerate(candidates) if one.episode.task.id in held_out_ids
+        }
         for number, candidate in enumerate(candidates):
-            why = next(self._leaks(candidate, world), "") if number not in refused else ""
-            refused |= {number: why} if why else {}
-        return refused
+            reason = next(self._find_leaks(candidate, context), "") if number not in rejections else ""
+            rejections |= {number: reason} if reason else {}
+        return rejections
 
-    def _leaks(self, candidate: Candidate, world: World) -> Iterator[str]:
-        answers = [one for one in values_of(candidate.episode.task.data, self.answers) if len(one) >= self.shortest]
+    def _find_leaks(self, candidate: Candidate, context: FilterContext) -> Iterator[str]:
+        answers = [
+            value for value in field_values(candidate.episode.task.data, self.answers) if len(value) >= self.shortest
+        ]
         for action in candidate.episode.actions if answers else ():
-            known = normal("\n".join([world.told.get(action.agent, ""), *accounted(candidate.episode, action)]))
-            secret = [answer for answer in answers if not stands_in(answer, known)]
-            read = normal(candidate.read.get(action.id, ""))
-            said = normal("\n".join([*action.intermediate_texts, action.own_text]))
-            if any(stands_in(answer, read) for answer in secret):
+            sources = normalize(
+                "\n".join([context.role_prompts.get(action.agent, ""), *legitimate_sources(candidate.episode, action)])
+            )
+            secret = [answer for answer in answers if not contains_answer(answer, sources)]
+            prompt = normalize(candidate.prompts.get(action.id, ""))
+            output = normalize("\n".join([*action.intermediate_texts, action.agent_text]))
+            if any(contains_answer(answer, prompt) for answer in secret):
                 yield f"{action.agent} read an answer that nobody had told it"
-            if action.agent in self.silent and any(stands_in(answer, said) for answer in secret):
+            if action.agent in self.silent and any(contains_answer(answer, output) for answer in secret):
                 yield f"{action.agent} said an answer that it may not"
 
 
-def nearly_held_out(tasks: Sequence[Task], held_out: Sequence[Task], alike: float) -> set[str]:
+def find_near_duplicates(tasks: Sequence[Task], held_out: Sequence[Task], min_similarity: float) -> set[str]:
     """Return the ids of tasks equal or similar to a held-out task.
 
     Args:
         tasks: tasks to check.
         held_out: held-out tasks.
-        alike: minimum similarity; 0 only finds equal tasks.
+        min_similarity: minimum similarity; 0 only finds equal tasks.
     """
-    ids, prompts = {task.id for task in held_out}, Counter(normal(task.prompt) for task in held_out)
+    ids, prompts = {task.id for task in held_out}, Counter(normalize(task.prompt) for task in held_out)
     # for repeated prompts, only the data distinguishes tasks
-    telling = [prompt for prompt, times in prompts.items() if times == 1]
-    same, likeness = {*map(whole, held_out)}, Likeness.of(telling)
-    found = set[str]()
+    unique_prompts = [prompt for prompt, times in prompts.items() if times == 1]
+    held_out_keys, similarity = {*map(task_text, held_out)}, SimilarityIndex.from_texts(unique_prompts)
+    matches = set[str]()
     for task in tasks:
-        nearest = likeness.nearest(normal(task.prompt)) if alike and telling else None
-        if task.id in ids or whole(task) in same or (nearest and nearest[1] >= alike):
-            found.add(task.id)
-    return found
+        nearest = similarity.find_nearest(normalize(task.prompt)) if min_similarity and unique_prompts else None
+        if task.id in ids or task_text(task) in held_out_keys or (nearest and nearest[1] >= min_similarity):
+            matches.add(task.id)
+    return matches
 
 
-def accounted(episode: Episode, action: Action) -> Iterator[str]:
+def legitimate_sources(episode: Episode, action: Action) -> Iterator[str]:
     """Yield the legitimate sources of an agent's answer: question, observations, visible texts, and their sources."""
     yield episode.task.prompt
-    yield from (t.observation.seen_by(action.agent) for t in episode.transitions[: action.step + 1])
-    by_id = {one.id: one for one in episode.actions}
-    waiting, met = [*action.sees, *action.continues], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in met or name not in by_id:
+    yield from (t.observation.for_role(action.agent) for t in episode.transitions[: action.step + 1])
+    by_id = {earlier.id: earlier for earlier in episode.actions}
+    pending, visited = [*action.sees, *action.continues], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in visited or name not in by_id:
             continue
-        met.add(name)
+        visited.add(name)
         seen = by_id[name]
         yield from (*seen.intermediate_texts, seen.text, *(call.output for call in seen.calls))
-        waiting += [*seen.continues, *(seen.sees if name in action.continues else ())]
+        pending += [*seen.continues, *(seen.sees if name in action.continues else ())]
 
 
-def values_of(data: Any, fields: Sequence[str], within: bool = False) -> Iterator[str]:
+def field_values(data: Any, fields: Sequence[str], within: bool = False) -> Iterator[str]:
     """Yield strings and numbers below given fields, at any depth, in the form of text.
 
     Args:
@@ -106,28 +112,28 @@ def values_of(data: Any, fields: Sequence[str], within: bool = False) -> Iterato
         fields: names of the fields.
         within: True below a matching field.
 
-    >>> list(values_of({"entry": {"answer": "56", "why": "7"}, "solution": ["a b", 3]}, ["answer", "solution"]))
+    >>> list(field_values({"entry": {"answer": "56", "why": "7"}, "solution": ["a b", 3]}, ["answer", "solution"]))
     ['56', 'a b', '3']
-    >>> list(values_of({"questions": [{"answer": "Oslo"}, {"answer": "7"}]}, ["answer"]))
+    >>> list(field_values({"questions": [{"answer": "Oslo"}, {"answer": "7"}]}, ["answer"]))
     ['oslo', '7']
-    >>> list(values_of({"answer": {"value": "Oslo", "sure": True}, "target": [["7"]]}, ["answer", "target"]))
+    >>> list(field_values({"answer": {"value": "Oslo", "sure": True}, "target": [["7"]]}, ["answer", "target"]))
     ['oslo', '7']
     """
     match data:
         case Mapping():
             for key, value in data.items():
-                yield from values_of(value, fields, within or key in fields)
+                yield from field_values(value, fields, within or key in fields)
         case list() | tuple():
-            for one in data:
-                yield from values_of(one, fields, within)
+            for item in data:
+                yield from field_values(item, fields, within)
         case str() | int() | float() if within and not isinstance(data, bool):
-            yield normal(str(data))
+            yield normalize(str(data))
 
 
-def stands_in(answer: str, text: str) -> bool:
+def contains_answer(answer: str, text: str) -> bool:
     """Return True if a text contains an answer as a separate word or number.
 
-    >>> stands_in("56", "it is 56."), stands_in("56", "it is 1560"), stands_in("56", "it is 0.56")
+    >>> contains_answer("56", "it is 56."), contains_answer("56", "it is 1560"), contains_answer("56", "it is 0.56")
     (True, False, False)
     """
     return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)", text) is not None

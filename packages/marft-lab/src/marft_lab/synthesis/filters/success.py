@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.config.parts import FilterPart
+from marft.config.plugin_types import FilterPart
 from marft.config.settings import Bounded
-from marft_lab.synthesis.candidates import Candidate, Refused, World
+from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
 
 
 class Success(FilterPart):
@@ -16,13 +16,13 @@ class Success(FilterPart):
     solved: bool = True  # True to require success; without a known outcome only the reward counts
     reward: Bounded | None = None  # minimum reward; none accepts any
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
+    def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the unsuccessful episodes."""
-        found = {place: self._why(candidate.episode) for place, candidate in enumerate(candidates)}
-        return {place: why for place, why in found.items() if why}
+        reasons = {place: self._rejection_reason(candidate.episode) for place, candidate in enumerate(candidates)}
+        return {place: reason for place, reason in reasons.items() if reason}
 
-    def _why(self, episode: Episode) -> str:
-        if not episode.scored:
+    def _rejection_reason(self, episode: Episode) -> str:
+        if not episode.is_scored:
             return "could not be scored"
         if self.solved and episode.success is None and self.reward is None:
             return "nobody says whether it was solved (give the filter a least reward)"

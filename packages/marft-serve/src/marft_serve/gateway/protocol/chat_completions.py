@@ -9,70 +9,70 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marft.agents.chat import Chat, Constraint, Reply
-from marft.agents.live import Begun
+from marft.agents.streaming import ActionStart
 from marft.common.types import Tool
-from marft_serve.gateway.protocol.exchange import (
-    NOTHING,
-    Asked,
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.protocol.base import (
+    NO_CONVERSATIONS,
     Event,
+    ParsedRequest,
     Protocol,
     Stream,
-    call_id,
-    in_pieces,
-    log_probs_of,
-    said_by,
-    usage_of,
+    build_call_id,
+    build_log_probs,
+    count_usage,
+    get_reply_text,
+    split_text,
 )
-from marft_serve.gateway.protocol.fields import Sampled, ignored
-from marft_serve.gateway.protocol.reading import (
-    MOST_ACTIONS,
-    MOST_ALTERNATIVES,
-    MOST_MESSAGES,
-    MOST_TOOLS,
-    CallSaid,
+from marft_serve.gateway.protocol.fields import SamplingParams, collect_ignored_fields
+from marft_serve.gateway.protocol.parsing import (
+    MAX_ACTIONS,
+    MAX_ALTERNATIVES,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ClientMessage,
+    ClientToolCall,
     Content,
     Count,
     Name,
-    Said,
+    RequestModel,
     Schema,
     Stops,
-    Table,
-    chat_of,
-    forced_call,
-    read,
-    stops_of,
-    text_of,
-    turn_to_continue,
+    build_call_constraint,
+    build_chat_messages,
+    extract_text,
+    get_prefix,
+    normalize_stop,
+    parse_body,
 )
-from marft_serve.gateway.refusals import RequestError
 
 
-class CalledFunction(Table):
+class FunctionCall(RequestModel):
     """Function name and arguments in a tool call."""
 
     name: Name
     arguments: str = "{}"
 
 
-class MadeCall(Table):
+class ToolCall(RequestModel):
     """Tool call in an assistant message."""
 
     id: Name
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCall
 
 
-class Message(Table):
+class Message(RequestModel):
     """Message of a request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
 
 
-class Function(Table):
+class Function(RequestModel):
     """Definition of a function."""
 
     name: Name
@@ -80,62 +80,62 @@ class Function(Table):
     parameters: Schema | None = None
 
 
-class OfferedTool(Table):
+class ToolDefinition(RequestModel):
     """Definition of a tool."""
 
     type: Literal["function"]
     function: Function
 
 
-class Named(Table):
+class FunctionName(RequestModel):
     """Name of a function."""
 
     name: Name
 
 
-class Forced(Table):
+class NamedToolChoice(RequestModel):
     """Choice of a named function."""
 
     type: Literal["function"]
-    function: Named
+    function: FunctionName
 
 
-class JsonSchema(Table):
+class JsonSchema(RequestModel):
     """JSON schema for the response."""
 
     name: Name
     json_schema: Schema = Field(default_factory=dict, alias="schema")
 
 
-class ResponseFormat(Table):
+class ResponseFormat(RequestModel):
     """Format of the response."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StreamOptions(Table):
+class StreamOptions(RequestModel):
     """Options of a streamed response."""
 
     include_usage: bool | None = None
 
 
-class Request(Sampled):
+class Request(SamplingParams):
     """Body of a request."""
 
     model: str = ""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    tools: Annotated[list[OfferedTool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ACTIONS)] | None = None
     stop: Stops = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: ResponseFormat | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -144,110 +144,120 @@ class Request(Sampled):
 class ChatCompletions(Protocol):
     """OpenAI Chat Completions API."""
 
-    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
-        request = read(Request, body)
+    def parse_request(
+        self,
+        body: bytes,
+        earlier: Mapping[str, tuple[ClientMessage, ...]] = NO_CONVERSATIONS,  # noqa: ARG002
+    ) -> ParsedRequest:
+        request = parse_body(Request, body)
         if request.top_logprobs and not request.logprobs:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
-        left = ignored(request)
-        said = [_said(message) for message in request.messages]
-        begun = turn_to_continue(said) if _continues(request) else None
-        tools = tuple(_tool(tool) for tool in request.tools or ())
+        ignored_fields = collect_ignored_fields(request)
+        messages = [_convert_message(message) for message in request.messages]
+        prefix = get_prefix(messages) if _continues_last_message(request) else None
+        tools = tuple(_convert_tool(tool) for tool in request.tools or ())
         chat = Chat(
-            messages=chat_of(said if begun is None else said[:-1]),
+            messages=build_chat_messages(messages if prefix is None else messages[:-1]),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=min(filter(None, (request.max_completion_tokens, request.max_tokens)), default=None),
-            stop=stops_of(request.stop),
-            wishes=request.wishes,
-            constraint=_constraint(request, tools),
+            stop=normalize_stop(request.stop),
+            recorded_options=request.recorded_options,
+            constraint=_build_constraint(request, tools),
             pieces=bool(request.logprobs),
             alternatives=request.top_logprobs or 0,
             parallel=request.parallel_tool_calls is not False,
-            begun=begun or "",
+            prefix=prefix or "",
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Asked(chat, request.n or 1, bool(request.stream), left, {"usage": usage}, model=request.model)
+        return ParsedRequest(
+            chat, request.n or 1, bool(request.stream), ignored_fields, {"usage": usage}, model=request.model
+        )
 
-    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
+    def build_response(
+        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": _message(reply),
-                "logprobs": {"content": log_probs_of(reply), "refusal": None} if asked.chat.pieces else None,
-                "finish_reason": finish_of(reply),
+                "message": _build_message(reply),
+                "logprobs": {"content": build_log_probs(reply), "refusal": None} if request.chat.pieces else None,
+                "finish_reason": get_finish_reason(reply),
             }
             for index, reply in enumerate(replies)
         ]
-        return _head(replies[0].action.id, told, "chat.completion") | {
-            "choices": choices, "usage": _usage(replies), "marft": told["marft"],
+        return _build_head(replies[0].action.id, metadata, "chat.completion") | {
+            "choices": choices, "usage": _build_usage(replies), "marft": metadata["marft"],
         }  # fmt: skip
 
-    def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
-        return Chunks(asked, begun, told)
+    def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
+        return ChunkStream(request, first_action, metadata)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
+    def build_error(self, error: RequestError) -> Mapping[str, Any]:
         return {
             "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
         }
 
 
-class Chunks(Stream):
+class ChunkStream(Stream):
     """Encoder for a response streamed in chunks."""
 
-    def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
-        super().__init__(asked, begun, told)
-        self._head = _head(begun.id, told, "chat.completion.chunk")
+    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> None:
+        super().__init__(request, first_action, metadata)
+        self._head = _build_head(first_action.id, metadata, "chat.completion.chunk")
 
     def begin(self) -> Iterator[Event]:
-        for index in range(self.asked.count):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+        for index in range(self.request.count):
+            yield self._build_chunk(index, {"role": "assistant", "content": ""})
 
-    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:
-        for piece in in_pieces(thought):
-            yield self._chunk(index, {"reasoning_content": piece})
-        for piece in in_pieces(text):
-            yield self._chunk(index, {"content": piece})
+    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:
+        for piece in split_text(reasoning):
+            yield self._build_chunk(index, {"reasoning_content": piece})
+        for piece in split_text(text):
+            yield self._build_chunk(index, {"content": piece})
 
-    def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
-        self.told = told
+    def end(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> Iterator[Event]:
+        self.metadata = metadata
         for index, reply in enumerate(replies):
-            if self.asked.chat.pieces:
-                log_probs = {"content": log_probs_of(reply), "refusal": None}
-                yield self._chunk(index, {"content": ""}, logprobs=log_probs)
-            for number, call in enumerate(_message(reply).get("tool_calls", ())):
-                begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
-                yield self._chunk(index, {"tool_calls": [begun]})
-                for piece in in_pieces(call["function"]["arguments"]):
-                    yield self._chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
-            yield self._chunk(index, {}, finish_of(reply))
-        if self.asked.detail and self.asked.detail["usage"]:
-            yield "", {**self._head, "marft": told["marft"], "choices": [], "usage": _usage(replies)}
+            if self.request.chat.pieces:
+                log_probs = {"content": build_log_probs(reply), "refusal": None}
+                yield self._build_chunk(index, {"content": ""}, logprobs=log_probs)
+            for number, call in enumerate(_build_message(reply).get("tool_calls", ())):
+                call_start = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+                yield self._build_chunk(index, {"tool_calls": [call_start]})
+                for piece in split_text(call["function"]["arguments"]):
+                    yield self._build_chunk(
+                        index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+                    )
+            yield self._build_chunk(index, {}, get_finish_reason(reply))
+        if self.request.detail and self.request.detail["usage"]:
+            yield "", {**self._head, "marft": metadata["marft"], "choices": [], "usage": _build_usage(replies)}
         yield "", "[DONE]"
 
-    def _chunk(self, index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
+    def _build_chunk(self, index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
         choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
-        return "", {**self._head, "marft": self.told["marft"], "choices": [choice]}
+        return "", {**self._head, "marft": self.metadata["marft"], "choices": [choice]}
 
 
-def finish_of(reply: Reply) -> str:
+def get_finish_reason(reply: Reply) -> str:
     """Return a reply's finish reason."""
     return "tool_calls" if reply.calls else reply.action.finish
 
 
-def _said(message: Message) -> Said:
+def _convert_message(message: Message) -> ClientMessage:
     role = "system" if message.role == "developer" else message.role
-    text = text_of(message.content, ("text", "input_text", "output_text")) or message.refusal or ""
+    text = extract_text(message.content, ("text", "input_text", "output_text")) or message.refusal or ""
     if role == "tool":
         if message.tool_call_id is None:
             raise RequestError(400, "invalid_value", "a tool's answer needs its tool_call_id", "messages")
-        return Said(role, text, answers=message.tool_call_id)
-    calls = [CallSaid(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+        return ClientMessage(role, text, tool_call_id=message.tool_call_id)
+    calls = [ClientToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     if calls and role != "assistant":
         raise RequestError(400, "invalid_value", f"a message of {role} calls no tools", "messages")
-    return Said(role, text, tuple(calls))
+    return ClientMessage(role, text, tuple(calls))
 
 
-def _continues(request: Request) -> bool:
+def _continues_last_message(request: Request) -> bool:
     """Return True if the request continues its last message instead of opening a new turn.
 
     Raises:
@@ -259,16 +269,16 @@ def _continues(request: Request) -> bool:
     return bool(request.continue_final_message) or request.add_generation_prompt is False
 
 
-def _tool(tool: OfferedTool) -> Tool:
+def _convert_tool(tool: ToolDefinition) -> Tool:
     return Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {})
 
 
-def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
+def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     choice, form, parallel = request.tool_choice, request.response_format, request.parallel_tool_calls is not False
-    if isinstance(choice, Forced):
-        return forced_call(tools, choice.function.name, parallel)
+    if isinstance(choice, NamedToolChoice):
+        return build_call_constraint(tools, choice.function.name, parallel)
     if choice == "required":
-        return forced_call(tools, "", parallel)
+        return build_call_constraint(tools, "", parallel)
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -278,25 +288,25 @@ def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
 
 
-def _head(name: str, told: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _build_head(action_id: str, metadata: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{name.replace('/', '-')}",
+        "id": f"chatcmpl-{action_id.replace('/', '-')}",
         "object": kind,
         "created": int(time.time()),
-        "model": told["model"],
+        "model": metadata["model"],
     }
 
 
-def _message(reply: Reply) -> dict[str, Any]:
+def _build_message(reply: Reply) -> dict[str, Any]:
     message: dict[str, Any] = {
-        "role": "assistant", "content": said_by(reply) or (None if reply.calls else ""), "refusal": None,
+        "role": "assistant", "content": get_reply_text(reply) or (None if reply.calls else ""), "refusal": None,
     }  # fmt: skip
     if reply.thought:
         message["reasoning_content"] = reply.thought
     if reply.calls:
         message["tool_calls"] = [
             {
-                "id": call_id(reply, number),
+                "id": build_call_id(reply, number),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
@@ -305,6 +315,6 @@ def _message(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _usage(replies: Sequence[Reply]) -> dict[str, int]:
-    read_, sampled = usage_of(replies)
-    return {"prompt_tokens": read_, "completion_tokens": sampled, "total_tokens": read_ + sampled}
+def _build_usage(replies: Sequence[Reply]) -> dict[str, int]:
+    prompt_tokens, sampled = count_usage(replies)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}

@@ -12,32 +12,32 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.common.texts import storable
-from marft_serve.gateway.protocol.reading import Table
-from marft_serve.gateway.refusals import RequestError
+from marft.common.texts import replace_surrogates
+from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.protocol.parsing import RequestModel
 
-MOST_NAMED = 32  # maximum number of ignored fields in a response
-ECHOED = {  # fields that responses and client libraries add to messages
+MAX_REPORTED = 32  # maximum number of ignored fields in a response
+ECHOED_FIELDS = {  # fields that responses and client libraries add to messages
     "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
     "caller", "encrypted_content", "parsed", "parsed_arguments", "reasoning_content",
 }  # fmt: skip
-SAID = ("messages", "input", "system")  # fields with content, to which other programs may add fields
-FOR_THE_SERVER = frozenset({
+CONTENT_FIELDS = ("messages", "input", "system")  # fields with content, to which other programs may add fields
+SERVER_FIELDS = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "cache_control", "request_id", "stream_options", "priority", "cache_salt", "stream_options.include_obfuscation",
     "stream_options.include_usage", "anthropic_version", "inference_geo", "max_tool_calls",
 })  # fmt: skip
-OF_SCHEMAS = frozenset(  # names of schemas; answers always follow schemas strictly
+SCHEMA_FIELDS = frozenset(  # names of schemas; answers always follow schemas strictly
     f"{form}.{name}"
     for form in ("response_format.json_schema", "text.format", "output_config.format")
     for name in ("name", "description", "strict")
 )
-NAMED = frozenset({  # ignored, and reported in the response under ``marft.ignored``
+REPORTED_FIELDS = frozenset({  # ignored, and reported in the response under ``marft.ignored``
     "truncation", "tools.strict", "tools.function.strict", "tools.input_examples", "tools.eager_input_streaming",
     "tools.defer_loading", "tools.allowed_callers", "stream_options.continuous_usage_stats",
 })  # fmt: skip
 # values without an effect; the field is rejected with any other value
-ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
+NO_EFFECT_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
     "background": (False,),
@@ -80,7 +80,7 @@ ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-INSTEAD = {  # alternative to a rejected field, or the reason for the rejection
+REJECTION_REASONS = {  # alternative to a rejected field, or the reason for the rejection
     "best_of": "ask for n, and choose",
     "functions": "offer them as tools",
     "guided_choice": "ask for a json_schema with an enum",
@@ -100,7 +100,7 @@ INSTEAD = {  # alternative to a rejected field, or the reason for the rejection
 }
 
 
-class Sampled(Table):
+class SamplingParams(RequestModel):
     """Sampling parameters of all protocols.
 
     ``marft serve`` applies them. The gateway only records them.
@@ -112,57 +112,57 @@ class Sampled(Table):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
 
     @property
-    def wishes(self) -> dict[str, float | int]:
+    def recorded_options(self) -> dict[str, float | int]:
         """Sampling parameters present in the request, by name."""
-        said = {name: getattr(self, name) for name in Sampled.model_fields}
-        return {name: value for name, value in said.items() if value is not None}
+        values = {name: getattr(self, name) for name in SamplingParams.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ExtraField:
     """Unsupported field with its dotted name, for example ``tools.function.strict``."""
 
     name: str
     value: object
 
 
-def ignored(request: Table) -> tuple[str, ...]:
+def collect_ignored_fields(request: RequestModel) -> tuple[str, ...]:
     """Return the names of ignored fields to report in the response.
 
     Raises:
         RequestError: an unsupported field may change the answer.
     """
-    named = set[str]()
-    for left in _left(request):
-        inside = left.name.partition(".")[0] if "." in left.name else ""
-        if inside and left.name.rpartition(".")[2] in ECHOED:
+    reported = set[str]()
+    for extra in _iter_extra_fields(request):
+        parent = extra.name.partition(".")[0] if "." in extra.name else ""
+        if parent and extra.name.rpartition(".")[2] in ECHOED_FIELDS:
             continue
-        if left.name not in INSTEAD and (inside in SAID or left.name in NAMED):
-            named.add(left.name)
-        elif left.name not in FOR_THE_SERVER | OF_SCHEMAS and not _asks_nothing(left):
-            raise refused(left.name)
-    return tuple(sorted(named)[:MOST_NAMED])
+        if extra.name not in REJECTION_REASONS and (parent in CONTENT_FIELDS or extra.name in REPORTED_FIELDS):
+            reported.add(extra.name)
+        elif extra.name not in SERVER_FIELDS | SCHEMA_FIELDS and not _has_no_effect(extra):
+            raise unsupported_field_error(extra.name)
+    return tuple(sorted(reported)[:MAX_REPORTED])
 
 
-def refused(name: str) -> RequestError:
+def unsupported_field_error(name: str) -> RequestError:
     """Return the error for an unsupported field with a possible effect on the answer."""
-    why = INSTEAD.get(name, "it is not known here, and could change the answer; leave it out")
-    return RequestError(400, "unsupported_parameter", f"{name}: {why}", name)
+    reason = REJECTION_REASONS.get(name, "it is not known here, and could change the answer; leave it out")
+    return RequestError(400, "unsupported_parameter", f"{name}: {reason}", name)
 
 
-def _asks_nothing(left: Left) -> bool:
-    value = left.value
+def _has_no_effect(extra: ExtraField) -> bool:
+    value = extra.value
     if isinstance(value, dict):
         value = {name: inner for name, inner in value.items() if inner is not None}
-    return value in ASKS_NOTHING.get(left.name, ())
+    return value in NO_EFFECT_VALUES.get(extra.name, ())
 
 
-def _left(table: Table) -> Iterator[Left]:
+def _iter_extra_fields(table: RequestModel) -> Iterator[ExtraField]:
     for name, value in (table.model_extra or {}).items():
         if value is not None:
-            yield Left(storable(name)[:64], value)
+            yield ExtraField(replace_surrogates(name)[:64], value)
     for name in type(table).model_fields:
-        found = getattr(table, name)
-        for inner in found if isinstance(found, list) else [found]:
-            if isinstance(inner, Table):
-                yield from (Left(f"{name}.{one.name}", one.value) for one in _left(inner))
+        field_value = getattr(table, name)
+        for inner in field_value if isinstance(field_value, list) else [field_value]:
+            if isinstance(inner, RequestModel):
+                yield from (ExtraField(f"{name}.{extra.name}", extra.value) for extra in _iter_extra_fields(inner))

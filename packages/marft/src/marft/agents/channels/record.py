@@ -10,9 +10,9 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.rendering import Message
-from marft.common.thoughts import outside_thoughts
-from marft.config.patterns import Pattern, last_group
+from marft.agents.renderer import Message
+from marft.common.reasoning import strip_reasoning
+from marft.config.patterns import Pattern, find_last_group
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 
@@ -42,7 +42,7 @@ class Record(Plugin):
 
     @field_validator("fields")
     @classmethod
-    def _are_expressions(cls, fields: dict[str, str]) -> dict[str, str]:
+    def _check_fields(cls, fields: dict[str, str]) -> dict[str, str]:
         if not fields:
             raise PydanticCustomError("fields", "needs at least one field, such as {{ state = 'leaving (.+)' }}")
         for name, pattern in fields.items():
@@ -51,7 +51,7 @@ class Record(Plugin):
         return fields
 
     @model_validator(mode="after")
-    def _template_names_the_fields(self) -> Record:
+    def _check_template(self) -> Record:
         if not self.template:
             return self
         try:
@@ -79,20 +79,20 @@ class Record(Plugin):
         Raises:
             EpisodeFailedError: the search for a field's regular expression exceeded its timeout.
         """
-        return [self._record(message) for message in messages]
+        return [self._to_record(message) for message in messages]
 
-    def _record(self, message: Message) -> Message | None:
-        found, text = {}, outside_thoughts(message.text)
+    def _to_record(self, message: Message) -> Message | None:
+        values, text = {}, strip_reasoning(message.text)
         for name, pattern in self.fields.items():
-            value = last_group(pattern, text)
+            value = find_last_group(pattern, text)
             if value is not None:
-                found[name] = value.strip()
-        if not found or (self.template and len(found) < len(self.fields)):
+                values[name] = value.strip()
+        if not values or (self.template and len(values) < len(self.fields)):
             return message if self.otherwise == "raw" else None
-        return replace(message, text=self._words(found))
+        return replace(message, text=self._format_values(values))
 
-    def _words(self, found: Mapping[str, str]) -> str:
+    def _format_values(self, values: Mapping[str, str]) -> str:
         if not self.template:
-            return "; ".join(f"{name}: {value}" for name, value in found.items())
+            return "; ".join(f"{name}: {value}" for name, value in values.items())
         parts = Formatter().parse(self.template)
-        return "".join(words + (found[name] if name is not None else "") for words, name, _, _ in parts)
+        return "".join(words + (values[name] if name is not None else "") for words, name, _, _ in parts)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from marft.agents.rendering import Message
+from marft.agents.renderer import Message
 from marft.config.plugins import Plugin
 from marft.config.settings import Count
 
-CUT = "…"
+ELLIPSIS = "…"
 
 
 class Truncated(Plugin):
@@ -21,12 +21,12 @@ class Truncated(Plugin):
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return every message, truncated if too long."""
-        return [replace(message, text=self._cut(message.text)) for message in messages]
+        return [replace(message, text=self._truncate(message.text)) for message in messages]
 
-    def _cut(self, text: str) -> str:
+    def _truncate(self, text: str) -> str:
         words = text.split()
         if len(words) <= self.words:
             return text
         if self.keep == "start":
-            return " ".join([*words[: self.words], CUT])
-        return " ".join([CUT, *words[-self.words :]])
+            return " ".join([*words[: self.words], ELLIPSIS])
+        return " ".join([ELLIPSIS, *words[-self.words :]])

@@ -20,7 +20,7 @@ class Cost:
     nanoseconds: int = 0
 
     @classmethod
-    def of(cls, work: Work, nanoseconds: int) -> Cost:
+    def from_work(cls, work: Work, nanoseconds: int) -> Cost:
         """Return one call's cost."""
         return cls(1, work.tokens, work.bytes, nanoseconds)
 
@@ -36,7 +36,7 @@ class Cost:
         )  # fmt: skip
 
 
-class Ledger:
+class CostTracker:
     """Costs by path.
 
     A cost belongs to the call that waits for the work: entries built in by a read count as a cost of reading.
@@ -45,7 +45,7 @@ class Ledger:
     def __init__(self) -> None:
         self.write = self.read = self.total = Cost()
 
-    def book(self, path: Path, cost: Cost) -> None:
+    def add(self, path: Path, cost: Cost) -> None:
         """Add the cost of a call."""
         self.total += cost
         if path == "write":

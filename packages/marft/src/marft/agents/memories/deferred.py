@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.agents.memories.interface import Entry, Forgotten, Memory, Recall, Work
-from marft.agents.memories.shelf import size_of
+from marft.agents.memories.entry_buffer import entry_size
+from marft.agents.memories.interface import Entry, ForgetResult, Memory, ReadResult, Work
 
 
-class Deferred:
+class DeferredMemory:
     """Memory whose entries wait in a buffer before construction.
 
     With batches, a read does not find waiting entries: it sees the state after the last batch. Without batches, a
@@ -21,43 +21,43 @@ class Deferred:
     """
 
     def __init__(self, inner: Memory, batch: int, room: int) -> None:
-        self.inner, self.batch, self.room = inner, batch, room
-        self.waiting, self._bytes = list[Entry](), 0
+        self.memory, self.batch, self.room = inner, batch, room
+        self.pending, self._bytes = list[Entry](), 0
 
     @property
     def size(self) -> int:
         """Size of the memory and the buffer in bytes."""
-        return self.inner.size + self._bytes
+        return self.memory.size + self._bytes
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Add entries to the buffer, and build in full batches."""
         work = Work()
         for entry in entries:
-            if self._bytes + size_of(entry) > self.room:
+            if self._bytes + entry_size(entry) > self.room:
                 work += await self._build()
-            self.waiting.append(entry)
-            self._bytes += size_of(entry)
-            if 0 < self.batch <= len(self.waiting):
+            self.pending.append(entry)
+            self._bytes += entry_size(entry)
+            if 0 < self.batch <= len(self.pending):
                 work += await self._build()
         return work
 
-    async def read(self, query: str, budget: int) -> Recall:
+    async def read(self, query: str, budget: int) -> ReadResult:
         """Read from the memory; without batches, build in waiting entries first."""
         work = Work() if self.batch else await self._build()
-        recall = await self.inner.read(query, budget)
-        return Recall(recall.texts, work + recall.work)
+        recall = await self.memory.read(query, budget)
+        return ReadResult(recall.texts, work + recall.work)
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Forget a key in the buffer and the memory."""
-        kept = [entry for entry in self.waiting if entry.key != key]
-        waited, self.waiting = len(self.waiting) - len(kept), kept
-        self._bytes = sum(map(size_of, kept))
-        found = await self.inner.forget(key)
-        return Forgotten(found.count + waited, found.work)
+        remaining = [entry for entry in self.pending if entry.key != key]
+        waited, self.pending = len(self.pending) - len(remaining), remaining
+        self._bytes = sum(map(entry_size, remaining))
+        result = await self.memory.forget(key)
+        return ForgetResult(result.count + waited, result.work)
 
     async def _build(self) -> Work:
-        if not self.waiting:
+        if not self.pending:
             return Work()
-        work = await self.inner.write(tuple(self.waiting))
-        self.waiting, self._bytes = [], 0
+        work = await self.memory.write(tuple(self.pending))
+        self.pending, self._bytes = [], 0
         return work

@@ -9,97 +9,97 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]  # [n, d], each of length 1 or all zeros
-Embedder = Callable[[Sequence[str]], Awaitable[Vectors]]
-PIECES = (3, 4)  # characters per n-gram
+Embeddings = NDArray[np.float32]  # [n, d], each of length 1 or all zeros
+Embedder = Callable[[Sequence[str]], Awaitable[Embeddings]]
+NGRAM_SIZES = (3, 4)  # characters per n-gram
 
 
-def hashed(text: str, dimensions: int) -> NDArray[np.float32]:  # [d]
+def hash_text(text: str, dimensions: int) -> NDArray[np.float32]:  # [d]
     """Return a text's embedding by hashed character n-grams, shape [d], scaled to length 1.
 
     This is feature hashing (Weinberger et al. 2009) on the n-grams of fastText. Each n-gram of 3 or 4 characters of
     ``<word>`` adds 1 or −1 to one dimension. One bit of its hash gives the sign, the rest the dimension.
     """
-    found = np.zeros(dimensions, np.float32)
+    vector = np.zeros(dimensions, np.float32)
     for word in text.casefold().split():
         marked = f"<{word}>"
-        for characters in PIECES:
+        for characters in NGRAM_SIZES:
             for start in range(max(len(marked) - characters + 1, 1)):
                 code = crc32(marked[start : start + characters].encode())
-                found[(code >> 1) % dimensions] += 1.0 if code & 1 else -1.0
-    length = float(np.linalg.norm(found))
-    return found / np.float32(length) if length else found
+                vector[(code >> 1) % dimensions] += 1.0 if code & 1 else -1.0
+    length = float(np.linalg.norm(vector))
+    return vector / np.float32(length) if length else vector
 
 
-def by_hashes(dimensions: int) -> Embedder:
-    """Return an embedder that uses :func:`hashed`."""
+def hash_embedder(dimensions: int) -> Embedder:
+    """Return an embedder that uses :func:`hash_text`."""
 
-    async def embed(texts: Sequence[str]) -> Vectors:
+    async def embed(texts: Sequence[str]) -> Embeddings:
         """Return the embeddings, [n, d]."""
-        return np.array([hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
+        return np.array([hash_text(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
 
     return embed
 
 
-def by_function(function: Callable[[Sequence[str]], object], dimensions: int, name: str) -> Embedder:
+def function_embedder(function: Callable[[Sequence[str]], object], dimensions: int, name: str) -> Embedder:
     """Return an embedder that calls a user function.
 
     The function receives texts and returns one vector for each, or a coroutine that does.
     """
 
-    async def embed(texts: Sequence[str]) -> Vectors:
+    async def embed(texts: Sequence[str]) -> Embeddings:
         """Return the embeddings, [n, d]."""
-        given = function(texts)
-        return checked(await given if isawaitable(given) else given, len(texts), dimensions, name)
+        result = function(texts)
+        return validate_embeddings(await result if isawaitable(result) else result, len(texts), dimensions, name)
 
     return embed
 
 
-def checked(given: object, count: int, dimensions: int, name: str) -> Vectors:
+def validate_embeddings(result: object, count: int, dimensions: int, name: str) -> Embeddings:
     """Return a user function's vectors, scaled to length 1, [n, d].
 
     Raises:
         ValueError: the result is not one vector of ``dimensions`` finite numbers for each text.
     """
     try:
-        found = np.asarray(given, np.float64)
+        array = np.asarray(result, np.float64)
     except (TypeError, ValueError):
-        found = np.zeros(0)
-    if found.shape != (count, dimensions) or not np.isfinite(found).all():
+        array = np.zeros(0)
+    if array.shape != (count, dimensions) or not np.isfinite(array).all():
         raise ValueError(
             f"embed {name!r} must give a vector of {dimensions} finite numbers for each of {count} texts; it gave "
-            f"{'x'.join(map(str, found.shape))}: set dimensions to the length of its vectors"
+            f"{'x'.join(map(str, array.shape))}: set dimensions to the length of its vectors"
         )
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    return (found / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+    lengths = np.linalg.norm(array, axis=1, keepdims=True)
+    return (array / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
 
 
-class Table:
+class VectorTable:
     """Vector table by number in one matrix ``[rows, d]``, with the first ``len`` rows in use."""
 
     def __init__(self, dimensions: int) -> None:
-        self._rows: Vectors = np.zeros((4, dimensions), np.float32)
+        self._rows: Embeddings = np.zeros((4, dimensions), np.float32)
         self._numbers: list[int] = []
-        self._place: dict[int, int] = {}
+        self._row_by_number: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def put(self, number: int, vector: NDArray[np.float32]) -> None:
+    def add(self, number: int, vector: NDArray[np.float32]) -> None:
         """Add a vector, [d]."""
         place = len(self._numbers)
         if place == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)[: max(place // 2, 1)]])
         self._rows[place] = vector
         self._numbers.append(number)
-        self._place[number] = place
+        self._row_by_number[number] = place
 
-    def drop(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Remove a vector. The last row moves to its place, and the freed row is zeroed."""
-        place, last = self._place.pop(number), self._numbers.pop()
+        place, last = self._row_by_number.pop(number), self._numbers.pop()
         if last != number:
             self._rows[place] = self._rows[len(self._numbers)]
-            self._numbers[place], self._place[last] = last, place
+            self._numbers[place], self._row_by_number[last] = last, place
         self._rows[len(self._numbers)] = 0.0
 
     def scores(self, vector: NDArray[np.float32]) -> list[tuple[float, int]]:
@@ -107,5 +107,5 @@ class Table:
 
         Cosines are rounded to six decimal places, so that summation order does not break ties.
         """
-        cosines = self._rows[: len(self._numbers)].astype(np.float64) @ vector.astype(np.float64)
-        return list(zip(np.round(cosines, 6).tolist(), self._numbers, strict=True))
+        products = self._rows[: len(self._numbers)].astype(np.float64) @ vector.astype(np.float64)
+        return list(zip(np.round(products, 6).tolist(), self._numbers, strict=True))

@@ -8,36 +8,36 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.memories.embedding import Embedder, Table, by_function, by_hashes
-from marft.agents.memories.interface import Counter, Entry, Forgotten, Work
-from marft.agents.memories.shelf import Shelf, Shelved
-from marft.config.given import ImportPath
-from marft.config.parts import LONGEST_SHARE, MemoryPart
-from marft.config.plugins import import_path
-from marft.config.settings import Few
+from marft.agents.memories.embedding import Embedder, VectorTable, function_embedder, hash_embedder
+from marft.agents.memories.entry_buffer import BufferedMemory, EntryBuffer
+from marft.agents.memories.interface import Entry, ForgetResult, TokenCounter, Work
+from marft.config.plugin_types import MAX_TEXT_DIVISOR, MemoryPart
+from marft.config.plugins import import_object
+from marft.config.python_objects import ImportPath
+from marft.config.settings import SmallCount
 
-NUMBER_BYTES = 4  # bytes per vector component
+COMPONENT_BYTES = 4  # bytes per vector component
 
 
-class Searched(MemoryPart):
+class VectorMemoryPart(MemoryPart):
     """Base for memory systems with nearest-neighbor search."""
 
     dimensions: Annotated[int, Field(ge=8, le=8192)] = 256  # vector length
-    picks: Few = 8  # maximum texts per read
+    picks: SmallCount = 8  # maximum texts per read
     replaces: bool = True  # whether a fact replaces an earlier fact with the same key
     # import path of a function that returns one vector per text, optionally async; "" hashes character n-grams of words
     embed: ImportPath = ""
 
     @field_validator("embed")
     @classmethod
-    def _is_there(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_path(path, info.context)):
+    def _check_embed(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_object(path, info.context)):
             raise PydanticCustomError("embed", "{path} is no function of texts", {"path": repr(path)})
         return path
 
     @model_validator(mode="after")
-    def _has_room(self) -> Searched:
-        needed = self.vector_bytes * LONGEST_SHARE
+    def _check_capacity(self) -> VectorMemoryPart:
+        needed = self.vector_bytes * MAX_TEXT_DIVISOR
         if needed > self.capacity:
             raise PydanticCustomError(
                 "dimensions", "dimensions: {count} take a capacity of at least {needed} bytes",
@@ -48,67 +48,67 @@ class Searched(MemoryPart):
     @property
     def vector_bytes(self) -> int:
         """Size of a vector in bytes."""
-        return self.dimensions * NUMBER_BYTES
+        return self.dimensions * COMPONENT_BYTES
 
-    def embedder(self) -> Embedder:
+    def build_embedder(self) -> Embedder:
         """Return the embedder for this configuration."""
         if not self.embed:
-            return by_hashes(self.dimensions)
-        return by_function(import_path(self.embed), self.dimensions, self.embed)
+            return hash_embedder(self.dimensions)
+        return function_embedder(import_object(self.embed), self.dimensions, self.embed)
 
 
-class Index(Searched):
+class Index(VectorMemoryPart):
     """Memory with one vector per text. A read returns the texts nearest to the query by cosine similarity."""
 
-    def begin(self, count: Counter) -> IndexMemory:
+    def begin(self, count: TokenCounter) -> IndexMemory:
         """Return an empty memory."""
-        shelf = Shelf(self.room, self.working, self.replaces, each=self.vector_bytes)
-        return IndexMemory(shelf, count, self.embedder(), self.dimensions, self.picks)
+        buffer = EntryBuffer(self.entry_bytes, self.working, self.replaces, extra_bytes=self.vector_bytes)
+        return IndexMemory(buffer, count, self.build_embedder(), self.dimensions, self.picks)
 
 
-class IndexMemory(Shelved):
+class IndexMemory(BufferedMemory):
     """Vector index memory."""
 
-    def __init__(self, shelf: Shelf, count: Counter, embed: Embedder, dimensions: int, picks: int) -> None:
-        super().__init__(shelf, count)
-        self.embed, self.most = embed, picks
-        self.table = Table(dimensions)
+    def __init__(self, buffer: EntryBuffer, count: TokenCounter, embed: Embedder, dimensions: int, picks: int) -> None:
+        super().__init__(buffer, count)
+        self.embed, self.max_texts = embed, picks
+        self.table = VectorTable(dimensions)
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Embed and add entries."""
         # one call for all entries: an error changes nothing
-        vectors = await self.embed([entry.text for entry in entries])
-        for entry, vector in zip(entries, vectors, strict=True):
-            number, gone = self.shelf.put(entry)
-            self.table.put(number, vector)
-            for other in (*gone.replaced, *gone.fallen):
-                self.table.drop(other)
-        assert len(self.table) == len(self.shelf.held)
-        return self.taken_in(entries)
+        embeddings = await self.embed([entry.text for entry in entries])
+        for entry, vector in zip(entries, embeddings, strict=True):
+            number, removed = self.buffer.add(entry)
+            self.table.add(number, vector)
+            for removed_number in (*removed.replaced, *removed.dropped):
+                self.table.remove(removed_number)
+        assert len(self.table) == len(self.buffer.entries)
+        return self.storage_work(entries)
 
-    async def ranked(self, query: str) -> tuple[Sequence[int], int]:
+    async def rank(self, query: str) -> tuple[Sequence[int], int]:
         """Return entry numbers by similarity to the query, and the number of bytes searched.
 
         Working entries come first; ties go to the newer entry. An empty query returns the newest first.
         """
         if not query.strip():
-            return self.shelf.newest_first(), 0
+            return self.buffer.newest_first(), 0
         (vector,) = await self.embed([query])
-        held = self.shelf.held
-        working = [number for number in self.shelf.newest_first() if held[number].kind == "working"]
+        entries = self.buffer.entries
+        working = [number for number in self.buffer.newest_first() if entries[number].kind == "working"]
         nearest = sorted(self.table.scores(vector), reverse=True)
-        rest = (number for _, number in nearest if held[number].kind != "working")
-        return [*working, *rest], len(self.table) * self.shelf.each
+        others = (number for _, number in nearest if entries[number].kind != "working")
+        return [*working, *others], len(self.table) * self.buffer.extra_bytes
 
-    def outdate(self, entry: Entry) -> None:
+    def remove_replaced(self, entry: Entry) -> None:
         """Remove the entries that a new entry replaces."""
-        for number in self.shelf.outdated(entry):
-            self.shelf.take(number)
-            self.table.drop(number)
+        for number in self.buffer.find_replaced(entry):
+            self.buffer.pop(number)
+            self.table.remove(number)
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Remove all entries with a key."""
-        numbers = self.shelf.drop(key)
+        numbers = self.buffer.remove_key(key)
         for number in numbers:
-            self.table.drop(number)
-        return Forgotten(len(numbers))
+            self.table.remove(number)
+        return ForgetResult(len(numbers))

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 
 Kind = Literal["factual", "experiential", "working"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Counter = Callable[[str], int]  # returns the number of tokens in a text
+TokenCounter = Callable[[str], int]  # returns the number of tokens in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Work:
     Args:
         tokens: tokens written, summarized or returned.
         bytes: bytes stored or searched.
-        said: message for the writer about text that could not be stored.
+        message: message for the writer about text that could not be stored.
     """
 
     tokens: int = 0
     bytes: int = 0
-    said: str = ""
+    message: str = ""
 
     def __add__(self, other: Work) -> Work:
-        said = " ".join(filter(None, (self.said, other.said)))
-        return Work(self.tokens + other.tokens, self.bytes + other.bytes, said)
+        message = " ".join(filter(None, (self.message, other.message)))
+        return Work(self.tokens + other.tokens, self.bytes + other.bytes, message)
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class ReadResult:
     """Result of a read: texts with at most ``budget`` tokens together, older texts first."""
 
     texts: tuple[str, ...]
@@ -65,17 +65,17 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class ForgetResult:
     """Number of removed entries and removed derived texts."""
 
     count: int
     work: Work = Work()
 
 
-class System(Protocol):
-    """Methods of a memory system's settings (:class:`marft.config.parts.MemoryPart`), in addition to its keys."""
+class MemorySystem(Protocol):
+    """Methods of a memory system's settings (:class:`marft.config.plugin_types.MemoryPart`), besides its keys."""
 
-    def begin(self, count: Counter) -> Memory:
+    def begin(self, count: TokenCounter) -> Memory:
         """Return an empty memory."""
         ...
 
@@ -96,10 +96,10 @@ class Memory(Protocol):
         """Add entries in order."""
         ...
 
-    async def read(self, query: str, budget: int) -> Recall:
+    async def read(self, query: str, budget: int) -> ReadResult:
         """Return texts relevant to a query, within ``budget`` tokens; an empty query returns the newest entries."""
         ...
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Remove all entries with a key and all texts derived from them; no later read returns their content."""
         ...

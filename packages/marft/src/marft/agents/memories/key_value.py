@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.agents.memories.interface import Counter
-from marft.agents.memories.selection import words_of
-from marft.agents.memories.shelf import Shelf, Shelved, bytes_of
-from marft.config.parts import MemoryPart
+from marft.agents.memories.entry_buffer import BufferedMemory, EntryBuffer, utf8_size
+from marft.agents.memories.interface import TokenCounter
+from marft.agents.memories.selection import word_set
+from marft.config.plugin_types import MemoryPart
 from marft.config.settings import Fraction
 
 
@@ -18,34 +18,34 @@ class KeyValue(MemoryPart):
 
     least: Fraction = 0.5  # minimum share of a key's words that must occur in the query
 
-    def begin(self, count: Counter) -> KeyValueMemory:
+    def begin(self, count: TokenCounter) -> KeyValueMemory:
         """Return an empty memory."""
-        return KeyValueMemory(Shelf(self.room, self.working, replaces=True), count, self.least)
+        return KeyValueMemory(EntryBuffer(self.entry_bytes, self.working, replaces=True), count, self.least)
 
 
-class KeyValueMemory(Shelved):
+class KeyValueMemory(BufferedMemory):
     """Memory with lookup by the words of keys."""
 
-    def __init__(self, shelf: Shelf, count: Counter, least: float) -> None:
-        super().__init__(shelf, count)
-        self.least = least
+    def __init__(self, buffer: EntryBuffer, count: TokenCounter, min_share: float) -> None:
+        super().__init__(buffer, count)
+        self.min_share = min_share
 
-    async def ranked(self, query: str) -> tuple[Sequence[int], int]:
+    async def rank(self, query: str) -> tuple[Sequence[int], int]:
         """Return entry numbers by the matched share of their key words, and the number of bytes searched.
 
         Working entries come first. An empty query returns all entries, the newest first.
         """
         if not query.strip():
-            return self.shelf.newest_first(), 0
-        asked, looked_at = words_of(query), 0
-        found = list[tuple[float, int, int]]()
+            return self.buffer.newest_first(), 0
+        query_words, looked_at = word_set(query), 0
+        matches = list[tuple[float, int, int]]()
         working = list[int]()
-        for number, entry in self.shelf.held.items():
-            looked_at += bytes_of(entry.key) or bytes_of(entry.text)
-            words = words_of(entry.key) or words_of(entry.text)
-            shared = len(words & asked)
+        for number, entry in self.buffer.entries.items():
+            looked_at += utf8_size(entry.key) or utf8_size(entry.text)
+            words = word_set(entry.key) or word_set(entry.text)
+            shared = len(words & query_words)
             if entry.kind == "working":
                 working.append(number)
-            elif shared and shared >= self.least * len(words):
-                found.append((shared / len(words), shared, number))
-        return [*reversed(working), *(number for _, _, number in sorted(found, reverse=True))], looked_at
+            elif shared and shared >= self.min_share * len(words):
+                matches.append((shared / len(words), shared, number))
+        return [*reversed(working), *(number for _, _, number in sorted(matches, reverse=True))], looked_at

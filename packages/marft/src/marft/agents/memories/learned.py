@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from marft.agents.memories.interface import Counter, Entry, Forgotten, Recall, Work
-from marft.agents.memories.notebook import FULL, Notebook
-from marft.agents.memories.selection import Placed, fitting, words_of
-from marft.agents.memories.shelf import ENTRY_BYTES, bytes_of
-from marft.config.parts import MemoryPart
+from marft.agents.memories.entry_buffer import ENTRY_BYTES, utf8_size
+from marft.agents.memories.interface import Entry, ForgetResult, ReadResult, TokenCounter, Work
+from marft.agents.memories.note_list import FULL_MESSAGE, NoteList
+from marft.agents.memories.selection import NumberedText, select_fitting, word_set
+from marft.config.plugin_types import MemoryPart
 
 
 class Learned(MemoryPart):
@@ -21,50 +21,50 @@ class Learned(MemoryPart):
     the number of shared words.
     """
 
-    edits: ClassVar[bool] = True
+    stores_edits: ClassVar[bool] = True
 
     characters: Annotated[int, Field(ge=1, le=2**20)] = 800  # maximum characters of all notes together
 
-    def begin(self, count: Counter) -> LearnedMemory:
+    def begin(self, count: TokenCounter) -> LearnedMemory:
         """Return an empty memory."""
-        return LearnedMemory(Notebook(self.characters), count, self.room)
+        return LearnedMemory(NoteList(self.characters), count, self.entry_bytes)
 
 
 class LearnedMemory:
     """Memory interface for a notebook."""
 
-    def __init__(self, notebook: Notebook, count: Counter, capacity: int) -> None:
-        self.notebook, self.count, self.capacity = notebook, count, capacity
+    def __init__(self, note_list: NoteList, count: TokenCounter, capacity: int) -> None:
+        self.note_list, self.count, self.capacity = note_list, count, capacity
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        texts = (*self.notebook.notes, *(key for keys in self.notebook.keys for key in keys))
-        return sum(map(bytes_of, texts)) + ENTRY_BYTES * len(self.notebook.notes)
+        texts = (*self.note_list.notes, *(key for keys in self.note_list.keys for key in keys))
+        return sum(map(utf8_size, texts)) + ENTRY_BYTES * len(self.note_list.notes)
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Apply the edits in each entry."""
         work = Work()
         for entry in entries:
-            problem = self.notebook.write(entry.text, entry.key)
+            problem = self.note_list.write(entry.text, entry.key)
             while self.size > self.capacity:
-                self.notebook.drop_last()
-                problem = FULL
-            work += Work(self.count(entry.text), bytes_of(entry.text), problem)
+                self.note_list.drop_last()
+                problem = FULL_MESSAGE
+            work += Work(self.count(entry.text), utf8_size(entry.text), problem)
         return work
 
-    async def read(self, query: str, budget: int) -> Recall:
+    async def read(self, query: str, budget: int) -> ReadResult:
         """Return notes within a token budget."""
-        notes, asked = self.notebook.notes, words_of(query)
-        if asked:
-            shared = [len(asked & words_of(note)) for note in notes]
+        notes, query_words = self.note_list.notes, word_set(query)
+        if query_words:
+            shared = [len(query_words & word_set(note)) for note in notes]
             best = sorted(range(len(notes)), key=lambda place: (shared[place], place), reverse=True)
-            placed = [Placed(place, notes[place]) for place in best]
+            numbered = [NumberedText(place, notes[place]) for place in best]
         else:
-            placed = [Placed(place, f"{place + 1}: {notes[place]}") for place in reversed(range(len(notes)))]
-        texts = fitting(placed, budget, self.count)
-        return Recall(texts, Work(self.count("\n".join(texts)), sum(map(bytes_of, notes))))
+            numbered = [NumberedText(place, f"{place + 1}: {notes[place]}") for place in reversed(range(len(notes)))]
+        texts = select_fitting(numbered, budget, self.count)
+        return ReadResult(texts, Work(self.count("\n".join(texts)), sum(map(utf8_size, notes))))
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Remove all notes derived from a key's entries."""
-        return Forgotten(self.notebook.forget(key))
+        return ForgetResult(self.note_list.forget(key))

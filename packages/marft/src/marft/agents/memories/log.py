@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.agents.memories.interface import Counter
-from marft.agents.memories.shelf import Shelf, Shelved
-from marft.config.parts import MemoryPart
+from marft.agents.memories.entry_buffer import BufferedMemory, EntryBuffer
+from marft.agents.memories.interface import TokenCounter
+from marft.config.plugin_types import MemoryPart
 
 
 class Log(MemoryPart):
@@ -14,14 +14,14 @@ class Log(MemoryPart):
     stay before new ones.
     """
 
-    def begin(self, count: Counter) -> LogMemory:
+    def begin(self, count: TokenCounter) -> LogMemory:
         """Return an empty memory."""
-        return LogMemory(Shelf(self.room, self.working, replaces=False), count)
+        return LogMemory(EntryBuffer(self.entry_bytes, self.working, replaces=False), count)
 
 
-class LogMemory(Shelved):
+class LogMemory(BufferedMemory):
     """Log memory."""
 
-    async def ranked(self, query: str) -> tuple[Sequence[int], int]:  # noqa: ARG002  the query is irrelevant
+    async def rank(self, query: str) -> tuple[Sequence[int], int]:  # noqa: ARG002  the query is irrelevant
         """Return entry numbers, the newest first."""
-        return self.shelf.newest_first(), 0
+        return self.buffer.newest_first(), 0

@@ -6,38 +6,40 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marft.agents.memories.interface import Counter
+from marft.agents.memories.interface import TokenCounter
 
 _TOKENS = re.compile(r"\w+|[^\w\s]")
 _WORDS = re.compile(r"\w+")
 
 
-class Placed(NamedTuple):
+class NumberedText(NamedTuple):
     """Text with its number in the order of writing."""
 
     number: int
     text: str
 
 
-def words_and_marks(text: str) -> int:
+def count_words(text: str) -> int:
     """Return the number of words and punctuation marks in a text, a token count without a tokenizer.
 
-    >>> words_and_marks("Ann's cat is red.")
+    >>> count_words("Ann's cat is red.")
     7
     """
     return len(_TOKENS.findall(text))
 
 
-def words_of(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """Return the words in a text, case-folded.
 
-    >>> sorted(words_of("Ann's cat"))
+    >>> sorted(word_set("Ann's cat"))
     ['ann', 'cat', 's']
     """
     return frozenset(_WORDS.findall(text.casefold()))
 
 
-def fitting(ranked: Sequence[Placed], budget: int, count: Counter, most: int = 0) -> tuple[str, ...]:
+def select_fitting(
+    ranked: Sequence[NumberedText], budget: int, count: TokenCounter, max_texts: int = 0
+) -> tuple[str, ...]:
     """Return the best texts that fit within a token budget, in the order of writing.
 
     Texts are tried from best to worst. A text that does not fit is skipped. If none fits, the best text is
@@ -46,32 +48,33 @@ def fitting(ranked: Sequence[Placed], budget: int, count: Counter, most: int = 0
     Args:
         ranked: texts, the best first.
         budget: maximum tokens of all texts together, one per line.
-        most: maximum number of texts; 0 means no limit.
+        max_texts: maximum number of texts; 0 means no limit.
 
-    >>> texts = [Placed(2, "Bea is a cook."), Placed(1, "Ann lives in Rome, near the river."), Placed(0, "Ann laughs.")]
-    >>> fitting(texts, 9, words_and_marks)
+    >>> texts = ["Bea is a cook.", "Ann lives in Rome, near the river.", "Ann laughs."]
+    >>> texts = [NumberedText(number, text) for number, text in zip((2, 1, 0), texts)]
+    >>> select_fitting(texts, 9, count_words)
     ('Ann laughs.', 'Bea is a cook.')
     """
-    chosen, left, apart = list[Placed](), budget, count("\n")
-    for one in ranked:
-        if left <= 0 or (most and len(chosen) == most):
+    chosen, remaining, separator_tokens = list[NumberedText](), budget, count("\n")
+    for candidate in ranked:
+        if remaining <= 0 or (max_texts and len(chosen) == max_texts):
             break
-        needed = count(one.text) + (apart if chosen else 0)
-        if needed <= left:
-            chosen.append(one)
-            left -= needed
-    while chosen and count(_joined(chosen)) > budget:  # a tokenizer may split texts differently where they meet
+        needed = count(candidate.text) + (separator_tokens if chosen else 0)
+        if needed <= remaining:
+            chosen.append(candidate)
+            remaining -= needed
+    while chosen and count(_join_texts(chosen)) > budget:  # a tokenizer may split texts differently where they meet
         chosen.pop()
     if not chosen and ranked:
-        shortened = cut(ranked[0].text, budget, count)
+        shortened = truncate(ranked[0].text, budget, count)
         return (shortened,) if shortened else ()
-    return tuple(one.text for one in sorted(chosen))
+    return tuple(candidate.text for candidate in sorted(chosen))
 
 
-def cut(text: str, budget: int, count: Counter) -> str:
+def truncate(text: str, budget: int, count: TokenCounter) -> str:
     """Truncate a text to a token budget, keeping its beginning.
 
-    >>> cut("Ann lives in Rome.", 3, words_and_marks)
+    >>> truncate("Ann lives in Rome.", 3, count_words)
     'Ann lives in'
     """
     low, high = 0, len(text)
@@ -83,5 +86,5 @@ def cut(text: str, budget: int, count: Counter) -> str:
     return text[:low].rstrip()
 
 
-def _joined(chosen: Sequence[Placed]) -> str:
-    return "\n".join(one.text for one in sorted(chosen))
+def _join_texts(chosen: Sequence[NumberedText]) -> str:
+    return "\n".join(numbered.text for numbered in sorted(chosen))

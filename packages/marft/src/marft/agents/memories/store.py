@@ -7,28 +7,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from marft.agents.memories.costs import Cost, Ledger
-from marft.agents.memories.deferred import Deferred
-from marft.agents.memories.interface import Counter, Entry, Forgotten, Memory, Recall, System, Work
-from marft.agents.memories.selection import words_and_marks
-from marft.common.texts import storable
-from marft.config.parts import MemoryPart
+from marft.agents.memories.costs import Cost, CostTracker
+from marft.agents.memories.deferred import DeferredMemory
+from marft.agents.memories.interface import Entry, ForgetResult, Memory, MemorySystem, ReadResult, TokenCounter, Work
+from marft.agents.memories.selection import count_words
+from marft.common.texts import replace_surrogates
+from marft.config.plugin_types import MemoryPart
 
-KEY_CHARACTERS = 200
+MAX_KEY_CHARACTERS = 200
 
 
-class Store:
+class MemoryStore:
     """Memory store with serialized calls and recorded costs.
 
     Args:
-        longest: maximum bytes per text. Longer text is cut, and the result says so.
+        max_text_bytes: maximum bytes per text. Longer text is cut, and the result says so.
         clock: returns the time in nanoseconds.
     """
 
-    def __init__(self, memory: Memory, longest: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.memory, self.longest, self.clock = memory, longest, clock
-        self.costs = Ledger()
-        self._turn = asyncio.Lock()
+    def __init__(self, memory: Memory, max_text_bytes: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.memory, self.max_text_bytes, self.clock = memory, max_text_bytes, clock
+        self.costs = CostTracker()
+        self._lock = asyncio.Lock()
 
     @property
     def size(self) -> int:
@@ -37,53 +37,53 @@ class Store:
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Add entries; an entry without text is ignored."""
-        async with self._turn:
-            began = self.clock()
-            taken = [Entry(self._short(entry.text), plain_key(entry.key), entry.kind) for entry in entries]
-            work = await self.memory.write([entry for entry in taken if entry.text.strip()])
-            if any(short.text != storable(entry.text) for short, entry in zip(taken, entries, strict=True)):
-                work += Work(said=f"A text has at most {self.longest} bytes: the rest was cut.")
-            self.costs.book("write", Cost.of(work, self.clock() - began))
+        async with self._lock:
+            start_time = self.clock()
+            stored = [Entry(self._truncate(entry.text), normalize_key(entry.key), entry.kind) for entry in entries]
+            work = await self.memory.write([entry for entry in stored if entry.text.strip()])
+            if any(short.text != replace_surrogates(entry.text) for short, entry in zip(stored, entries, strict=True)):
+                work += Work(message=f"A text has at most {self.max_text_bytes} bytes: the rest was cut.")
+            self.costs.add("write", Cost.from_work(work, self.clock() - start_time))
             return work
 
-    async def read(self, query: str, budget: int) -> Recall:
+    async def read(self, query: str, budget: int) -> ReadResult:
         """Return texts relevant to a query, within ``budget`` tokens."""
-        async with self._turn:
-            began = self.clock()
-            recall = await self.memory.read(self._short(query), max(budget, 0))
-            self.costs.book("read", Cost.of(recall.work, self.clock() - began))
+        async with self._lock:
+            start_time = self.clock()
+            recall = await self.memory.read(self._truncate(query), max(budget, 0))
+            self.costs.add("read", Cost.from_work(recall.work, self.clock() - start_time))
             return recall
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Remove all entries with a key; the cost counts as writing."""
-        async with self._turn:
-            began = self.clock()
-            found = await self.memory.forget(plain_key(key))
-            self.costs.book("write", Cost.of(found.work, self.clock() - began))
-            return found
+        async with self._lock:
+            start_time = self.clock()
+            result = await self.memory.forget(normalize_key(key))
+            self.costs.add("write", Cost.from_work(result.work, self.clock() - start_time))
+            return result
 
-    def _short(self, text: str) -> str:
-        return storable(text).encode()[: self.longest].decode(errors="ignore")
+    def _truncate(self, text: str) -> str:
+        return replace_surrogates(text).encode()[: self.max_text_bytes].decode(errors="ignore")
 
 
 def open_store(
-    part: MemoryPart, count: Counter = words_and_marks, clock: Callable[[], int] = time.perf_counter_ns
-) -> Store:
+    part: MemoryPart, count: TokenCounter = count_words, clock: Callable[[], int] = time.perf_counter_ns
+) -> MemoryStore:
     """Return an empty memory of a system, with its construction mode.
 
     Args:
         count: returns the number of tokens in a text.
     """
-    memory = cast("System", part).begin(count)
+    memory = cast("MemorySystem", part).begin(count)
     if part.construction != "eager":
-        memory = Deferred(memory, part.batch if part.construction == "batched" else 0, part.waiting_room)
-    return Store(memory, part.longest, clock)
+        memory = DeferredMemory(memory, part.batch if part.construction == "batched" else 0, part.pending_bytes)
+    return MemoryStore(memory, part.max_text_bytes, clock)
 
 
-def plain_key(key: str) -> str:
+def normalize_key(key: str) -> str:
     """Return a key in its stored form: lower case, single spaces, at most 200 characters.
 
-    >>> plain_key("  Ann's\\nCAT ")
+    >>> normalize_key("  Ann's\\nCAT ")
     "ann's cat"
     """
-    return " ".join(storable(key).casefold().split())[:KEY_CHARACTERS].rstrip()
+    return " ".join(replace_surrogates(key).casefold().split())[:MAX_KEY_CHARACTERS].rstrip()

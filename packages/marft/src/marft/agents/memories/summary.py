@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.memories.condensing import Condense, Line, by_choice, by_function
-from marft.agents.memories.interface import Counter, Entry, Forgotten, Recall, Work
-from marft.agents.memories.selection import Placed, fitting
-from marft.agents.memories.shelf import ENTRY_BYTES, bytes_of
-from marft.config.given import ImportPath
-from marft.config.parts import MemoryPart
-from marft.config.plugins import import_path
+from marft.agents.memories.entry_buffer import ENTRY_BYTES, utf8_size
+from marft.agents.memories.interface import Entry, ForgetResult, ReadResult, TokenCounter, Work
+from marft.agents.memories.selection import NumberedText, select_fitting
+from marft.agents.memories.summarization import Summarize, SummaryLine, select_lines, summarize_with
+from marft.config.plugin_types import MemoryPart
+from marft.config.plugins import import_object
+from marft.config.python_objects import ImportPath
 from marft.config.settings import Count
 
 
@@ -29,28 +29,34 @@ class Summary(MemoryPart):
 
     @field_validator("condense")
     @classmethod
-    def _is_there(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_path(path, info.context)):
+    def _check_condense(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_object(path, info.context)):
             raise PydanticCustomError("condense", "{path} is no function of texts", {"path": repr(path)})
         return path
 
-    def begin(self, count: Counter) -> SummaryMemory:
+    def begin(self, count: TokenCounter) -> SummaryMemory:
         """Return an empty memory."""
-        condense = by_function(import_path(self.condense), self.condense) if self.condense else by_choice
-        return SummaryMemory(condense, count, self.tokens, self.room, self.working)
+        summarize = summarize_with(import_object(self.condense), self.condense) if self.condense else select_lines
+        return SummaryMemory(summarize, count, self.tokens, self.entry_bytes, self.working)
 
 
 class SummaryMemory:
     """Summary lines, the oldest first."""
 
-    def __init__(self, condense: Condense, count: Counter, tokens: int, capacity: int, working: int) -> None:
-        self.condense, self.count, self.tokens, self.capacity, self.working = condense, count, tokens, capacity, working
-        self.lines = list[Line]()
+    def __init__(self, summarize: Summarize, count: TokenCounter, tokens: int, capacity: int, working: int) -> None:
+        self.summarize, self.count, self.tokens, self.capacity, self.working = (
+            summarize,
+            count,
+            tokens,
+            capacity,
+            working,
+        )
+        self.lines = list[SummaryLine]()
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return sum(map(_size, self.lines))
+        return sum(map(_line_size, self.lines))
 
     @property
     def text(self) -> str:
@@ -61,43 +67,43 @@ class SummaryMemory:
         """Add entries and rewrite the summary."""
         lines = list(self.lines)
         for entry in entries:
-            lines = [line for line in lines if not line.made_old_by(entry)]
-            lines.append(Line.of(entry))
-        read = self.count("\n".join(line.text for line in lines))
-        short = await self.condense(self._without_old_work(lines), self.tokens, self.count)
-        self.lines = self._bounded(short)
-        said = self.text
-        return Work(read + self.count(said), bytes_of(said))
+            lines = [line for line in lines if not line.is_replaced_by(entry)]
+            lines.append(SummaryLine.from_entry(entry))
+        input_tokens = self.count("\n".join(line.text for line in lines))
+        short = await self.summarize(self._drop_old_working(lines), self.tokens, self.count)
+        self.lines = self._fit_limits(short)
+        summary = self.text
+        return Work(input_tokens + self.count(summary), utf8_size(summary))
 
-    def outdate(self, entry: Entry) -> None:
+    def remove_replaced(self, entry: Entry) -> None:
         """Remove the lines that a new entry replaces."""
-        self.lines = [line for line in self.lines if not line.made_old_by(entry)]
+        self.lines = [line for line in self.lines if not line.is_replaced_by(entry)]
 
-    async def read(self, query: str, budget: int) -> Recall:  # noqa: ARG002  one text for all queries
+    async def read(self, query: str, budget: int) -> ReadResult:  # noqa: ARG002  one text for all queries
         """Return the newest summary lines within a token budget."""
-        placed = [Placed(number, line.text) for number, line in enumerate(self.lines)]
-        working = [one for one in placed if self.lines[one.number].kind == "working"]
-        rest = [one for one in placed if self.lines[one.number].kind != "working"]
-        texts = fitting([*reversed(working), *reversed(rest)], budget, self.count)
-        return Recall(texts, Work(self.count("\n".join(texts)), bytes_of(self.text)))
+        numbered = [NumberedText(number, line.text) for number, line in enumerate(self.lines)]
+        working = [line_text for line_text in numbered if self.lines[line_text.number].kind == "working"]
+        others = [line_text for line_text in numbered if self.lines[line_text.number].kind != "working"]
+        texts = select_fitting([*reversed(working), *reversed(others)], budget, self.count)
+        return ReadResult(texts, Work(self.count("\n".join(texts)), utf8_size(self.text)))
 
-    async def forget(self, key: str) -> Forgotten:
+    async def forget(self, key: str) -> ForgetResult:
         """Remove all lines derived from a key's entries."""
-        before, self.lines = self.lines, [line for line in self.lines if not line.made_of(key)]
-        return Forgotten(len(before) - len(self.lines))
+        before, self.lines = self.lines, [line for line in self.lines if not line.has_source(key)]
+        return ForgetResult(len(before) - len(self.lines))
 
-    def _without_old_work(self, lines: Sequence[Line]) -> list[Line]:
+    def _drop_old_working(self, lines: Sequence[SummaryLine]) -> list[SummaryLine]:
         working = [place for place, line in enumerate(lines) if line.kind == "working"]
         old = set(working[: -self.working])
         return [line for place, line in enumerate(lines) if place not in old]
 
-    def _bounded(self, lines: Sequence[Line]) -> list[Line]:
+    def _fit_limits(self, lines: Sequence[SummaryLine]) -> list[SummaryLine]:
         """Return the longest suffix of the lines within the token and byte limits."""
-        kept, room = list(lines), self.capacity - sum(map(_size, lines))
-        while kept and (room < 0 or self.count("\n".join(line.text for line in kept)) > self.tokens):
-            room += _size(kept.pop(0))
-        return kept
+        remaining, room = list(lines), self.capacity - sum(map(_line_size, lines))
+        while remaining and (room < 0 or self.count("\n".join(line.text for line in remaining)) > self.tokens):
+            room += _line_size(remaining.pop(0))
+        return remaining
 
 
-def _size(line: Line) -> int:
-    return ENTRY_BYTES + bytes_of(line.text) + sum(map(bytes_of, line.keys))
+def _line_size(line: SummaryLine) -> int:
+    return ENTRY_BYTES + utf8_size(line.text) + sum(map(utf8_size, line.keys))

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 
 
 class Chain(OrganizationPart):
@@ -21,16 +21,16 @@ class Chain(OrganizationPart):
     With ``sees = "previous"``, an agent sees only its predecessor. A chain of one is a single agent.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once per step
+    single_action_each: ClassVar[bool] = True  # every agent acts once per step
     sees: Literal["all", "previous"] = "all"  # visible actions: all before the agent's own, or only the previous one
 
-    def answering_role(self, answering: Sequence[str]) -> str:
+    def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
-        return answering[0] if len(answering) == 1 else ""
+        return candidates[0] if len(candidates) == 1 else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
-        done: list[Action] = []
+        actions: list[Action] = []
         for agent in agents:
-            done.append(await agent(observation, sees=done if self.sees == "all" else done[-1:]))
+            actions.append(await agent(observation, sees=actions if self.sees == "all" else actions[-1:]))
         return JointAction()

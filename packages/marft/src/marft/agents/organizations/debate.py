@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Strict
 
 from marft.agents.agents import Agents
-from marft.agents.organizations.joining import closed_up, majority, together
+from marft.agents.organizations.utils import gather_actions, majority_vote, remove_roles
 from marft.common.types import Action, JointAction, Observation
-from marft.config.parts import OrganizationPart
-from marft.config.settings import Few, did_you_mean
+from marft.config.plugin_types import OrganizationPart
+from marft.config.settings import SmallCount, did_you_mean
 
-Neighbours = dict[str, Annotated[tuple[str, ...], Strict(False)]]
+Neighbors = dict[str, Annotated[tuple[str, ...], Strict(False)]]
 
 
 class Debate(OrganizationPart):
@@ -29,52 +29,61 @@ class Debate(OrganizationPart):
     ``hears`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
     """
 
-    rounds: Few = 2  # number of rounds
+    rounds: SmallCount = 2  # number of rounds
     # visible agents: all, the two neighbors in a ring, or a table of neighbors
-    hears: Literal["all", "ring"] | Neighbours = "all"
+    hears: Literal["all", "ring"] | Neighbors = "all"
     judge: str = ""  # role that answers; "" selects the most frequent answer of the last round
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a judge without debaters."""
         table = self.hears if isinstance(self.hears, dict) else {}
-        named = [self.judge] * bool(self.judge) + [role for agent, heard in table.items() for role in (agent, *heard)]
+        named = [self.judge] * bool(self.judge) + [
+            role for agent, neighbors in table.items() for role in (agent, *neighbors)
+        ]
         for role in dict.fromkeys(named):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}"
         if len(roles) - bool(self.judge) < 1:
             yield "team: a judge alone has nobody to listen to; add agents who debate"
 
-    def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
+    def answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the judge's role, or "" without a judge."""
         return self.judge
 
-    def without(self, roles: Sequence[str]) -> Debate:
+    def without_agents(self, roles: Sequence[str]) -> Debate:
         """Return the organization without some roles.
 
         Readers of a removed agent inherit its neighbors. Without the judge, the agents vote.
         """
-        hears = closed_up(self.hears, roles) if isinstance(self.hears, dict) else self.hears
-        return self.model_copy(update={"hears": hears, "judge": "" if self.judge in roles else self.judge})
+        neighbors = remove_roles(self.hears, roles) if isinstance(self.hears, dict) else self.hears
+        return self.model_copy(update={"hears": neighbors, "judge": "" if self.judge in roles else self.judge})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
-        speakers = [seat for seat in agents if seat.role != self.judge]
-        said: dict[str, Action] = {}
+        debaters = [handle for handle in agents if handle.role != self.judge]
+        actions: dict[str, Action] = {}
         for _ in range(self.rounds):
-            heard = {role: [said[other] for other in self._heard(role, list(said)) if other in said] for role in said}
-            spoken = await together(*(seat(observation, sees=heard.get(seat.role, [])) for seat in speakers))
-            said = {seat.role: action for seat, action in zip(speakers, spoken, strict=True)}
+            visible = {
+                role: [
+                    actions[neighbor] for neighbor in self._visible_roles(role, list(actions)) if neighbor in actions
+                ]
+                for role in actions
+            }
+            new_actions = await gather_actions(
+                *(handle(observation, sees=visible.get(handle.role, [])) for handle in debaters)
+            )
+            actions = {handle.role: action for handle, action in zip(debaters, new_actions, strict=True)}
         if self.judge:
-            return JointAction(answer=await agents[self.judge](observation, sees=list(said.values())))
-        return JointAction(answer=majority(list(said.values())))
+            return JointAction(answer=await agents[self.judge](observation, sees=list(actions.values())))
+        return JointAction(answer=majority_vote(list(actions.values())))
 
-    def _heard(self, role: str, speakers: Sequence[str]) -> list[str]:
+    def _visible_roles(self, role: str, debaters: Sequence[str]) -> list[str]:
         """Return the roles visible to ``role``, itself first."""
         if isinstance(self.hears, dict):
-            others: Sequence[str] = self.hears.get(role, ())
+            neighbors: Sequence[str] = self.hears.get(role, ())
         elif self.hears == "all":
-            others = speakers
+            neighbors = debaters
         else:
-            index = speakers.index(role)
-            others = [speakers[index - 1], speakers[(index + 1) % len(speakers)]]
-        return list(dict.fromkeys([role, *others]))
+            index = debaters.index(role)
+            neighbors = [debaters[index - 1], debaters[(index + 1) % len(debaters)]]
+        return list(dict.fromkeys([role, *neighbors]))

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Strict
 
-from marft.agents.agents import Agents, Seat
-from marft.agents.organizations.joining import closed_up, together
+from marft.agents.agents import AgentHandle, Agents
+from marft.agents.organizations.utils import gather_actions, remove_roles
 from marft.common.types import Action, JointAction, Observation
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 from marft.config.settings import did_you_mean
 
 
@@ -28,7 +28,7 @@ class Graph(OrganizationPart):
     "tester"] }``. An agent without an entry sees only the observation.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once per step
+    single_action_each: ClassVar[bool] = True  # every agent acts once per step
     sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # visible roles, by role
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
@@ -42,24 +42,26 @@ class Graph(OrganizationPart):
         except CycleError as error:
             yield f"team.sees: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
-    def answering_role(self, answering: Sequence[str]) -> str:
+    def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
-        return answering[0] if len(answering) == 1 else ""
+        return candidates[0] if len(candidates) == 1 else ""
 
-    def without(self, roles: Sequence[str]) -> Graph:
+    def without_agents(self, roles: Sequence[str]) -> Graph:
         """Return the organization without some roles; readers of a removed agent inherit its sources."""
-        return self.model_copy(update={"sees": closed_up(self.sees, roles)})
+        return self.model_copy(update={"sees": remove_roles(self.sees, roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
-        acting: dict[str, asyncio.Task[Action]] = {}
+        tasks: dict[str, asyncio.Task[Action]] = {}
 
-        async def one(seat: Seat) -> Action:
+        async def request_action(handle: AgentHandle) -> Action:
             """Request one agent's action after its sources' actions."""
-            seen = [await acting[role] for role in self.sees.get(seat.role, ())]
-            return await seat(observation, sees=seen)
+            seen = [await tasks[role] for role in self.sees.get(handle.role, ())]
+            return await handle(observation, sees=seen)
 
-        for role in TopologicalSorter({seat.role: self.sees.get(seat.role, ()) for seat in agents}).static_order():
-            acting[role] = asyncio.ensure_future(one(agents[role]))
-        await together(*acting.values())
+        for role in TopologicalSorter(
+            {handle.role: self.sees.get(handle.role, ()) for handle in agents}
+        ).static_order():
+            tasks[role] = asyncio.ensure_future(request_action(agents[role]))
+        await gather_actions(*tasks.values())
         return JointAction()

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.agents.agents import Agents, Excerpt
-from marft.agents.organizations.joining import answering, together
+from marft.agents.agents import Agents, MessageOverride
+from marft.agents.organizations.utils import answer_agent, gather_actions
 from marft.common.types import JointAction, Observation
-from marft.config.parts import OrganizationPart
-from marft.config.settings import Few, Names, did_you_mean
+from marft.config.plugin_types import OrganizationPart
+from marft.config.settings import Names, SmallCount, did_you_mean
 
 _ITEM = re.compile(r"^\s*(?:\d+[.):]|[-*•])\s+(.+)$", re.MULTILINE)
 
@@ -34,7 +34,7 @@ class Hierarchical(OrganizationPart):
 
     planner: str = "planner"  # role that writes the list
     workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # roles that work on the items
-    most: Few = 4  # maximum items from the list
+    most: SmallCount = 4  # maximum items from the list
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role."""
@@ -42,33 +42,33 @@ class Hierarchical(OrganizationPart):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}"
 
-    def answering_role(self, answering: Sequence[str]) -> str:
+    def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the role for combining the results, or "" if this role also plans or works."""
-        return "" if answering[-1] in (self.planner, *self.workers) else answering[-1]
+        return "" if candidates[-1] in (self.planner, *self.workers) else candidates[-1]
 
-    def without(self, roles: Sequence[str]) -> Hierarchical:
+    def without_agents(self, roles: Sequence[str]) -> Hierarchical:
         """Return the organization without some roles; the remaining workers take all items."""
         return self.model_copy(update={"workers": tuple(role for role in self.workers if role not in roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
         plan = await agents[self.planner](observation)
-        parts = sub_tasks(plan.message)[: self.most]
-        results = await together(
+        parts = parse_subtasks(plan.message)[: self.most]
+        results = await gather_actions(
             *(
-                agents[self.workers[number % len(self.workers)]](observation, sees=[Excerpt(plan, part)])
+                agents[self.workers[number % len(self.workers)]](observation, sees=[MessageOverride(plan, part)])
                 for number, part in enumerate(parts)
             )
         )
-        return JointAction(answer=await answering(agents)(observation, sees=[plan, *results]))
+        return JointAction(answer=await answer_agent(agents)(observation, sees=[plan, *results]))
 
 
-def sub_tasks(text: str) -> list[str]:
+def parse_subtasks(text: str) -> list[str]:
     """Return the items of a list, or the whole text.
 
-    >>> sub_tasks("Plan:\\n1. add\\n2) check")
+    >>> parse_subtasks("Plan:\\n1. add\\n2) check")
     ['add', 'check']
-    >>> sub_tasks("just add")
+    >>> parse_subtasks("just add")
     ['just add']
     """
     return [item.strip() for item in _ITEM.findall(text)] or [text.strip()]

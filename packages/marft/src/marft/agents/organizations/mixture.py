@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from marft.agents.agents import Agents
-from marft.agents.organizations.joining import answering, together
+from marft.agents.organizations.utils import answer_agent, gather_actions
 from marft.common.types import Action, JointAction, Observation
-from marft.config.parts import OrganizationPart
-from marft.config.settings import Few
+from marft.config.plugin_types import OrganizationPart
+from marft.config.settings import SmallCount
 
 
 class MixtureOfAgents(OrganizationPart):
@@ -24,21 +24,23 @@ class MixtureOfAgents(OrganizationPart):
                   aggregator ──▶ answer
     """
 
-    layers: Few = 2  # number of proposal layers
+    layers: SmallCount = 2  # number of proposal layers
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for an aggregator without proposers."""
         if len(roles) < 2:
             yield "team: a mixture of agents needs proposers beside the agent that answers"
 
-    def answering_role(self, answering: Sequence[str]) -> str:
+    def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the aggregator's role."""
-        return answering[-1]
+        return candidates[-1]
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
-        aggregator = answering(agents)
+        aggregator = answer_agent(agents)
         layer: list[Action] = []
         for _ in range(self.layers):
-            layer = await together(*(seat(observation, sees=layer) for seat in agents if seat.role != aggregator.role))
+            layer = await gather_actions(
+                *(handle(observation, sees=layer) for handle in agents if handle.role != aggregator.role)
+            )
         return JointAction(answer=await aggregator(observation, sees=layer))

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation
-from marft.config.parts import OrganizationPart
-from marft.config.settings import Few, did_you_mean
+from marft.config.plugin_types import OrganizationPart
+from marft.config.settings import SmallCount, did_you_mean
 
 View = Literal["nothing", "last", "all"]
 STOP = "stop"
@@ -35,12 +35,12 @@ class Orchestrated(OrganizationPart):
     router: str = "router"  # role that chooses
     # views of earlier actions that a called agent may get
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    most: Few = 3  # maximum calls in a step
+    most: SmallCount = 3  # maximum calls in a step
     stops: bool = True  # whether the router may stop earlier
 
     @field_validator("views")
     @classmethod
-    def _each_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
+    def _check_views(cls, views: tuple[View, ...]) -> tuple[View, ...]:
         if len(set(views)) < len(views):
             raise PydanticCustomError("views", "names a view twice")
         return views
@@ -58,18 +58,18 @@ class Orchestrated(OrganizationPart):
         """Run one step."""
         calls = {
             role if len(self.views) == 1 else f"{role}, seeing {view}": (role, view)
-            for role in (seat.role for seat in agents if seat.role != self.router)
+            for role in (handle.role for handle in agents if handle.role != self.router)
             for view in self.views
         }
-        done: list[Action] = []
-        while len(done) < self.most:
-            options = [*calls, *([STOP] if done and self.stops else [])]
+        actions: list[Action] = []
+        while len(actions) < self.most:
+            options = [*calls, *([STOP] if actions and self.stops else [])]
             chosen = options[0]  # with a single option, no request is needed
             if len(options) > 1:
-                chosen = (await agents[self.router].choose(observation, options, sees=done)).text
+                chosen = (await agents[self.router].choose(observation, options, sees=actions)).text
             if chosen == STOP:
                 break
             role, view = calls[chosen]
-            shown = {"nothing": [], "last": done[-1:], "all": done}[view]
-            done.append(await agents[role](observation, sees=[*shown]))
-        return JointAction(answer=done[-1])
+            visible = {"nothing": [], "last": actions[-1:], "all": actions}[view]
+            actions.append(await agents[role](observation, sees=[*visible]))
+        return JointAction(answer=actions[-1])

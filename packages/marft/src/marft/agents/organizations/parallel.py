@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from marft.agents.agents import Agents
-from marft.agents.organizations.joining import majority, together
+from marft.agents.organizations.utils import gather_actions, majority_vote
 from marft.common.types import JointAction, Observation
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 
 
 class Parallel(OrganizationPart):
@@ -23,14 +23,14 @@ class Parallel(OrganizationPart):
     ``answer = "last"`` uses the last answering agent's answer, ``"vote"`` the most frequent answer.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once per step
+    single_action_each: ClassVar[bool] = True  # every agent acts once per step
     answer: Literal["last", "vote"] = "last"  # the last answering agent's answer, or the most frequent answer
 
-    def answering_role(self, answering: Sequence[str]) -> str:
+    def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several or with a vote."""
-        return answering[0] if len(answering) == 1 and self.answer == "last" else ""
+        return candidates[0] if len(candidates) == 1 and self.answer == "last" else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
-        actions = await together(*(seat(observation) for seat in agents))
-        return JointAction(answer=majority(actions) if self.answer == "vote" else None)
+        actions = await gather_actions(*(handle(observation) for handle in agents))
+        return JointAction(answer=majority_vote(actions) if self.answer == "vote" else None)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import PrivateAttr
 
-from marft.agents.agents import Agents, Seat
-from marft.agents.organizations.joining import together
+from marft.agents.agents import AgentHandle, Agents
+from marft.agents.organizations.utils import gather_actions
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.config.parts import OrganizationPart
+from marft.config.plugin_types import OrganizationPart
 
 
 class Turns(OrganizationPart):
@@ -32,12 +32,12 @@ class Turns(OrganizationPart):
     # visible actions of others: none, the last step's, or all since the agent's own last action
     sees: Literal["nothing", "last", "since"] = "nothing"
 
-    _done: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order
-    _last: list[Action] = PrivateAttr(default_factory=list)  # actions of the previous step
+    _actions: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order
+    _last_actions: list[Action] = PrivateAttr(default_factory=list)  # actions of the previous step
     # by role: number of actions before and in the step of its last action
-    _known: dict[str, int] = PrivateAttr(default_factory=dict)
+    _seen_counts: dict[str, int] = PrivateAttr(default_factory=dict)
 
-    def opened(self, task: Task, seed: int) -> Turns:  # noqa: ARG002  no randomness
+    def open(self, task: Task, seed: int) -> Turns:  # noqa: ARG002  no randomness
         """Return a copy with an empty record for one episode."""
         return Turns(order=self.order, sees=self.sees)
 
@@ -46,27 +46,29 @@ class Turns(OrganizationPart):
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Request actions from the agents named by the environment."""
-        seats = [agents[role] for role in observation.turn] or list(agents)
-        given = [self._given(seat.role) for seat in seats]
+        handles = [agents[role] for role in observation.turn] or list(agents)
+        visible = [self._visible_actions(handle.role) for handle in handles]
         if self.order == "together":
-            acted = await together(*(asked(seat, observation, seen) for seat, seen in zip(seats, given, strict=True)))
+            actions = await gather_actions(
+                *(request_action(handle, observation, seen) for handle, seen in zip(handles, visible, strict=True))
+            )
         else:
-            acted = []
-            for seat, seen in zip(seats, given, strict=True):
-                acted.append(await asked(seat, observation, [*seen, *acted]))
-        self._done += acted
-        self._last = acted
-        self._known |= {seat.role: len(self._done) for seat in seats}
+            actions = []
+            for handle, seen in zip(handles, visible, strict=True):
+                actions.append(await request_action(handle, observation, [*seen, *actions]))
+        self._actions += actions
+        self._last_actions = actions
+        self._seen_counts |= {handle.role: len(self._actions) for handle in handles}
         return JointAction()
 
-    def _given(self, role: str) -> list[Action]:
+    def _visible_actions(self, role: str) -> list[Action]:
         """Return the visible actions of earlier steps."""
-        since = self._done[self._known.get(role, 0) :]
-        given = {"nothing": [], "last": self._last, "since": since}[self.sees]
-        return [action for action in given if action.agent != role]
+        since = self._actions[self._seen_counts.get(role, 0) :]
+        visible = {"nothing": [], "last": self._last_actions, "since": since}[self.sees]
+        return [action for action in visible if action.agent != role]
 
 
-async def asked(seat: Seat, observation: Observation, sees: Sequence[Action]) -> Action:
+async def request_action(handle: AgentHandle, observation: Observation, sees: Sequence[Action]) -> Action:
     """Return an agent's action: a choice if the environment gives it options, else text."""
-    options = observation.options.get(seat.role)
-    return await (seat.choose(observation, options, sees) if options else seat(observation, sees))
+    options = observation.options.get(handle.role)
+    return await (handle.choose(observation, options, sees) if options else handle(observation, sees))

@@ -12,11 +12,11 @@ from marft.agents.sandbox import kernel
 if TYPE_CHECKING:
     from typing import Any
 
-NOBODY = 65534
-INSIDE = 1000  # uid of nobody in the jail, where the parent is root
-FEW = 64  # maximum pending signals and timers
-MOST_FILES = 1 << 20  # file descriptors stay below this number unless the process's limit is higher
-NO_CORE = 1  # 1 byte, less than any core dump; with 0, the machine's core handler would still start
+HOST_NOBODY_UID = 65534
+NOBODY_UID = 1000  # uid of nobody in the jail, where the parent is root
+MAX_PENDING_SIGNALS = 64  # maximum pending signals and timers
+MAX_FILE_DESCRIPTORS = 1 << 20  # file descriptors stay below this number unless the process's limit is higher
+CORE_BYTES = 1  # 1 byte, less than any core dump; with 0, the machine's core handler would still start
 
 
 def execute(order: dict[str, Any], folder: str) -> None:
@@ -25,16 +25,16 @@ def execute(order: dict[str, Any], folder: str) -> None:
     Raises:
         OSError: a step failed; the code has not started.
     """
-    lay_out(order, folder)
+    write_files(order, folder)
     isolated = order["limits"]["isolation"] != "none"
     # a lower limit does not close open files
-    most_files = max(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    for what, amount in limits_of(order["limits"]).items():
-        resource.setrlimit(what, (amount, amount))
+    max_descriptors = max(MAX_FILE_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    for resource_id, limit in resource_limits(order["limits"]).items():
+        resource.setrlimit(resource_id, (limit, limit))
     if isolated:
-        drop_rights(order["limits"]["processes"])
+        drop_privileges(order["limits"]["processes"])
     kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
-    os.closerange(3, most_files)
+    os.closerange(3, max_descriptors)
     if order["filter"]:
         kernel.install_filter(base64.b64decode(order["filter"]))
     environment = {"PATH": "", "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
@@ -44,7 +44,7 @@ def execute(order: dict[str, Any], folder: str) -> None:
     os.execve(python, [python, "-I", "-S", "-B", order["program"]], environment)
 
 
-def lay_out(order: dict[str, Any], folder: str) -> None:
+def write_files(order: dict[str, Any], folder: str) -> None:
     """Write the program, its input files and standard input."""
     os.chdir(folder)
     with open(".stdin", "w+", encoding="utf-8") as file:
@@ -61,7 +61,7 @@ def lay_out(order: dict[str, Any], folder: str) -> None:
         file.write(order["code"])
 
 
-def limits_of(limits: dict[str, Any]) -> dict[int, int]:
+def resource_limits(limits: dict[str, Any]) -> dict[int, int]:
     """Return the kernel's limits for each process, by resource."""
     megabyte = 1 << 20
     return {
@@ -69,20 +69,20 @@ def limits_of(limits: dict[str, Any]) -> dict[int, int]:
         resource.RLIMIT_AS: limits["memory_mb"] * megabyte,
         resource.RLIMIT_FSIZE: limits["disk_mb"] * megabyte,
         resource.RLIMIT_NOFILE: limits["open_files"],
-        resource.RLIMIT_CORE: NO_CORE,
+        resource.RLIMIT_CORE: CORE_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_SIGPENDING: FEW,
+        resource.RLIMIT_SIGPENDING: MAX_PENDING_SIGNALS,
     }
 
 
-def drop_rights(processes: int) -> None:
+def drop_privileges(processes: int) -> None:
     """Drop capabilities, including after any ``exec``, and become user and group nobody if mapped."""
     for capability in range(64):
         kernel.libc.prctl(kernel.DROP_BOUNDING, capability, 0, 0, 0)
     try:
-        os.setgid(INSIDE)
-        os.setuid(INSIDE)
+        os.setgid(NOBODY_UID)
+        os.setuid(NOBODY_UID)
     except OSError:  # only our own unprivileged user could be mapped
         kernel.prctl(kernel.SECURE_BITS, kernel.ROOT_IS_NOBODY)
         processes += 2  # the keeper and the init process also belong to this user

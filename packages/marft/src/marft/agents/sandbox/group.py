@@ -13,24 +13,24 @@ import os
 import time
 
 PROCESSES, SWAP_MAX = "cgroup.procs", "memory.swap.max"
-NAME = "marft-jail-"
-PATIENCE = 20  # attempts at removing a group, 10 ms apart
+NAME_PREFIX = "marft-jail-"
+REMOVE_ATTEMPTS = 20  # attempts at removing a group, 10 ms apart
 
 
-def find(mounts: str = "/proc/self/mounts", own: str = "/proc/self/cgroup") -> str:
+def find_parent(mount_file: str = "/proc/self/mounts", group_file: str = "/proc/self/cgroup") -> str:
     """Return the folder for new groups with a memory limit, or "" if the system permits none.
 
     This is the nearest ancestor of our own group that delegates memory limits to its children and is writable. Our
     own group qualifies only if no process runs in it.
     """
-    tops = [words[1] for words in map(str.split, _lines(mounts)) if words[2:3] == ["cgroup2"]]
-    paths = [line.removeprefix("0::").strip("/") for line in _lines(own) if line.startswith("0::")]
-    if not tops or not paths or ".." in paths[0].split("/"):
+    roots = [words[1] for words in map(str.split, _lines(mount_file)) if words[2:3] == ["cgroup2"]]
+    paths = [line.removeprefix("0::").strip("/") for line in _lines(group_file) if line.startswith("0::")]
+    if not roots or not paths or ".." in paths[0].split("/"):
         return ""
-    folder = os.path.join(tops[0], paths[0]).rstrip("/")
-    while folder.startswith(tops[0].rstrip("/")):
-        gives = " ".join(_lines(os.path.join(folder, "cgroup.subtree_control"))).split()
-        if "memory" in gives and all(os.access(p, os.W_OK) for p in (folder, os.path.join(folder, PROCESSES))):
+    folder = os.path.join(roots[0], paths[0]).rstrip("/")
+    while folder.startswith(roots[0].rstrip("/")):
+        controllers = " ".join(_lines(os.path.join(folder, "cgroup.subtree_control"))).split()
+        if "memory" in controllers and all(os.access(p, os.W_OK) for p in (folder, os.path.join(folder, PROCESSES))):
             return folder
         folder = os.path.dirname(folder)
     return ""
@@ -38,7 +38,7 @@ def find(mounts: str = "/proc/self/mounts", own: str = "/proc/self/cgroup") -> s
 
 def make(parent: str, memory_mb: int) -> str:
     """Create a group named after our process, and return its folder, or "" if the system refuses."""
-    folder = path_of(parent, os.getpid())
+    folder = group_path(parent, os.getpid())
     try:
         os.mkdir(folder)
         _write(folder, "memory.max", str(memory_mb << 20))
@@ -63,8 +63,8 @@ def join(folder: str, pid: int) -> bool:
 
 
 def remove(folder: str) -> None:
-    """Remove a group after its last process; give up after ``PATIENCE`` attempts."""
-    for _ in range(PATIENCE):
+    """Remove a group after its last process; give up after ``REMOVE_ATTEMPTS`` attempts."""
+    for _ in range(REMOVE_ATTEMPTS):
         try:
             os.rmdir(folder)
         except FileNotFoundError:
@@ -73,9 +73,9 @@ def remove(folder: str) -> None:
             time.sleep(0.01)
 
 
-def path_of(parent: str, pid: int) -> str:
+def group_path(parent: str, pid: int) -> str:
     """Return the folder for the jail that a process keeps, or "" without groups."""
-    return os.path.join(parent, f"{NAME}{pid}") if parent else ""
+    return os.path.join(parent, f"{NAME_PREFIX}{pid}") if parent else ""
 
 
 def _write(folder: str, file: str, text: str) -> None:

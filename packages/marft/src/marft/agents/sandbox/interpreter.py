@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROBE = Path(__file__).with_name("probe.py")
+PROBE_PATH = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 60.0
 
 
 @functools.cache
-def needs() -> dict[str, Any]:
+def find_requirements() -> dict[str, Any]:
     """Return the interpreter's requirements.
 
     The keys are ``python``, and the real paths of ``libraries``, ``files`` and ``folders`` by name. In a virtual
@@ -26,9 +26,9 @@ def needs() -> dict[str, Any]:
     """
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     try:
-        told = subprocess.run(
-            [python, "-I", "-S", PROBE], env={}, check=True, capture_output=True, timeout=PROBE_SECONDS
+        completed = subprocess.run(
+            [python, "-I", "-S", PROBE_PATH], env={}, check=True, capture_output=True, timeout=PROBE_SECONDS
         )
-        return dict(json.loads(told.stdout))
+        return dict(json.loads(completed.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ValueError(f"{python} does not say what it needs: {error}") from error

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 # the folder that contains the marft package
 sys.path.append(os.path.abspath(__file__).rpartition(f"{os.sep}marft{os.sep}")[0])
 
-from marft.agents.sandbox import group, kernel, root, watch
-from marft.agents.sandbox.execute import INSIDE, NOBODY, execute
+from marft.agents.sandbox import group, kernel, memory_monitor, root
+from marft.agents.sandbox.execute import HOST_NOBODY_UID, NOBODY_UID, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     Order = dict[str, Any]
 
 ISOLATION_FAILED = 97
-GO = b"g"
+READY = b"g"
 
 
 def main() -> None:
     """Read the order from standard input, run it, and exit with its status."""
     for number in (signal.SIGTERM, signal.SIGCHLD):  # the parent may ignore these signals, and children inherit that
         signal.signal(number, signal.SIG_DFL)
-    kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGTERM)
+    kernel.prctl(kernel.PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # the parent had exited before we asked for the signal
         return
     order = json.load(sys.stdin)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     try:
-        watch.require()
-        kernel.new_session_keyring()
-        status = (keep_limited if order["limits"]["isolation"] == "none" else keep_isolated)(order)
+        memory_monitor.check_support()
+        kernel.replace_keyring()
+        status = (run_limited if order["limits"]["isolation"] == "none" else run_isolated)(order)
     except OSError as error:
-        status = failed(error)
+        status = report_failure(error)
     sys.exit(status)
 
 
-def keep_limited(order: Order) -> int:
+def run_limited(order: Order) -> int:
     """Run the code with resource limits only, in a temporary folder, and return the exit status."""
     import shutil  # these imports take a tenth of a jail's start, and only this mode needs them
     import tempfile
@@ -59,73 +59,73 @@ def keep_limited(order: Order) -> int:
     try:
         return wait_for(fork(lambda: execute(order, folder)), order["limits"]["memory_mb"])
     finally:
-        end_all()
+        kill_all()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def keep_isolated(order: Order) -> int:
+def run_isolated(order: Order) -> int:
     """Run the code in namespaces of its own, and return the exit status."""
-    own = group.make(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
+    group_folder = group.make(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
     try:
         enter_namespaces()
-        return keep_first(order, own)
+        return start_init(order, group_folder)
     finally:
-        end_all()
-        group.remove(own)
+        kill_all()
+        group.remove(group_folder)
 
 
-def keep_first(order: Order, own: str) -> int:
+def start_init(order: Order, group_folder: str) -> int:
     """Start the init process, enforce its memory limit, wait for it, and return the exit status."""
-    tied, tie = os.pipe()  # only this process holds the writing end
-    built, tell = os.pipe()
+    start_reader, start_writer = os.pipe()  # only this process holds the writing end
+    ready_reader, ready_writer = os.pipe()
     folder = order["folder"]
 
-    def become_first() -> None:
+    def run_as_init() -> None:
         """Act as the init process."""
-        kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
-        for pipe in (tie, built):
+        kernel.prctl(kernel.PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        for pipe in (start_writer, ready_reader):
             os.close(pipe)
-        if os.read(tied, 1) != GO:  # the keeper had exited before we asked for the signal
+        if os.read(start_reader, 1) != READY:  # the keeper had exited before we asked for the signal
             return
-        write("/proc/sys/user/max_user_namespaces", "0")
-        kernel.unshare(kernel.NEW_MOUNTS)
-        root.build(folder, order["needs"], order["limits"]["disk_mb"], order["limits"]["files"])
-        os.write(tell, GO)
-        be_first(fork(lambda: execute(order, folder)))
+        write_text("/proc/sys/user/max_user_namespaces", "0")
+        kernel.unshare(kernel.NEW_MOUNT_NAMESPACE)
+        root.build_root(folder, order["needs"], order["limits"]["disk_mb"], order["limits"]["files"])
+        os.write(ready_writer, READY)
+        run_init(fork(lambda: execute(order, folder)))
 
-    first = fork(become_first)
-    for pipe in (tied, tell):
+    init_pid = fork(run_as_init)
+    for pipe in (start_reader, ready_writer):
         os.close(pipe)
-    joined = group.join(own, first)
-    os.write(tie, GO)
-    if joined or os.read(built, 1) != GO:
-        return wait_for(first)
-    return wait_for(first, order["limits"]["memory_mb"], os.open(f"/proc/{first}/root{folder}", os.O_RDONLY))
+    joined = group.join(group_folder, init_pid)
+    os.write(start_writer, READY)
+    if joined or os.read(ready_reader, 1) != READY:
+        return wait_for(init_pid)
+    return wait_for(init_pid, order["limits"]["memory_mb"], os.open(f"/proc/{init_pid}/root{folder}", os.O_RDONLY))
 
 
-def be_first(child: int) -> None:
+def run_init(child: int) -> None:
     """Act like init: reap orphans, and exit with the code's status to end the remaining processes."""
     while True:
         pid, status = os.wait()
         if pid == child:
-            os._exit(status_of(status))
+            os._exit(exit_status(status))
 
 
 def wait_for(child: int, limit_mb: int | None = None, space: int | None = None) -> int:
     """Wait until the child ends, SIGTERM arrives, or memory exceeds its limit, and return the exit status."""
     while True:
-        told = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, watch.SECONDS)
-        if told and told.si_signo == signal.SIGTERM:
+        signal_info = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, memory_monitor.INTERVAL_SECONDS)
+        if signal_info and signal_info.si_signo == signal.SIGTERM:
             return 128 + signal.SIGTERM
-        while (ended := reap()) is not None:
-            if ended[0] == child:
-                return status_of(ended[1])
-        if limit_mb is not None and (used := watch.too_much(os.getpid(), space, limit_mb << 20)):
+        while (finished := reap_child()) is not None:
+            if finished[0] == child:
+                return exit_status(finished[1])
+        if limit_mb is not None and (used := memory_monitor.memory_over_limit(os.getpid(), space, limit_mb << 20)):
             print(f"killed: {used >> 20} MB of memory in use, where {limit_mb} MB are allowed", file=sys.stderr)
             return 128 + signal.SIGKILL
 
 
-def reap() -> tuple[int, int] | None:
+def reap_child() -> tuple[int, int] | None:
     """Return the process id and status of an ended child, or None."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -134,10 +134,10 @@ def reap() -> tuple[int, int] | None:
     return (pid, status) if pid else None
 
 
-def end_all() -> None:
+def kill_all() -> None:
     """Kill descendants until the last ends. Orphans become our children, or end with the init process."""
     while True:
-        for pid in watch.below(os.getpid()):
+        for pid in memory_monitor.find_descendants(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -148,16 +148,16 @@ def end_all() -> None:
             return
 
 
-def fork(become: Callable[[], None]) -> int:
-    """Fork a child that runs ``become`` and never returns; return its process id."""
+def fork(child_main: Callable[[], None]) -> int:
+    """Fork a child that runs ``child_main`` and never returns; return its process id."""
     pid = os.fork()
     if pid:
         return pid
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        become()
+        child_main()
     except OSError as error:
-        failed(error)
+        report_failure(error)
     finally:
         os._exit(ISOLATION_FAILED)
 
@@ -169,43 +169,49 @@ def enter_namespaces() -> None:
         os.setgroups([])
     except PermissionError:  # only root may do this, and in the namespace no process may
         pass
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     me = os.getpid()
 
     def map_users() -> None:  # from outside, where other users can be mapped if permitted
         """Write the user and group maps."""
-        os.close(tell)
-        os.read(told, 1)
-        write(f"/proc/{me}/setgroups", "deny")
+        os.close(writer)
+        os.read(reader, 1)
+        write_text(f"/proc/{me}/setgroups", "deny")
         for which, number in (("uid", user), ("gid", group_of_user)):
             try:
-                write(f"/proc/{me}/{which}_map", f"0 {number} 1\n{INSIDE} {NOBODY} 1\n")
+                write_text(f"/proc/{me}/{which}_map", f"0 {number} 1\n{NOBODY_UID} {HOST_NOBODY_UID} 1\n")
             except OSError:  # not permitted: map only our own user
-                write(f"/proc/{me}/{which}_map", f"0 {number} 1\n")
+                write_text(f"/proc/{me}/{which}_map", f"0 {number} 1\n")
         os._exit(0)
 
     mapper = fork(map_users)
-    os.close(told)
-    kernel.unshare(kernel.NEW_USERS | kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_NAMES)
-    os.write(tell, GO)
-    os.close(tell)
+    os.close(reader)
+    kernel.unshare(
+        kernel.NEW_USER_NAMESPACE
+        | kernel.NEW_PID_NAMESPACE
+        | kernel.NEW_NETWORK_NAMESPACE
+        | kernel.NEW_IPC_NAMESPACE
+        | kernel.NEW_HOSTNAME_NAMESPACE
+    )
+    os.write(writer, READY)
+    os.close(writer)
     if os.waitpid(mapper, 0)[1] != 0:
         raise OSError(0, "users cannot be mapped", "namespaces")
 
 
-def write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
     """Write a text to a file."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 
-def failed(error: OSError) -> int:
+def report_failure(error: OSError) -> int:
     """Print why the jail failed, and return its exit status."""
     print(f"{error.filename or 'jail'}: {error.strerror}", file=sys.stderr, flush=True)
     return ISOLATION_FAILED
 
 
-def status_of(status: int) -> int:
+def exit_status(status: int) -> int:
     """Return the exit status as a shell reports it: 128 + signal for a killed process."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 

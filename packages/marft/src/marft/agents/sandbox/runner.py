@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marft.agents.sandbox import group
-from marft.agents.sandbox.calls import MACHINES
-from marft.agents.sandbox.filter import program
-from marft.agents.sandbox.interpreter import needs
+from marft.agents.sandbox.call_filter import build_filter
+from marft.agents.sandbox.interpreter import find_requirements
 from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.system_calls import ARCHITECTURES
 
 Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
-JAIL = Path(__file__).with_name("jail.py")
+JAIL_PATH = Path(__file__).with_name("jail.py")
 CHUNK = 65536
 END_SECONDS = 5.0  # time for a jail to end after SIGTERM
-_live: set[subprocess.Popen[bytes]] = set()
-TRIES = 3  # attempts at the first jail: a temporary shortage of resources is not missing isolation
+_running: set[subprocess.Popen[bytes]] = set()
+MAX_ATTEMPTS = 3  # attempts at the first jail: a temporary shortage of resources is not missing isolation
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """Result of a run.
 
     ``finished`` code exited with status 0. ``failed`` code exited with another status. ``killed`` code was ended by
@@ -40,25 +40,25 @@ class Ran:
     """
 
     outcome: Outcome
-    written: bytes  # standard output
-    complained: bytes  # standard error
+    stdout: bytes  # standard output
+    stderr: bytes  # standard error
     status: int
     seconds: float
 
     @property
     def output(self) -> str:
         """Text of standard output."""
-        return self.written.decode(errors="replace")
+        return self.stdout.decode(errors="replace")
 
     @property
     def errors(self) -> str:
         """Text of standard error."""
-        return self.complained.decode(errors="replace")
+        return self.stderr.decode(errors="replace")
 
 
 def run_python(
     code: str, settings: SandboxSettings | None = None, stdin: str = "", files: Mapping[str, bytes] | None = None
-) -> Ran:
+) -> RunResult:
     """Run a program and wait for it.
 
     Args:
@@ -96,74 +96,78 @@ def isolation_problem() -> str:
     if not sys.platform.startswith("linux"):
         return f"there are no namespaces on {sys.platform}"
     try:
-        program(os.uname().machine)
-        needs()
+        build_filter(os.uname().machine)
+        find_requirements()
     except ValueError as error:
         return str(error)
     problem = ""
-    for _ in range(TRIES):
-        ran = _run("print('here')", SandboxSettings(seconds=30.0), "", {})
-        if ran.output.strip() == "here":
+    for _ in range(MAX_ATTEMPTS):
+        result = _run("print('here')", SandboxSettings(seconds=30.0), "", {})
+        if result.output.strip() == "here":
             return ""
-        problem = (ran.errors.strip().splitlines() or [f"the jail did not answer: {ran.outcome}, {ran.status}"])[-1]
+        problem = (
+            result.errors.strip().splitlines() or [f"the jail did not answer: {result.outcome}, {result.status}"]
+        )[-1]
     return problem
 
 
-def end_all() -> None:
+def terminate_all() -> None:
     """Kill running code, to release waiting callers."""
-    for process in list(_live):
+    for process in list(_running):
         process.terminate()
 
 
-def _free_name(name: str, taken: Iterable[str]) -> str:
+def _unused_name(name: str, used_names: Iterable[str]) -> str:
     """Return a free name, with leading underscores if needed."""
-    while name in taken:
+    while name in used_names:
         name = f"_{name}"
     return name
 
 
-def _order(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+def _build_order(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the order for the jail."""
-    isolated, machine = settings.isolation == "required", os.uname().machine
-    python = needs() if isolated else {"python": sys.executable}
-    shown = {path.split("/")[1] for kind in ("files", "folders") for path in python.get(kind, ())}
+    isolated, architecture = settings.isolation == "required", os.uname().machine
+    python = find_requirements() if isolated else {"python": sys.executable}
+    mounted_names = {path.split("/")[1] for kind in ("files", "folders") for path in python.get(kind, ())}
     return {
         "code": code,
-        "program": _free_name("program.py", {file.partition("/")[0] for file in files}),
+        "program": _unused_name("program.py", {file.partition("/")[0] for file in files}),
         "stdin": stdin,
         "given": {name: base64.b64encode(content).decode() for name, content in files.items()},
         "limits": settings.model_dump(),
         "needs": python,
-        "folder": "/" + _free_name("work", shown),
-        "filter": base64.b64encode(program(machine)).decode() if isolated or machine in MACHINES else "",
-        "group": group.find(),
+        "folder": "/" + _unused_name("work", mounted_names),
+        "filter": base64.b64encode(build_filter(architecture)).decode()
+        if isolated or architecture in ARCHITECTURES
+        else "",
+        "group": group.find_parent(),
         "temporary": tempfile.gettempdir(),
     }
 
 
-def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> Ran:
-    outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
-    assert not outside, f"{outside} would lie outside the working folder"
-    began = time.monotonic()
-    order = _order(code, settings, stdin, files)
+def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> RunResult:
+    invalid_paths = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
+    assert not invalid_paths, f"{invalid_paths} would lie outside the working folder"
+    start_time = time.monotonic()
+    order = _build_order(code, settings, stdin, files)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(JAIL), str(os.getpid())],
+        [sys.executable, "-I", "-S", str(JAIL_PATH), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={}, cwd="/", close_fds=True, start_new_session=True,
     )  # fmt: skip
-    _live.add(process)
+    _running.add(process)
     try:
-        output, errors, cut = _talk(process, json.dumps(order).encode(), settings, began + settings.seconds)
+        output, errors, cut = _communicate(process, json.dumps(order).encode(), settings, start_time + settings.seconds)
     finally:
-        _live.discard(process)
-        _end(process)
-        group.remove(group.path_of(order["group"], process.pid))
+        _running.discard(process)
+        _terminate(process)
+        group.remove(group.group_path(order["group"], process.pid))
     status = process.returncode
     outcome: Outcome = cut or ("finished" if status == 0 else "killed" if status >= 128 or status < 0 else "failed")
-    return Ran(outcome, output, errors, status, time.monotonic() - began)
+    return RunResult(outcome, output, errors, status, time.monotonic() - start_time)
 
 
-def _talk(
+def _communicate(
     process: subprocess.Popen[bytes], order: bytes, settings: SandboxSettings, deadline: float
 ) -> tuple[bytes, bytes, Outcome | None]:
     """Send the order, then read until the program ends, exceeds its timeout or writes too much."""
@@ -171,13 +175,13 @@ def _talk(
     assert process.stdout
     assert process.stderr
     limit = settings.output_kb * 1024
-    heard: dict[int, bytearray] = {}
+    received: dict[int, bytearray] = {}
     cut: Outcome | None = None
     with selectors.DefaultSelector() as selector:
         for pipe in (process.stdout, process.stderr):
             os.set_blocking(pipe.fileno(), False)
             selector.register(pipe, selectors.EVENT_READ)
-            heard[pipe.fileno()] = bytearray()
+            received[pipe.fileno()] = bytearray()
         os.set_blocking(process.stdin.fileno(), False)
         selector.register(process.stdin, selectors.EVENT_WRITE)
         while len(selector.get_map()) and cut is None:
@@ -186,27 +190,27 @@ def _talk(
                 cut = "timed_out"
             for key, _ in ready:
                 if key.fileobj is process.stdin:
-                    order = _feed(process, order)
+                    order = _write_input(process, order)
                     if not order:
                         selector.unregister(process.stdin)
                         process.stdin.close()
                     continue
                 chunk = os.read(key.fd, CHUNK)
-                heard[key.fd] += chunk
+                received[key.fd] += chunk
                 if not chunk:
                     selector.unregister(key.fileobj)
-                elif len(heard[key.fd]) > limit:
+                elif len(received[key.fd]) > limit:
                     cut = "too_much_output"
     if cut is None:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             cut = "timed_out"
-    output, errors = (bytes(heard[pipe.fileno()][:limit]) for pipe in (process.stdout, process.stderr))
+    output, errors = (bytes(received[pipe.fileno()][:limit]) for pipe in (process.stdout, process.stderr))
     return output, errors, cut
 
 
-def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
+def _write_input(process: subprocess.Popen[bytes], order: bytes) -> bytes:
     """Write as much as the pipe accepts, and return the rest; empty if the reader is gone."""
     assert process.stdin
     try:
@@ -217,7 +221,7 @@ def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
         return b""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     """End all processes of the jail: the keeper does so on SIGTERM, and killing the keeper kills the rest."""
     process.terminate()
     try:

@@ -18,13 +18,13 @@ from pydantic import (
     field_validator,
 )
 
-from marft.agents.environment import OFFERED, Session
+from marft.agents.environment import TOOL_ATTRIBUTE, Session
 from marft.agents.tool_sources import ToolSession, ToolSource
-from marft.agents.tools.results import refuse_return, text_of
-from marft.common.texts import raised
+from marft.agents.tools.results import check_return_type, result_text
+from marft.common.texts import format_error
 from marft.common.types import Task, Tool
-from marft.config.given import ImportPath
-from marft.config.plugins import Plugin, import_path
+from marft.config.plugins import Plugin, import_object
+from marft.config.python_objects import ImportPath
 
 
 class Functions(Plugin):
@@ -45,12 +45,12 @@ class Functions(Plugin):
     @field_validator("call")
     @classmethod
     def _is_callable(cls, call: str, info: ValidationInfo) -> str:
-        _functions(import_path(call, info.context))
+        _find_functions(import_object(call, info.context))
         return call
 
     def connect(self) -> FunctionSource:
         """Return the tool source for the run."""
-        return FunctionSource(import_path(self.call))
+        return FunctionSource(import_object(self.call))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class Function:
     parameters: Sequence[str]
 
     @staticmethod
-    def of(function: Callable[..., object], method: bool = False) -> Function:
+    def from_function(function: Callable[..., object], method: bool = False) -> Function:
         """Read a function's signature.
 
         Raises:
@@ -70,13 +70,15 @@ class Function:
                 the return type never has a JSON form.
         """
         try:
-            return Function._read(function, method)
+            return Function._from_signature(function, method)
         except (NameError, TypeError, PydanticUserError) as error:
             name = getattr(function, "__name__", repr(function))
-            raise ValueError(f"tool {name!r}: its type hints say nothing that JSON can: {raised(error)}") from error
+            raise ValueError(
+                f"tool {name!r}: its type hints say nothing that JSON can: {format_error(error)}"
+            ) from error
 
     @staticmethod
-    def _read(function: Callable[..., object], method: bool) -> Function:
+    def _from_signature(function: Callable[..., object], method: bool) -> Function:
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         fields: dict[str, Any] = {}
@@ -88,14 +90,14 @@ class Function:
             default = ... if parameter.default is parameter.empty else parameter.default
             # an argument name must not shadow an attribute of pydantic models
             fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
-        _refuse_return(name, hints.get("return", Any))
+        _check_return(name, hints.get("return", Any))
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = model.model_json_schema(by_alias=True)
         parameters.pop("title", None)
         tool = Tool(name, inspect.getdoc(function) or "", {"type": "object", "properties": {}, **parameters})
         return Function(tool, model, tuple(fields))
 
-    def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
+    def bind_arguments(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return validated arguments for the function.
 
         Raises:
@@ -113,11 +115,11 @@ class Function:
 class FunctionSource(ToolSource):
     """Tool source for a function or a class."""
 
-    found: Callable[..., object]
+    target: Callable[..., object]
     functions: dict[str, Function] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.functions = _functions(self.found)
+        self.functions = _find_functions(self.target)
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -127,14 +129,14 @@ class FunctionSource(ToolSource):
     @property
     def stateful(self) -> bool:
         """True for methods of an object created per episode."""
-        return isinstance(self.found, type)
+        return isinstance(self.target, type)
 
     def open(self, task: Task, seed: int) -> FunctionSession:
         """Open a session; for a class, create the episode's object."""
-        if not isinstance(self.found, type):
-            return FunctionSession(self.functions, {self.found.__name__: self.found})
-        made = self.found(task, seed)
-        return FunctionSession(self.functions, {name: getattr(made, name) for name in self.functions}, made)
+        if not isinstance(self.target, type):
+            return FunctionSession(self.functions, {self.target.__name__: self.target})
+        instance = self.target(task, seed)
+        return FunctionSession(self.functions, {name: getattr(instance, name) for name in self.functions}, instance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,14 +149,14 @@ class FunctionSession:
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call a function and return its result as text (:mod:`.results`); errors go to the agent."""
-        return await text_of(self.bodies[tool](**self.functions[tool].bind(arguments)))
+        return await result_text(self.bodies[tool](**self.functions[tool].bind_arguments(arguments)))
 
     async def end(self) -> None:
         """Call the episode object's ``close`` method, if present."""
         close = getattr(self.owner, "close", None)
-        done = close() if callable(close) else None
-        if isinstance(done, Awaitable):
-            await done
+        result = close() if callable(close) else None
+        if isinstance(result, Awaitable):
+            await result
 
 
 class SessionSource(ToolSource):
@@ -165,10 +167,10 @@ class SessionSource(ToolSource):
     """
 
     def __init__(self, session: type) -> None:
-        marked = [m for _, m in inspect.getmembers(session, inspect.isfunction) if hasattr(m, OFFERED)]
+        marked = [m for _, m in inspect.getmembers(session, inspect.isfunction) if hasattr(m, TOOL_ATTRIBUTE)]
         if not marked:
             raise ValueError(f"{session.__name__} has no methods that are marked with @tool")
-        self.functions = {method.__name__: Function.of(method, method=True) for method in marked}
+        self.functions = {method.__name__: Function.from_function(method, method=True) for method in marked}
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -176,36 +178,36 @@ class SessionSource(ToolSource):
         return [function.tool for function in self.functions.values()]
 
     def open(self, task: Task, seed: int) -> ToolSession:
-        """Raise an error: the environment opens the session; see :meth:`joined`."""
+        """Raise an error: the environment opens the session; see :meth:`bind_session`."""
         raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
 
-    def joined(self, session: Session) -> ToolSession:
+    def bind_session(self, session: Session) -> ToolSession:
         """Return a session for the methods of the environment's session, or of its ``toolbox``."""
         owner = getattr(session, "toolbox", session)
         return FunctionSession(self.functions, {name: getattr(owner, name) for name in self.functions})
 
 
-def _functions(found: Callable[..., object]) -> dict[str, Function]:
-    if not isinstance(found, type):
-        if not inspect.isfunction(found):
-            raise ValueError(f"{found!r} is neither a function nor a class")
-        return {found.__name__: Function.of(found)}
-    methods = {name: method for name, method in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)}
+def _find_functions(target: Callable[..., object]) -> dict[str, Function]:
+    if not isinstance(target, type):
+        if not inspect.isfunction(target):
+            raise ValueError(f"{target!r} is neither a function nor a class")
+        return {target.__name__: Function.from_function(target)}
+    methods = {name: method for name, method in inspect.getmembers(target, inspect.isfunction) if _is_tool(name)}
     if not methods:
-        raise ValueError(f"{found.__name__} has no public methods that could be tools")
+        raise ValueError(f"{target.__name__} has no public methods that could be tools")
     try:
-        inspect.signature(found).bind(None, 0)
+        inspect.signature(target).bind(None, 0)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{found.__name__}(task, seed) is how an object of it is made, but: {error}") from error
+        raise ValueError(f"{target.__name__}(task, seed) is how an object of it is made, but: {error}") from error
     return {
-        name: Function.of(method, not isinstance(inspect.getattr_static(found, name), staticmethod))
+        name: Function.from_function(method, not isinstance(inspect.getattr_static(target, name), staticmethod))
         for name, method in methods.items()
     }
 
 
-def _refuse_return(name: str, annotation: object) -> None:
+def _check_return(name: str, annotation: object) -> None:
     try:
-        refuse_return(annotation)
+        check_return_type(annotation)
     except ValueError as error:
         raise ValueError(f"tool {name!r}: {error}") from error
 

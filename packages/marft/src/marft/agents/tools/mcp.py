@@ -14,18 +14,18 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.agents.tools.connection import Connection
-from marft.agents.tools.intake import NAME_CHARACTERS, refuse_large
-from marft.common.satellites import install_command
-from marft.common.texts import one_line
+from marft.agents.tools.input_limiter import MAX_NAME_CHARACTERS, check_tool_sizes
+from marft.common.packages import install_command
+from marft.common.texts import single_line
 from marft.common.types import Task, Tool
 from marft.config.agents import Strings
-from marft.config.endpoint import VARIABLE, checked_url
-from marft.config.folders import AtHome
+from marft.config.endpoint import VARIABLE_NAME, check_url
+from marft.config.paths import ExpandUser
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
 
 HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
-SHOWN = 20  # maximum tool names in an error message
+MAX_SHOWN_NAMES = 20  # maximum tool names in an error message
 
 
 class MCP(Plugin):
@@ -48,8 +48,8 @@ class MCP(Plugin):
 
     command: Strings = ()  # program and arguments that start the server
     environment: Strings = ()  # names of our environment variables that the server may see
-    folder: Annotated[str, AtHome] = ""  # working folder of a started server
-    log: Annotated[str, AtHome] = ""  # file for the server's standard error; "" discards it
+    folder: Annotated[str, ExpandUser] = ""  # working folder of a started server
+    log: Annotated[str, ExpandUser] = ""  # file for the server's standard error; "" discards it
     url: str = ""  # URL of a running server
     header_variables: dict[str, str] = {}  # header name → name of the environment variable that holds its whole value
     only: Strings = ()  # names of the tools to offer; empty offers all
@@ -58,13 +58,13 @@ class MCP(Plugin):
 
     @field_validator("url")
     @classmethod
-    def _can_be_reached(cls, url: str) -> str:
-        return checked_url(url, "header_variables") if url else url
+    def _check_url(cls, url: str) -> str:
+        return check_url(url, "header_variables") if url else url
 
     @field_validator("environment")
     @classmethod
-    def _names_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(map(VARIABLE.fullmatch, names)):
+    def _check_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(VARIABLE_NAME.fullmatch, names)):
             raise PydanticCustomError(
                 "variable", 'holds names of environment variables, as in ["MY_KEY"], never values'
             )
@@ -72,11 +72,11 @@ class MCP(Plugin):
 
     @field_validator("header_variables")
     @classmethod
-    def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name in headers:
             if not HEADER.fullmatch(name):
                 raise PydanticCustomError("header", "no header can be called {name}", {"name": repr(name)})
-        if not all(map(VARIABLE.fullmatch, headers.values())):
+        if not all(map(VARIABLE_NAME.fullmatch, headers.values())):
             raise PydanticCustomError(
                 "variable",
                 'names for each header the environment variable that holds it, such as { Authorization = "MY_KEY" }, '
@@ -85,11 +85,11 @@ class MCP(Plugin):
         return headers
 
     @model_validator(mode="after")
-    def _one_way_in(self) -> MCP:
+    def _check_transport(self) -> MCP:
         if bool(self.command) == bool(self.url):
             raise ValueError("needs either a command that starts the server, or its url")
-        way, others = ("url", ("environment", "folder", "log")) if self.url else ("command", ("header_variables",))
-        idle = [key for key in others if getattr(self, key)]
+        way, unused_keys = ("url", ("environment", "folder", "log")) if self.url else ("command", ("header_variables",))
+        idle = [key for key in unused_keys if getattr(self, key)]
         if idle:
             raise ValueError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
         return self
@@ -106,24 +106,24 @@ class MCP(Plugin):
             raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
         connection = Connection(self)
         try:
-            chosen = self._chosen(connection.tools())
-            refuse_large(chosen, connection.where)
+            chosen = self._select_tools(connection.tools())
+            check_tool_sizes(chosen, connection.address)
         except BaseException:  # including Ctrl-C
             connection.close()
             raise
         if not self.per_episode:
             return SharedServer(connection, chosen)
         connection.close()
-        return OwnServers(self, chosen)
+        return EpisodeServers(self, chosen)
 
-    def _chosen(self, offered: Sequence[Tool]) -> list[Tool]:
-        names = [tool.name for tool in offered]
+    def _select_tools(self, available: Sequence[Tool]) -> list[Tool]:
+        names = [tool.name for tool in available]
         missing = sorted(set(self.only) - set(names))
         if missing:
-            some = ", ".join(one_line(name[:NAME_CHARACTERS]) for name in names[:SHOWN])
-            more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {some}{more}")
-        return [tool for tool in offered if not self.only or tool.name in self.only]
+            shown_names = ", ".join(single_line(name[:MAX_NAME_CHARACTERS]) for name in names[:MAX_SHOWN_NAMES])
+            more = f" and {len(names) - MAX_SHOWN_NAMES:,} more" if len(names) > MAX_SHOWN_NAMES else ""
+            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {shown_names}{more}")
+        return [tool for tool in available if not self.only or tool.name in self.only]
 
 
 class SharedServer(StatelessSource):
@@ -146,12 +146,12 @@ class SharedServer(StatelessSource):
         self.connection.close()
 
 
-class OwnServers(ToolSource):
+class EpisodeServers(ToolSource):
     """Tool source with one connection per episode."""
 
     def __init__(self, settings: MCP, tools: Sequence[Tool]) -> None:
         self.settings, self._tools = settings, tools
-        self._live: set[Connection] = set()
+        self._connections: set[Connection] = set()
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -161,24 +161,24 @@ class OwnServers(ToolSource):
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
         """Open a connection for one episode."""
         connection = Connection(self.settings)
-        self._live.add(connection)
-        return OwnServer(connection, self._live)
+        self._connections.add(connection)
+        return EpisodeServer(connection, self._connections)
 
     def close(self) -> None:
         """Close the running episodes' connections."""
-        for ending in [connection.end() for connection in list(self._live)]:
+        for ending in [connection.end() for connection in list(self._connections)]:
             ending.result()
 
 
-class OwnServer:
+class EpisodeServer:
     """Connection for one episode.
 
     Args:
-        live: connections of all running episodes.
+        connections: connections of all running episodes.
     """
 
-    def __init__(self, connection: Connection, live: set[Connection]) -> None:
-        self._connection, self._live = connection, live
+    def __init__(self, connection: Connection, connections: set[Connection]) -> None:
+        self._connection, self._connections = connection, connections
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call a tool on the episode's server and return its text."""
@@ -187,5 +187,5 @@ class OwnServer:
     async def end(self) -> None:
         """Close the connection; closing continues even if the caller stops waiting."""
         ending = self._connection.end()
-        ending.add_done_callback(lambda _: self._live.discard(self._connection))
+        ending.add_done_callback(lambda _: self._connections.discard(self._connection))
         await asyncio.shield(asyncio.wrap_future(ending))

@@ -9,18 +9,18 @@ from typing import Any
 from pydantic import Field
 
 from marft.agents.memories.interface import Entry, Kind
-from marft.agents.memories.store import Store, open_store
+from marft.agents.memories.store import MemoryStore, open_store
 from marft.agents.tool_sources import ToolSource
 from marft.agents.tools.functions import Function
 from marft.common.types import Task, Tool
-from marft.config.parts import MemoryPlugin
+from marft.config.plugin_types import MemoryPlugin
 from marft.config.plugins import Plugin
 from marft.config.settings import Count
 
-NOTHING = "(nothing)"
+NO_RESULT = "(nothing)"
 
 
-class Remembering(Plugin):
+class MemoryToolSettings(Plugin):
     """Tools ``remember(text, key, kind)``, ``recall(question)`` and ``forget(key)`` on a memory. All agents with
     this tool source share one memory per episode.
     """
@@ -43,7 +43,7 @@ class MemorySource(ToolSource):
     @property
     def tools(self) -> Sequence[Tool]:
         """Descriptions of the three tools."""
-        return [Function.of(getattr(MemoryTools, name), method=True).tool for name in NAMES]
+        return [Function.from_function(getattr(MemoryTools, name), method=True).tool for name in TOOL_NAMES]
 
     def open(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  starts empty and uses no randomness
         """Open a session with an empty memory."""
@@ -54,18 +54,18 @@ class MemorySource(ToolSource):
 class MemoryTools:
     """Implementation of the three tools. Agents read the docstrings of its methods as tool descriptions."""
 
-    store: Store
+    store: MemoryStore
     budget: int
 
     async def remember(self, text: str, key: str = "", kind: Kind = "factual") -> str:
         """Remember a text. A fact takes the place of an earlier one with the same key. kind: "factual" for what is so,
         "experiential" for what happened, "working" for what you are doing now."""
         work = await self.store.write([Entry(text, key, kind)])
-        return work.said or "Remembered."
+        return work.message or "Remembered."
 
     async def recall(self, question: str = "") -> str:
         """Read what was remembered that helps with a question; an empty one reads the newest."""
-        return (await self.store.read(question, self.budget)).text or NOTHING
+        return (await self.store.read(question, self.budget)).text or NO_RESULT
 
     async def forget(self, key: str) -> str:
         """Forget all that was remembered under a key."""
@@ -73,19 +73,19 @@ class MemoryTools:
         return f"Forgotten: {count}." if count else f"Nothing was remembered under {key!r}."
 
 
-NAMES = ("remember", "recall", "forget")
+TOOL_NAMES = ("remember", "recall", "forget")
 
 
 class MemorySession:
     """Memory tools in one episode."""
 
-    def __init__(self, store: Store, budget: int) -> None:
+    def __init__(self, store: MemoryStore, budget: int) -> None:
         self.store, self._tools = store, MemoryTools(store, budget)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call a tool; an agent reads errors in its arguments."""
         method = getattr(self._tools, tool)
-        bound = Function.of(getattr(MemoryTools, tool), method=True).bind(arguments)
+        bound = Function.from_function(getattr(MemoryTools, tool), method=True).bind_arguments(arguments)
         return str(await method(**bound))
 
     async def end(self) -> None:

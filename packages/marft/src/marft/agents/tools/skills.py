@@ -16,13 +16,13 @@ import yaml
 
 from marft.agents.sandbox.runner import require_isolation, run_python
 from marft.agents.sandbox.settings import SandboxSettings
-from marft.agents.tools.python import Sandboxed, report
+from marft.agents.tools.python import SandboxSource, format_result
 from marft.common.atomic import read_text
 from marft.common.types import Tool
 
 HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*\n?(.*)\Z", re.DOTALL)
-FOLDER_BYTES = 8 * 2**20
-START = (
+MAX_FOLDER_BYTES = 8 * 2**20
+SCRIPT_TEMPLATE = (
     "import runpy, sys\n"
     "sys.path[:0] = ['scripts', '.']\n"
     "sys.argv = {argv!r}\n"
@@ -72,37 +72,37 @@ def read_skill(folder: str) -> Skill:
             that lead out of it.
     """
     path = Path(folder)
-    name, description, instructions = _about(path)
-    found = sorted(path.rglob("*"))
-    for link in found:
+    name, description, instructions = _read_header(path)
+    paths = sorted(path.rglob("*"))
+    for link in paths:
         if link.is_symlink() and not link.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"the skill at {folder}: {link.relative_to(path)} is a link that leads out of the folder")
-    files = [file for file in found if file.is_file() and file.name != "SKILL.md"]
-    if sum(file.stat().st_size for file in files) > FOLDER_BYTES:
-        raise ValueError(f"the skill at {folder} is larger than {FOLDER_BYTES >> 20} MiB")
+    files = [file for file in paths if file.is_file() and file.name != "SKILL.md"]
+    if sum(file.stat().st_size for file in files) > MAX_FOLDER_BYTES:
+        raise ValueError(f"the skill at {folder} is larger than {MAX_FOLDER_BYTES >> 20} MiB")
     contents = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
     return Skill(name, description, instructions, contents)
 
 
-def _about(path: Path) -> tuple[str, str, str]:
+def _read_header(path: Path) -> tuple[str, str, str]:
     """Return name, description and instructions of a skill."""
     try:
         parts = HEADER.match(read_text(path / "SKILL.md"))
-        about = yaml.safe_load(parts[1]) if parts else None
+        header = yaml.safe_load(parts[1]) if parts else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the skill at {path}: {error}") from error
-    if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("name", "description")):
+    if not isinstance(header, dict) or not all(isinstance(header.get(key), str) for key in ("name", "description")):
         raise ValueError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
-    if not re.match("[A-Za-z]", about["name"]):
+    if not re.match("[A-Za-z]", header["name"]):
         raise ValueError(
             f"{path / 'SKILL.md'}: name must begin with a letter from a to z; its tools are called after it"
         )
     assert parts
-    return about["name"], about["description"], parts[2].strip()
+    return header["name"], header["description"], parts[2].strip()
 
 
 @dataclass(frozen=True)
-class SkillSource(Sandboxed):
+class SkillSource(SandboxSource):
     """Tool source for a skill: reading its files and running its scripts."""
 
     skill: Skill
@@ -115,11 +115,11 @@ class SkillSource(Sandboxed):
     @property
     def tools(self) -> Sequence[Tool]:
         """Tools for the skill's files and scripts."""
-        skill, offered = self.skill, []
+        skill, tools = self.skill, []
         if skill.texts:
             file = {"type": "string", "enum": skill.texts}
             schema = {"type": "object", "properties": {"file": file}, "required": ["file"]}
-            offered.append(Tool(f"{skill.prefix}_read", f"Read a file of the skill {skill.name}.", schema))
+            tools.append(Tool(f"{skill.prefix}_read", f"Read a file of the skill {skill.name}.", schema))
         if skill.scripts:
             properties = {
                 "script": {"type": "string", "enum": skill.scripts},
@@ -127,23 +127,23 @@ class SkillSource(Sandboxed):
                 "input": {"type": "string", "description": "What the script reads from standard input."},
             }
             schema = {"type": "object", "properties": properties, "required": ["script"]}
-            offered.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
-        return offered
+            tools.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
+        return tools
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Read a file of the skill, or run a script in the sandbox, and return the text."""
         if tool == f"{self.skill.prefix}_read":
-            return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
-        script = _one_of(arguments, "script", self.skill.scripts)
-        words, given = arguments.get("arguments", []), arguments.get("input", "")
-        if not isinstance(words, list) or not isinstance(given, str):
+            return self.skill.files[_get_choice(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
+        script = _get_choice(arguments, "script", self.skill.scripts)
+        words, stdin = arguments.get("arguments", []), arguments.get("input", "")
+        if not isinstance(words, list) or not isinstance(stdin, str):
             raise ValueError("arguments must be a list of strings, and input a string")
-        code = START.format(argv=[script, *map(str, words)])
-        return report(run_python(code, self.limits, given, self.skill.files))
+        code = SCRIPT_TEMPLATE.format(argv=[script, *map(str, words)])
+        return format_result(run_python(code, self.limits, stdin, self.skill.files))
 
 
-def _one_of(arguments: Mapping[str, object], key: str, known: Sequence[str]) -> str:
+def _get_choice(arguments: Mapping[str, object], key: str, choices: Sequence[str]) -> str:
     value = arguments.get(key)
-    if value not in known:
-        raise ValueError(f"{key} must be one of {', '.join(known)}")
+    if value not in choices:
+        raise ValueError(f"{key} must be one of {', '.join(choices)}")
     return str(value)

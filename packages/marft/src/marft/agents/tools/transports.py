@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
-from marft.agents.tools.intake import MESSAGE_BYTES, Intake, TooMuchError
+from marft.agents.tools.input_limiter import MAX_MESSAGE_BYTES, InputLimiter, LimitExceededError
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
 GRACE_SECONDS = 1.0  # time for a server to end after its input ends, and again after SIGTERM
-TICK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 CHUNK = 65536
 
 
 @asynccontextmanager
 async def standard_streams(
-    command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], intake: Intake
+    command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], limiter: InputLimiter
 ) -> AsyncIterator[TransportStreams]:
     """Start a server in a session of its own and exchange messages by lines; end the server on exit.
 
@@ -35,28 +35,30 @@ async def standard_streams(
     from mcp.shared.message import SessionMessage
 
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, cwd=folder, stderr=errors, start_new_session=True, limit=MESSAGE_BYTES,
+        *command, env=environment, cwd=folder, stderr=errors, start_new_session=True, limit=MAX_MESSAGE_BYTES,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    arrived, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, leaving = anyio.create_memory_object_stream[SessionMessage](0)
+    receive_queue, receive_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    send_stream, send_queue = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
-        asyncio.create_task(_read(process, arrived, intake)),
-        asyncio.create_task(_write(process, leaving, arrived, intake)),
+        asyncio.create_task(_forward_output(process, receive_queue, limiter)),
+        asyncio.create_task(_forward_input(process, send_queue, receive_queue, limiter)),
     ]
     try:
-        yield incoming, outgoing
+        yield receive_stream, send_stream
     finally:
         with anyio.CancelScope(shield=True):
-            for stream in (incoming, outgoing):
+            for stream in (receive_stream, send_stream):
                 stream.close()
-            await asyncio.shield(asyncio.create_task(_end(process, tasks)))
-            for end in (arrived, leaving):
+            await asyncio.shield(asyncio.create_task(_terminate(process, tasks)))
+            for end in (receive_queue, send_queue):
                 end.close()
 
 
-async def _read(
-    process: asyncio.subprocess.Process, arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake
+async def _forward_output(
+    process: asyncio.subprocess.Process,
+    receive_queue: MemoryObjectSendStream[SessionMessage | Exception],
+    limiter: InputLimiter,
 ) -> None:
     """Forward the server's messages, up to the first that exceeds a limit."""
     import anyio
@@ -64,20 +66,20 @@ async def _read(
     from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
     assert process.stdout is not None
-    with suppress(TooMuchError, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
-        async with arrived:
-            while line := await _line(process.stdout, intake):
-                intake.took(len(line), lines=1)
+    with suppress(LimitExceededError, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+        async with receive_queue:
+            while line := await _read_line(process.stdout, limiter):
+                limiter.count(len(line), lines=1)
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
-                    intake.noted(line)
+                    limiter.add_invalid_line(line)
                 else:
                     if not isinstance(message, JSONRPCNotification):  # no code here depends on notifications
-                        await arrived.send(SessionMessage(message))
+                        await receive_queue.send(SessionMessage(message))
 
 
-async def _line(output: asyncio.StreamReader, intake: Intake) -> bytes:
+async def _read_line(output: asyncio.StreamReader, limiter: InputLimiter) -> bytes:
     """Return the next line, or ``b""`` at the end.
 
     Raises:
@@ -86,28 +88,28 @@ async def _line(output: asyncio.StreamReader, intake: Intake) -> bytes:
     try:
         return await output.readline()
     except ValueError:
-        raise intake.too_long() from None
+        raise limiter.message_too_long() from None
 
 
-async def _write(
-    process: asyncio.subprocess.Process, leaving: MemoryObjectReceiveStream[SessionMessage],
-    arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake,
+async def _forward_input(
+    process: asyncio.subprocess.Process, send_queue: MemoryObjectReceiveStream[SessionMessage],
+    receive_queue: MemoryObjectSendStream[SessionMessage | Exception], limiter: InputLimiter,
 ) -> None:  # fmt: skip
     """Forward our messages. Once the server stops accepting input, close its output stream too."""
     from mcp_types import JSONRPCRequest
 
     assert process.stdin is not None
     with suppress(ConnectionError):
-        async for sent in leaving:
+        async for sent in send_queue:
             if isinstance(sent.message, JSONRPCRequest):
-                intake.asked()
+                limiter.reset()
             process.stdin.write(json.dumps(sent.message.model_dump(by_alias=True, exclude_unset=True)).encode() + b"\n")
             await process.stdin.drain()
         return
-    arrived.close()
+    receive_queue.close()
 
 
-async def _end(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _terminate(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
     """Close the server's input, then send SIGTERM, then SIGKILL, to its whole session."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -120,7 +122,7 @@ async def _end(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task
     for number in (signal.SIGTERM, signal.SIGKILL, None):
         until = asyncio.get_running_loop().time() + GRACE_SECONDS + (0.5 if number == signal.SIGKILL else 0.0)
         while process.returncode is None and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         if process.returncode is not None or number is None:
             break
         with suppress(ProcessLookupError, PermissionError):
@@ -136,25 +138,27 @@ async def _drain(output: asyncio.StreamReader) -> None:
             pass
 
 
-def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake) -> AsyncClient:
+def bounded_client(headers: Mapping[str, str], timeout: Timeout, limiter: InputLimiter) -> AsyncClient:
     """Return an HTTP client with limits on received data."""
     from httpx2 import AsyncByteStream, AsyncClient, StreamError
 
-    class Counted(AsyncByteStream):
+    class CountedStream(AsyncByteStream):
         """Response stream that counts its data."""
 
-        def __init__(self, inner: AsyncByteStream, streamed: bool) -> None:
-            self.inner, self.streamed = inner, streamed
+        def __init__(self, inner: AsyncByteStream, is_event_stream: bool) -> None:
+            self.inner, self.streamed = inner, is_event_stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             size = 0
             async for chunk in self.inner:
                 size += len(chunk)
                 try:
-                    if size > MESSAGE_BYTES and not self.streamed:  # in an event stream, each event has its own limit
-                        raise intake.too_long()
-                    intake.took(len(chunk), chunk.count(b"\n") if self.streamed else 0)
-                except TooMuchError as error:
+                    if (
+                        size > MAX_MESSAGE_BYTES and not self.streamed
+                    ):  # in an event stream, each event has its own limit
+                        raise limiter.message_too_long()
+                    limiter.count(len(chunk), chunk.count(b"\n") if self.streamed else 0)
+                except LimitExceededError as error:
                     raise StreamError(str(error)) from None
                 yield chunk
 
@@ -162,23 +166,23 @@ def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake)
             """Close the response stream."""
             await self.inner.aclose()
 
-    async def asked(request: Request) -> None:
+    async def on_request(request: Request) -> None:
         """Count a request; fail after a fault."""
-        if intake.fault:
-            raise StreamError(intake.fault)
+        if limiter.fault:
+            raise StreamError(limiter.fault)
         if request.method == "POST":
-            intake.asked()
+            limiter.reset()
 
-    async def answered(response: Response) -> None:
+    async def on_response(response: Response) -> None:
         """Check a response's encoding and count its data."""
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":  # compressed data can expand without limit
-            raise StreamError(str(intake.refused(f"it compresses ({encoding[:20]}) what it was asked not to")))
-        streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+            raise StreamError(str(limiter.record_fault(f"it compresses ({encoding[:20]}) what it was asked not to")))
+        is_event_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         assert isinstance(response.stream, AsyncByteStream)
-        response.stream = Counted(response.stream, streamed)
+        response.stream = CountedStream(response.stream, is_event_stream)
 
     return AsyncClient(
         headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout,
-        event_hooks={"request": [asked], "response": [answered]},
+        event_hooks={"request": [on_request], "response": [on_response]},
     )  # fmt: skip

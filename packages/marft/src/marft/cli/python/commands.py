@@ -12,36 +12,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.cli.python.asked import (
+from marft.cli.python.arguments import (
+    check_arguments,
+    check_callback,
     check_count,
-    check_observer,
-    check_place,
-    check_words,
+    check_path,
     is_path,
-    names_in,
-    things_in,
+    to_names,
+    to_objects,
 )
-from marft.cli.python.reorganizing import in_another_team
 from marft.cli.python.run import Run
+from marft.cli.python.team_change import apply_team
+from marft.common.callbacks import Callback
 from marft.common.errors import RunError
-from marft.common.observing import Observer
-from marft.config.folders import FOLDER, at_home
-from marft.config.given import Given
 from marft.config.load import load_recipe as read_recipe
 from marft.config.load import parse_recipe, to_toml
-from marft.config.run import RunSettings, refuse_missing_packages, refuse_nothing_to_train
-from marft.runs.folder import RunFolder
-from marft.runs.going_on import resumed_or_started
+from marft.config.paths import RECIPE_FOLDER, expand_user
+from marft.config.python_objects import ObjectPlaceholder
+from marft.config.run import RunSettings, check_packages, check_trainable
+from marft.runs.resume import resolve_start
+from marft.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation, Mode
 
-Recipe = str | Path | Mapping[str, Any] | RunSettings
-Changes = Mapping[str, Any] | Sequence[str]
+RecipeLike = str | Path | Mapping[str, Any] | RunSettings
+RecipeChanges = Mapping[str, Any] | Sequence[str]
 
 
-def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any] = (), **more: Any) -> RunSettings:
+def load_recipe(
+    recipe: RecipeLike, changes: RecipeChanges = (), /, *, given: Iterable[Any] = (), **more: Any
+) -> RunSettings:
     """Return a complete, validated recipe.
 
     Args:
@@ -55,19 +57,21 @@ def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any
     Raises:
         ValueError: a key or value is wrong; the message names it and the remedy.
     """
-    words, tables = _apart(changes, more)
-    given = things_in(given)
+    arguments, tables = _split_changes(changes, more)
+    given = to_objects(given)
     if isinstance(recipe, RunSettings):
-        whole = {**recipe.given, **_by_words(given)}.values()
-        return parse_recipe(tomllib.loads(to_toml(recipe)), words, recipe.name, tables, whole)
+        objects = {**recipe.python_objects, **_by_placeholder(given)}.values()
+        return parse_recipe(tomllib.loads(to_toml(recipe)), arguments, recipe.name, tables, objects)
     if isinstance(recipe, Mapping):
-        return parse_recipe({"name": "run", FOLDER: str(Path.cwd()), **recipe}, words, "recipe", tables, given)
+        return parse_recipe(
+            {"name": "run", RECIPE_FOLDER: str(Path.cwd()), **recipe}, arguments, "recipe", tables, given
+        )
     if not is_path(recipe):
         raise ValueError(
             "a recipe is a file, the name of a bundled one, tables, or what marft.load_recipe gives; this is of type "
             f"{type(recipe).__name__}"
         )
-    return read_recipe(recipe, words, tables, given)
+    return read_recipe(recipe, arguments, tables, given)
 
 
 def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
@@ -80,13 +84,13 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
     Raises:
         ValueError: the folder is not a run.
     """
-    check_place(path, "a run")
-    return Run(RunFolder.open(path), tuple(things_in(given)))
+    check_path(path, "a run")
+    return Run(RunFolder.open(path), tuple(to_objects(given)))
 
 
 def train(
-    recipe: Recipe | Run, changes: Changes = (), /, *, resume: bool = False, resume_or_start: bool = False,
-    start_from: str | Path | None = None, overwrite: bool = False, observer: Observer | None = None,
+    recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, resume: bool = False, resume_or_start: bool = False,
+    start_from: str | Path | None = None, overwrite: bool = False, callback: Callback | None = None,
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
     """Train a team until its last step or until the callback stops training, and return the run.
@@ -98,7 +102,7 @@ def train(
         resume_or_start: resume the run if it exists, else start it.
         start_from: checkpoint folder whose weights a new run starts with.
         overwrite: replace an existing run of the same name.
-        observer: callback for progress. Without one, notes become warnings.
+        callback: callback for progress. Without one, notes become warnings.
         program: function ``solve(task, clients)`` that acts as the team and prompts the agents over HTTP (docs:
             gateway).
         given: as in :func:`load_recipe`.
@@ -108,57 +112,59 @@ def train(
         ValueError: the recipe or the folder is invalid. The folder is then unchanged.
         RunError: no episode of a step could be scored, or writing failed.
     """
-    settings, folder = run_of(recipe, changes, given, _with(program, more))
+    settings, folder = resolve_run(recipe, changes, given, _merge_program(program, more))
     if resume_or_start:
         if resume or overwrite:
             raise ValueError("resume_or_start goes on where there is a run; leave out resume and overwrite")
         if start_from is not None:
-            check_place(start_from, "start_from: a checkpoint")
+            check_path(start_from, "start_from: a checkpoint")
         folder = folder or RunFolder(Path(settings.output) / settings.name)
-        begins_with = None if start_from is None else at_home(start_from)
-        resume, start_from, overwrite = resumed_or_started(folder, begins_with)
+        checkpoint = None if start_from is None else expand_user(start_from)
+        resume, start_from, overwrite = resolve_start(folder, checkpoint)
 
-    def learn(*arguments: Any, **options: Any) -> None:
+    def run_trainer(*arguments: Any, **options: Any) -> None:
         from marft.trainer.loop import train as run_training
 
         run_training(*arguments, **options)
 
-    return learned(
-        settings, folder, learn, resume=resume, start_from=start_from, overwrite=overwrite, observer=observer
+    return train_run(
+        settings, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
     )
 
 
-def learned(
-    run: RunSettings, folder: RunFolder | None, learn: Callable[..., None], *, resume: bool,
-    start_from: str | Path | None, overwrite: bool, observer: Observer | None,
+def train_run(
+    run: RunSettings, folder: RunFolder | None, run_trainer: Callable[..., None], *, resume: bool,
+    start_from: str | Path | None, overwrite: bool, callback: Callback | None,
 ) -> Run:  # fmt: skip
     """Train a run, by rewards or by imitation, and return it with its report.
 
     Args:
         folder: folder of an existing run; None: the recipe's folder.
-        learn: function that trains the run.
+        run_trainer: function that trains the run.
     """
-    check_observer(observer)
+    check_callback(callback)
     if start_from is not None:
-        check_place(start_from, "start_from: a checkpoint")
-    refuse_nothing_to_train(run)
-    refuse_missing_packages(run)
+        check_path(start_from, "start_from: a checkpoint")
+    check_trainable(run)
+    check_packages(run)
     folder = folder or RunFolder(Path(run.output) / run.name)
     if resume:
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
-    with in_words():
+    with explain_file_errors():
         from marft.evaluation.report import write_report
 
-        source = None if start_from is None else at_home(start_from)
-        learn(run, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned())
+        source = None if start_from is None else expand_user(start_from)
+        run_trainer(
+            run, folder, resume=resume, start_from=source, overwrite=overwrite, callback=callback or WarningCallback()
+        )
         write_report(folder)
-    return Run(folder, tuple(run.given.values()))
+    return Run(folder, tuple(run.python_objects.values()))
 
 
 def evaluate(
-    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
+    recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
     modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, attempts: int = 0,
     scenarios: str | Path | None = None, again: bool = False,
     reorganized: str | Path | Mapping[str, Any] | None = None,
@@ -188,26 +194,26 @@ def evaluate(
             from the scenarios.
         RunError: writing failed.
     """
-    names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
+    names, wanted = to_names(checkpoints, "checkpoints", "last"), to_names(modes, "modes", "greedy")
     check_count(tasks, "tasks")
     check_count(attempts, "attempts")
     if scenarios is not None:
-        check_place(scenarios, "scenarios: a file")
+        check_path(scenarios, "scenarios: a file")
         if modes or tasks or attempts:
             raise ValueError("scenarios say what is played; leave out modes, tasks and attempts")
-    settings, folder = run_of(recipe, changes, given, _with(program, more))
-    settings, changed = in_another_team(settings, folder, reorganized)
-    with in_words():
-        from marft.evaluation.evaluate import modes_in
+    settings, folder = resolve_run(recipe, changes, given, _merge_program(program, more))
+    settings, changed = apply_team(settings, folder, reorganized)
+    with explain_file_errors():
+        from marft.evaluation.evaluate import parse_modes
         from marft.evaluation.scenarios import read_scenarios
-        from marft.evaluation.session import Keeping, evaluate_checkpoints
+        from marft.evaluation.session import StorageOptions, evaluate_checkpoints
 
         return evaluate_checkpoints(
-            settings, folder, names if folder else ["base"], modes_in(wanted, "modes") or settings.evaluation.modes,
+            settings, folder, names if folder else ["base"], parse_modes(wanted, "modes") or settings.evaluation.modes,
             tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
             attempts=attempts or settings.evaluation.attempts,
-            keeping=Keeping(folder.evaluations, bool(again)) if folder else None,
-            scenarios=read_scenarios(at_home(scenarios)) if scenarios is not None else None, reorganized=changed,
+            storage=StorageOptions(folder.evaluations, bool(again)) if folder else None,
+            scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None, reorganized=changed,
         )  # fmt: skip
 
 
@@ -229,26 +235,26 @@ def compare(
         ValueError: the sides have no common evaluation, different tasks under the same names, or different tool
             definitions; or a gate or field is invalid.
     """
-    from marft.evaluation.comparison import compared
+    from marft.evaluation.comparison import compare_evaluations
 
     gates = [fail_if] if isinstance(fail_if, str) else list(fail_if)
-    sides = [_saved(before, "before"), _saved(after, "after")]
+    sides = [_read_side(before, "before"), _read_side(after, "after")]
     names = (sides[0][0], sides[1][0])
-    return compared(sides[0][1], sides[1][1], names, gates, by, other_tools=other_tools, after_as=after_as)
+    return compare_evaluations(sides[0][1], sides[1][1], names, gates, by, other_tools=other_tools, after_as=after_as)
 
 
-def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:
+def _read_side(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:
     """Return the name and the evaluations for one side."""
-    from marft.evaluation.comparison import saved_in
+    from marft.evaluation.comparison import read_saved
 
     if isinstance(side, Run | str | Path):
         place = side.path if isinstance(side, Run) else side
-        check_place(place, name)
-        return str(place), [*saved_in(RunFolder.open(place))]
+        check_path(place, name)
+        return str(place), [*read_saved(RunFolder.open(place))]
     return name, [evaluation.as_json() for evaluation in side]
 
 
-def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_program(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return changes by key, with a program in place of the organization.
 
     Raises:
@@ -263,52 +269,52 @@ def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[s
     return {**more, "team": {"organization": "program", "call": program}}
 
 
-class Warned(Observer):
+class WarningCallback(Callback):
     """Callback that turns notes into warnings."""
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Issue a warning."""
         warnings.warn(text, stacklevel=2)
 
 
-def run_of(
-    recipe: Recipe | Run, changes: Changes, given: Iterable[Any], more: Mapping[str, Any]
+def resolve_run(
+    recipe: RecipeLike | Run, changes: RecipeChanges, given: Iterable[Any], more: Mapping[str, Any]
 ) -> tuple[RunSettings, RunFolder | None]:
     """Return settings from a recipe, a run or its folder, with the folder of a run."""
-    given = things_in(given)
+    given = to_objects(given)
     if isinstance(recipe, Run):
-        given = [*{**_by_words(recipe.given), **_by_words(given)}.values()]
+        given = [*{**_by_placeholder(recipe.given), **_by_placeholder(given)}.values()]
         recipe = recipe.path
-    if isinstance(recipe, str | Path) and at_home(recipe).is_dir():
+    if isinstance(recipe, str | Path) and expand_user(recipe).is_dir():
         folder = RunFolder.open(recipe)
-        words, tables = _apart(changes, more)
-        return folder.settings_in_place(words, tables, given), folder
+        words, tables = _split_changes(changes, more)
+        return folder.relocated_settings(words, tables, given), folder
     return load_recipe(recipe, changes, given=given, **more), None
 
 
-def _apart(changes: Changes, more: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
+def _split_changes(changes: RecipeChanges, more: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
     """Split changes into command-line arguments and tables."""
     if isinstance(changes, Mapping):
         return (), {**changes, **more}
-    check_words(changes)
+    check_arguments(changes)
     return list(changes), dict(more)
 
 
-def _by_words(given: Iterable[Any]) -> dict[str, Any]:
-    return {str(Given(value)): value for value in given}
+def _by_placeholder(given: Iterable[Any]) -> dict[str, Any]:
+    return {str(ObjectPlaceholder(value)): value for value in given}
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
+def explain_file_errors() -> Iterator[None]:
     """Convert file system errors to :class:`RunError` with a remedy."""
-    from marft.cli.commands import quieten
-    from marft.cli.errors import about_files
+    from marft.cli.errors import explain_file_error
+    from marft.cli.handlers import silence_transformers
 
-    quieten()
+    silence_transformers()
     try:
         yield
     except Exception as error:
-        said = about_files(error)
-        if not said:
+        message = explain_file_error(error)
+        if not message:
             raise
-        raise RunError(said) from error
+        raise RunError(message) from error

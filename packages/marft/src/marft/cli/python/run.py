@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from marft.cli.python.asked import check_count, check_text
+from marft.cli.python.arguments import check_count, check_text
 from marft.config.run import CheckpointSettings
 from marft.config.settings import did_you_mean
-from marft.runs.folder import RunFolder, step_of
+from marft.runs.run_folder import RunFolder, parse_step
 
 if TYPE_CHECKING:
     from marft.common.types import Episode
@@ -55,7 +55,7 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """Steps with recorded episodes."""
-        return [step_of(path) for path in self.folder.recorded_steps()]
+        return [parse_step(path) for path in self.folder.recorded_steps()]
 
     def episodes(
         self, step: int = 0, *, agent: str = "", task: str = "", order: Literal["", "worst", "best", "failed"] = "",
@@ -74,22 +74,24 @@ class Run:
         Raises:
             ValueError: the step has no recording, the role is unknown, or the order is invalid.
         """
-        from marft.evaluation.transcripts import Order, attempts_at, ordered, read_of
+        from marft.evaluation.transcripts import Order, read_task_episodes, select_attempts, sort_episodes
 
-        for number, what in ((step, "step"), (count, "count")):
-            check_count(number, what)
-        for text, what in ((agent, "agent"), (task, "task")):
-            check_text(text, what)
+        for number, label in ((step, "step"), (count, "count")):
+            check_count(number, label)
+        for text, label in ((agent, "agent"), (task, "task")):
+            check_text(text, label)
         if order not in get_args(Order):
             raise ValueError(f"order: {order!r} is none of {', '.join(filter(None, get_args(Order)))}")
-        file = self.folder.recorded(step)
-        found = ordered(attempts_at(read_of(file, task), task) if task else read_of(file, ""), order)
+        file = self.folder.find_recorded(step)
+        selected = sort_episodes(
+            select_attempts(read_task_episodes(file, task), task) if task else read_task_episodes(file, ""), order
+        )
         if agent:
-            roles = {action.agent for episode in found for action in episode.actions}
-            if found and agent not in roles:
+            roles = {action.agent for episode in selected for action in episode.actions}
+            if selected and agent not in roles:
                 raise ValueError(f"nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
-            found = [replace(e, actions=tuple(a for a in e.actions if a.agent == agent)) for e in found]
-        return found[: count or None]
+            selected = [replace(e, actions=tuple(a for a in e.actions if a.agent == agent)) for e in selected]
+        return selected[: count or None]
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -102,9 +104,9 @@ class Run:
         Raises:
             ValueError: the checkpoint does not exist.
         """
-        from marft.runs.checkpoints import Checkpoints
+        from marft.runs.checkpoints import CheckpointManager
 
-        return Checkpoints(self.folder, CheckpointSettings()).find(name)
+        return CheckpointManager(self.folder, CheckpointSettings()).find(name)
 
     def adapters(self, checkpoint: str = "last") -> dict[str, Path]:
         """Return adapter folders in PEFT format, by policy.
@@ -112,8 +114,8 @@ class Run:
         Raises:
             ValueError: the checkpoint does not exist.
         """
-        folders = sorted((self.checkpoint(checkpoint) / "policies").iterdir())
-        return {folder.name: folder for folder in folders if (folder / "adapter_config.json").is_file()}
+        paths = sorted((self.checkpoint(checkpoint) / "policies").iterdir())
+        return {folder.name: folder for folder in paths if (folder / "adapter_config.json").is_file()}
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:

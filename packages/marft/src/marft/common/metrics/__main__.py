@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from marft.common.metrics.page import page
+from marft.common.metrics.docs_page import render_page
 
-sys.stdout.write(page())
+sys.stdout.write(render_page())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
 
-def look(history: History, settings: GuardSettings) -> Finding | None:
+def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report a policy with a higher loss on the held-out text than at first.
 
     Condition: newest loss > (1 + threshold) · first loss, for any policy. The loss is measured on the same tokens each
@@ -17,11 +17,11 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
         series = history.series(f"policies/{policy}/held_out_loss")
         if len(series) < 2:  # a run that resumes from its beginning measures the loss again
             continue
-        first, now = float(series.values[0]), float(series.values[-1])
-        if now > (1.0 + settings.capability) * first:
-            return Finding(
-                f"policies.{policy}: its loss on the held-out text went from {first:.2f} to {now:.2f} nats a token: it "
-                "forgets what the task does not ask for; lower its learning_rate, hold it to its base "
+        first, last = float(series.values[0]), float(series.values[-1])
+        if last > (1.0 + settings.capability) * first:
+            return GuardAlert(
+                f"policies.{policy}: its loss on the held-out text went from {first:.2f} to {last:.2f} nats a token: "
+                "it forgets what the task does not ask for; lower its learning_rate, hold it to its base "
                 "(algorithm.kl.coefficient), or stop at an earlier checkpoint",
                 series.steps[-2],
             )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from marft.evaluation.guards.gains import SURE
+from marft.evaluation.guards.effect_size import MIN_STANDARD_ERRORS
 from marft.evaluation.guards.history import History
 
 
@@ -14,30 +14,31 @@ class Drift(NamedTuple):
     """Means of a metric over the first and the newest window.
 
     Args:
-        sure: True if the difference exceeds chance.
-        well: the step before the newest window.
+        is_significant: True if the difference exceeds chance.
+        last_good_step: the step before the newest window.
     """
 
     owner: str
     first: float
-    now: float
-    sure: bool
-    well: int  # the step before the newest window
+    last: float
+    is_significant: bool
+    last_good_step: int  # the step before the newest window
 
     @property
-    def rise(self) -> float:
+    def increase(self) -> float:
         """Difference between the newest and the first mean."""
-        return self.now - self.first
+        return self.last - self.first
 
 
-def drifts(history: History, metric: str, window: int, prefix: str = "agents") -> Iterator[Drift]:
+def find_drifts(history: History, metric: str, window: int, prefix: str = "agents") -> Iterator[Drift]:
     """Yield the drift for every agent with a current value and at least two windows of values.
 
-    A drift is ``sure`` above ``SURE`` standard errors of the difference, scatter · √(2/window).
+    A drift is ``is_significant`` above ``MIN_STANDARD_ERRORS`` standard errors of the difference, scatter ·
+    √(2/window).
     """
     for owner in history.owners(prefix, metric):
-        series = history.now(f"{prefix}/{owner}/{metric}", 2 * window)
+        series = history.current_series(f"{prefix}/{owner}/{metric}", 2 * window)
         if series is not None:
-            first, now = float(series.values[:window].mean()), float(series.values[-window:].mean())
-            sure = abs(now - first) > SURE * series.scatter() * math.sqrt(2.0 / window)
-            yield Drift(owner, first, now, sure, series.steps[-window] - 1)
+            first, last = float(series.values[:window].mean()), float(series.values[-window:].mean())
+            is_significant = abs(last - first) > MIN_STANDARD_ERRORS * series.estimate_noise() * math.sqrt(2.0 / window)
+            yield Drift(owner, first, last, is_significant, series.steps[-window] - 1)

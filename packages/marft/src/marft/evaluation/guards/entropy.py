@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards.gains import earns_more, measured
+from marft.evaluation.guards.effect_size import has_improved, performance_series
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
-FAINT = 1e-3  # nats; an agent that starts below has no entropy to lose
+MIN_ENTROPY = 1e-3  # nats; an agent that starts below has no entropy to lose
 
 
-def surge(history: History, settings: GuardSettings) -> Finding | None:
+def check_increase(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report an agent with much higher entropy than at first.
 
     Condition: min entropy of the window > threshold · first entropy, for any agent.
@@ -19,12 +19,12 @@ def surge(history: History, settings: GuardSettings) -> Finding | None:
     an agent is no longer the result of training.
     """
     for role in history.owners("agents", "entropy"):
-        series = history.now(f"agents/{role}/entropy", settings.window + 1)
+        series = history.current_series(f"agents/{role}/entropy", settings.window + 1)
         if series is None:
             continue
         first, least = float(series.values[0]), float(series.values[-settings.window :].min())
-        if first > FAINT and least > settings.entropy_surge * first:
-            return Finding(
+        if first > MIN_ENTROPY and least > settings.entropy_surge * first:
+            return GuardAlert(
                 f"{role}: its entropy went from {first:.2g} to {least:.2g} nats a token or more, for "
                 f"{settings.window} steps: its text is dissolving; lower algorithm.optimizer.learning_rate, or "
                 "algorithm.entropy where it is not 0",
@@ -33,7 +33,7 @@ def surge(history: History, settings: GuardSettings) -> Finding | None:
     return None
 
 
-def lost(history: History, settings: GuardSettings) -> Finding | None:
+def check_collapse(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report an agent that lost its entropy while the team did not improve.
 
     Condition: max entropy of the window < threshold · first entropy, for any agent. In addition, accuracy (or else
@@ -43,21 +43,21 @@ def lost(history: History, settings: GuardSettings) -> Finding | None:
     will not find a solution.
     """
     window = settings.window
-    known = measured(history, 2 * window)
-    if known is None:
+    performance = performance_series(history, 2 * window)
+    if performance is None:
         return None
-    name = known[0]
-    if earns_more(history, window):
+    name = performance[0]
+    if has_improved(history, window):
         return None
     for role in history.owners("agents", "entropy"):
-        series = history.now(f"agents/{role}/entropy", window + 1)
+        series = history.current_series(f"agents/{role}/entropy", window + 1)
         if series is None:
             continue
-        first, most = float(series.values[0]), float(series.values[-window:].max())
-        if first > FAINT and most < settings.entropy_lost * first:
-            return Finding(
-                f"{role}: its entropy went from {first:.2g} to {most:.2g} nats a token, and {name} did not rise: it "
-                "has stopped to try anything; raise algorithm.entropy or its sampling.temperature, or lower "
+        first, max_entropy = float(series.values[0]), float(series.values[-window:].max())
+        if first > MIN_ENTROPY and max_entropy < settings.entropy_lost * first:
+            return GuardAlert(
+                f"{role}: its entropy went from {first:.2g} to {max_entropy:.2g} nats a token, and {name} did not "
+                "rise: it has stopped to try anything; raise algorithm.entropy or its sampling.temperature, or lower "
                 "algorithm.optimizer.learning_rate",
                 series.steps[-window] - 1,
             )

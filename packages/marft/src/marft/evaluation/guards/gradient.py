@@ -6,10 +6,10 @@ import numpy as np
 
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
 
-def look(history: History, settings: GuardSettings) -> Finding | None:
+def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report a policy with exploding gradients.
 
     Condition: median gradient norm of the window > threshold · largest norm before the window, for any policy. Norms of
@@ -21,12 +21,12 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     """
     window = settings.window
     for policy in history.owners("policies", "gradient_norm"):
-        series = history.now(f"policies/{policy}/gradient_norm", 3 * window)
+        series = history.current_series(f"policies/{policy}/gradient_norm", 3 * window)
         if series is None or np.count_nonzero(series.values[:-window]) < 2 * window:
             continue
         largest, median = float(series.values[:-window].max()), float(np.median(series.values[-window:]))
         if median > settings.gradient * largest:
-            return Finding(
+            return GuardAlert(
                 f"policies.{policy}: its gradient norm went from {largest:.2g} at most to {median:.2g}, over {window} "
                 "steps: it is leaving where its loss means anything; lower its learning_rate or "
                 "algorithm.optimizer.max_gradient_norm",

@@ -7,12 +7,12 @@ from bisect import bisect_right
 import numpy as np
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards.gains import gain
+from marft.evaluation.guards.effect_size import compute_effect_size
 from marft.evaluation.guards.history import History, Series
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
 
-def look(history: History, settings: GuardSettings) -> Finding | None:
+def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report a fall in validation results during a rise in training reward.
 
     Condition: the two newest validations are both below the best one by more than threshold · standard deviation
@@ -22,18 +22,18 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     """
     window = settings.window
     name = next((it for it in ("validation_accuracy", "validation_reward") if len(history.series(it)) > 2), "")
-    reward, deviations = history.now("reward", 2 * window), history.series("reward_std").values
+    reward, deviations = history.current_series("reward", 2 * window), history.series("reward_std").values
     if not name or reward is None or len(deviations) != len(reward):
         return None
     validation = history.series(name)
     best = int(np.argmax(validation.values[:-2]))
     highest, newest = float(validation.values[best]), float(validation.values[-2:].max())
     before = max(0, bisect_right(reward.steps, validation.steps[best]) - window)
-    if before > len(reward) - 2 * window or gain(reward, deviations, before, window) <= 0:
+    if before > len(reward) - 2 * window or compute_effect_size(reward, deviations, before, window) <= 0:
         return None
     if highest - newest <= settings.held_out_fall * _deviation(name, validation, deviations, before, window):
         return None
-    return Finding(
+    return GuardAlert(
         f"{name} fell from {highest:.2f} to {newest:.2f} or less while the reward in training rose: what is learned "
         "does not hold on other tasks, or is no solution; look at what earns (`marft show RUN`), train on more tasks, "
         "or stop at the best checkpoint",

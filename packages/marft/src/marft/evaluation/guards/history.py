@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from marft.common.metrics import PREFIX
 
-KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # kinds of characters, as in the metrics of agents
-RETURNED = "guards/returned_to"  # set in the row of the step before a rollback: the step of the restored checkpoint
-READ = (
+CHARACTER_KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # kinds of characters, as in the metrics of agents
+ROLLBACK_KEY = "guards/returned_to"  # set in the row of the step before a rollback: the step of the restored checkpoint
+TRACKED_METRICS = (
     "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
     "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",
-    "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in KINDS),
+    "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in CHARACTER_KINDS),
 )  # fmt: skip
-TERMS = "rewards/"  # prefix of the team's reward terms
+TERM_PREFIX = "rewards/"  # prefix of the team's reward terms
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, float | None]  # of metrics.jsonl, where null stands for a non-finite value
 
@@ -40,7 +40,7 @@ class Series:
         means: Floats = (sums[window:] - sums[:-window]) / window
         return means
 
-    def scatter(self) -> float:
+    def estimate_noise(self) -> float:
         """Return the standard deviation of a value due to chance.
 
         It is the root mean square of the differences between neighbors, over √2. A trend has little influence (von
@@ -61,57 +61,61 @@ class History:
         """Append the metrics of one step; ``row`` includes the step number."""
         self.step = int(row["step"] or 0)
         for name, value in row.items():
-            if value is not None and math.isfinite(value) and _is_read(name):
+            if value is not None and math.isfinite(value) and _is_tracked(name):
                 if name not in self._series:
-                    self._begin(name)
+                    self._add_series(name)
                 steps, values = self._series[name]
                 steps.append(self.step)
                 values.append(float(value))
 
-    def go_back(self, step: int) -> None:
+    def roll_back(self, step: int) -> None:
         """Delete the values after step ``step``."""
         for steps, values in self._series.values():
-            kept = bisect_right(steps, step)
-            del steps[kept:], values[kept:]
+            num_values = bisect_right(steps, step)
+            del steps[num_values:], values[num_values:]
 
     def series(self, name: str) -> Series:
         """Return the series of a metric, empty if absent."""
         steps, values = self._series.get(name, ([], []))
         return Series(steps, np.array(values))
 
-    def now(self, name: str, least: int) -> Series | None:
-        """Return a series with a value for the newest step and at least ``least`` values, else None."""
+    def current_series(self, name: str, min_values: int) -> Series | None:
+        """Return a series with a value for the newest step and at least ``min_values`` values, else None."""
         steps, _ = self._series.get(name, ([], []))
-        return self.series(name) if len(steps) >= least and steps[-1] == self.step else None
+        return self.series(name) if len(steps) >= min_values and steps[-1] == self.step else None
 
     def owners(self, prefix: str, metric: str) -> list[str]:
         """Return the names in ``prefix/<name>/metric``, for example agents."""
         return self._owners.get((prefix, metric), [])
 
-    def watched(self) -> set[str]:
+    def rewarded_agents(self) -> set[str]:
         """Return the agents with a reward term of their own."""
-        return {name.split("/")[1] for name in self._series if self._is_own(name)}
+        return {name.split("/")[1] for name in self._series if self._is_agent_term(name)}
 
     def terms(self) -> list[str]:
         """Return the metric names of the reward terms, for the team and for each agent."""
-        return [name for name in self._series if name.startswith(TERMS) or self._is_own(name)]
+        return [name for name in self._series if name.startswith(TERM_PREFIX) or self._is_agent_term(name)]
 
-    def _begin(self, name: str) -> None:
+    def _add_series(self, name: str) -> None:
         self._series[name] = [], []
-        prefix, _, rest = name.partition("/")
-        owner, _, metric = rest.partition("/")
+        prefix, _, suffix = name.partition("/")
+        owner, _, metric = suffix.partition("/")
         self._owners.setdefault((prefix, metric), []).append(owner)
 
     @staticmethod
-    def _is_own(name: str) -> bool:
-        first, _, rest = name.partition("/")
-        return first == "agents" and rest.partition("/")[2].startswith(TERMS)
+    def _is_agent_term(name: str) -> bool:
+        first, _, suffix = name.partition("/")
+        return first == "agents" and suffix.partition("/")[2].startswith(TERM_PREFIX)
 
 
-def _is_read(name: str) -> bool:
-    first, _, rest = name.partition("/")
-    return name in READ or name.startswith(TERMS) or (first in PREFIX and _of_owner(rest.partition("/")[2]))
+def _is_tracked(name: str) -> bool:
+    first, _, suffix = name.partition("/")
+    return (
+        name in TRACKED_METRICS
+        or name.startswith(TERM_PREFIX)
+        or (first in PREFIX and _is_owner_metric(suffix.partition("/")[2]))
+    )
 
 
-def _of_owner(metric: str) -> bool:
-    return metric in READ or metric.startswith(TERMS)
+def _is_owner_metric(metric: str) -> bool:
+    return metric in TRACKED_METRICS or metric.startswith(TERM_PREFIX)

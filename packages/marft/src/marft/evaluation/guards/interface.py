@@ -10,19 +10,19 @@ from marft.evaluation.guards.history import History
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GuardAlert:
     """Problem found by a guard in the newest steps.
 
     Args:
-        sentence: the observation, its meaning, and the setting to change.
-        well: the last step before the problem, as far as the guard can tell.
+        message: the observation, its meaning, and the setting to change.
+        last_good_step: the last step before the problem, as far as the guard can tell.
     """
 
-    sentence: str
-    well: int
+    message: str
+    last_good_step: int
 
 
-Look = Callable[[History, GuardSettings], Finding | None]
+GuardCheck = Callable[[History, GuardSettings], GuardAlert | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Guard:
 
     Args:
         name: also the key of the guard's threshold.
-        look: returns a finding or None.
-        collapse: True if the run may be rolled back for this finding.
+        check: returns a finding or None.
+        is_collapse: True if the run may be rolled back for this finding.
     """
 
     name: str
-    look: Look
-    collapse: bool
+    check: GuardCheck
+    is_collapse: bool

@@ -8,10 +8,10 @@ import numpy as np
 
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
 
-def look(history: History, settings: GuardSettings) -> Finding | None:
+def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report an agent with a KL divergence above the threshold in every step of the window.
 
     Condition: min KL of the window > threshold, for any agent.
@@ -20,12 +20,12 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     little effect.
     """
     for role in history.owners("agents", "kl"):
-        series = history.now(f"agents/{role}/kl", settings.window)
+        series = history.current_series(f"agents/{role}/kl", settings.window)
         if series is None:
             continue
         least = float(series.values[-settings.window :].min())
         if least > settings.kl:
-            return Finding(
+            return GuardAlert(
                 f"{role}: each of the last {settings.window} steps moved it by {least:.2g} nats a token or more: it is "
                 "learning from samples of policies that it no longer is; lower algorithm.optimizer.learning_rate",
                 series.steps[-settings.window] - 1,
@@ -33,7 +33,7 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     return None
 
 
-def cooled(history: History, settings: GuardSettings) -> float:
+def learning_rate_factor(history: History, settings: GuardSettings) -> float:
     """Return the factor for all learning rates after a rollback.
 
     The factor is rate · min(1, √(threshold / KL)), with the median KL over the window of the agent with the highest
@@ -42,6 +42,6 @@ def cooled(history: History, settings: GuardSettings) -> float:
     The KL of a small step is proportional to the square of the learning rate. From the threshold on, the factor
     therefore brings a step down to a KL of rate² · threshold, a thousandth of a nat.
     """
-    found = [history.series(f"agents/{role}/kl").values for role in history.owners("agents", "kl")]
-    most = max((float(np.median(values[-settings.window :])) for values in found if len(values)), default=0.0)
-    return settings.rate * math.sqrt(settings.kl / most) if most > settings.kl > 0 else settings.rate
+    kl_values = [history.series(f"agents/{role}/kl").values for role in history.owners("agents", "kl")]
+    max_kl = max((float(np.median(values[-settings.window :])) for values in kl_values if len(values)), default=0.0)
+    return settings.rate * math.sqrt(settings.kl / max_kl) if max_kl > settings.kl > 0 else settings.rate

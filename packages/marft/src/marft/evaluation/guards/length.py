@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards.gains import earns_more
+from marft.evaluation.guards.effect_size import has_improved
 from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.interface import GuardAlert
 
 
-def look(history: History, settings: GuardSettings) -> Finding | None:
+def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     """Report an agent with much longer or shorter actions than at first, without better results.
 
     Condition: mean length of the newest window > threshold · mean of the first window, or < 1 / threshold of it, for
@@ -18,18 +18,18 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     length. If success is unknown and reward rises, both cases look the same, and the guard reports nothing.
     """
     window = settings.window
-    if earns_more(history, window):
+    if has_improved(history, window):
         return None
     for role in history.owners("agents", "action_length"):
-        series = history.now(f"agents/{role}/action_length", 2 * window)
+        series = history.current_series(f"agents/{role}/action_length", 2 * window)
         if series is None:
             continue
         means = series.means(window)
-        first, now = float(means[0]), float(means[-1])
-        if now > settings.length * first or first > settings.length * now:
-            return Finding(
-                f"{role}: its actions went from {first:.1f} to {now:.1f} tokens, over {window} steps each, and no more "
-                "is solved for it: look at what it writes (`marft show RUN`), and at which term pays for length; "
+        first, last = float(means[0]), float(means[-1])
+        if last > settings.length * first or first > settings.length * last:
+            return GuardAlert(
+                f"{role}: its actions went from {first:.1f} to {last:.1f} tokens, over {window} steps each, and no "
+                "more is solved for it: look at what it writes (`marft show RUN`), and at which term pays for length; "
                 "truncation, a length penalty or algorithm.reward may stop it",
                 series.steps[-window] - 1,
             )

@@ -39,7 +39,7 @@ def attempt_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     Each is a mean over the tasks with at least ``k`` attempts of known success. ``avg@k`` is the mean of ``c / n``. The
     result is empty if no task has two such attempts.
     """
-    counts = list(solved_of(episodes).values())
+    counts = list(count_solved(episodes).values())
     metrics, k = dict[str, float](), 2
     while tasks := [(n, c) for n, c in counts if n >= k]:
         metrics = {name: value for name, value in metrics.items() if name.startswith("pass")}
@@ -50,7 +50,7 @@ def attempt_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return metrics
 
 
-def solved_of(episodes: Sequence[Episode]) -> Mapping[str, tuple[int, int]]:
+def count_solved(episodes: Sequence[Episode]) -> Mapping[str, tuple[int, int]]:
     """Return two counts for each task: attempts with known success, and solved attempts."""
     counts: dict[str, tuple[int, int]] = {}
     for episode in episodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.evaluation.trajectories.ratio import Ratios, an_episode, of_team
+from marft.evaluation.trajectories.ratio import Ratios, sum_amounts, team_ratio
 
 
 def message_tokens(episode: Episode, roles: Sequence[str]) -> Ratios:
@@ -14,12 +14,12 @@ def message_tokens(episode: Episode, roles: Sequence[str]) -> Ratios:
     For an agent, it counts the tokens of its messages that others read.
     """
     owners = {action.id: action.agent for action in episode.actions}
-    read = (
+    amounts = (
         (owners[seen], float(tokens))
         for action in episode.actions
         for seen, tokens in zip(action.sees, action.message_tokens, strict=True)
     )
-    return an_episode(read, roles)
+    return sum_amounts(amounts, roles)
 
 
 def cost_tokens(episode: Episode, roles: Sequence[str]) -> Ratios:
@@ -27,17 +27,17 @@ def cost_tokens(episode: Episode, roles: Sequence[str]) -> Ratios:
 
     A prompt counts again for each action that includes it.
     """
-    return an_episode(((a.agent, float(len(a.prompt) + len(a.tokens))) for a in episode.actions), roles)
+    return sum_amounts(((a.agent, float(len(a.prompt) + len(a.tokens))) for a in episode.actions), roles)
 
 
 def cost_seconds(episode: Episode, roles: Sequence[str]) -> Ratios:
     """Return ``Σ_a ended_a − started_a``, the busy seconds of agents with waits for the engine and tools."""
-    return an_episode(((a.agent, a.ended - a.started) for a in episode.actions), roles)
+    return sum_amounts(((a.agent, a.ended - a.started) for a in episode.actions), roles)
 
 
 def cost_money(episode: Episode, roles: Sequence[str]) -> Ratios:
     """Return ``Σ_a cost_a``, the endpoint costs of completed actions, at the recipe's prices."""
-    return an_episode(((a.agent, a.usage.cost) for a in episode.actions if a.usage), roles)
+    return sum_amounts(((a.agent, a.usage.cost) for a in episode.actions if a.usage), roles)
 
 
 def critical_path_seconds(episode: Episode, _: Sequence[str]) -> Ratios:
@@ -48,7 +48,7 @@ def critical_path_seconds(episode: Episode, _: Sequence[str]) -> Ratios:
     """
     steps: dict[int, dict[str, float]] = {}  # L, by step and action ID
     for action in episode.actions:
-        here = steps.setdefault(action.step, {})
-        waited = max((here[b] for b in (*action.sees, *action.continues) if b in here), default=0.0)
-        here[action.id] = action.ended - action.started + waited
-    return of_team(sum(max(longest.values()) for longest in steps.values()))
+        path_seconds = steps.setdefault(action.step, {})
+        waited = max((path_seconds[b] for b in (*action.sees, *action.continues) if b in path_seconds), default=0.0)
+        path_seconds[action.id] = action.ended - action.started + waited
+    return team_ratio(sum(max(longest.values()) for longest in steps.values()))

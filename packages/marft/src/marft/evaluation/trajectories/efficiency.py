@@ -1,11 +1,11 @@
-"""Step efficiency for environments with ``Declared.fewest_steps``."""
+"""Step efficiency for environments with ``StepInfo.fewest_steps``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.evaluation.trajectories.ratio import Ratios, of_team
+from marft.evaluation.trajectories.ratio import Ratios, team_ratio
 
 
 def step_efficiency(episode: Episode, _: Sequence[str]) -> Ratios:
@@ -15,7 +15,7 @@ def step_efficiency(episode: Episode, _: Sequence[str]) -> Ratios:
     ``T`` is the number of environment steps in the episode.
     """
     declared = (transition.declared.fewest_steps for transition in reversed(episode.transitions))
-    fewest = next((steps for steps in declared if steps is not None), None)
-    if fewest is None or episode.success is None:
+    min_steps = next((steps for steps in declared if steps is not None), None)
+    if min_steps is None or episode.success is None:
         return {}
-    return of_team(episode.success * fewest / max(fewest, len(episode.transitions)))
+    return team_ratio(episode.success * min_steps / max(min_steps, len(episode.transitions)))

@@ -8,39 +8,39 @@ from itertools import pairwise
 from marft.common.types import Episode
 from marft.evaluation.trajectories.ratio import TEAM, Ratio, Ratios
 
-ROUND_TRIPS = 2  # maximum number of round trips without a loop
+MAX_ROUND_TRIPS = 2  # maximum number of round trips without a loop
 
 
-def handoffs(episode: Episode) -> Iterator[list[str]]:
+def iter_handoffs(episode: Episode) -> Iterator[list[str]]:
     """Yield the sequences of agents in control.
 
     An agent hands over to the next agent of the same environment step if that agent saw its action.
     """
-    held: list[str] = []
+    control: list[str] = []
     for before, after in pairwise(episode.actions):
-        held = held or [before.agent]
+        control = control or [before.agent]
         if before.step != after.step or before.id not in after.sees:
-            yield held
-            held = []
+            yield control
+            control = []
         elif before.agent != after.agent:
-            held.append(after.agent)
-    if held:
-        yield held
+            control.append(after.agent)
+    if control:
+        yield control
 
 
-def looping(held: Sequence[str]) -> set[str]:
+def find_loops(control: Sequence[str]) -> set[str]:
     """Return the agents in handoff loops: ``a → b → a`` more than twice in a row.
 
-    >>> sorted(looping("abababa")), looping("ababab"), looping("abacabacaba")
+    >>> sorted(find_loops("abababa")), find_loops("ababab"), find_loops("abacabacaba")
     (['a', 'b'], set(), set())
     """
-    found, start = set[str](), 0
-    for place in range(2, len(held) + 1):
-        if place == len(held) or held[place] != held[place - 2]:
-            if (place - start - 1) // 2 > ROUND_TRIPS:
-                found |= {held[start], held[start + 1]}
-            start = place - 1
-    return found
+    agents, start = set[str](), 0
+    for index in range(2, len(control) + 1):
+        if index == len(control) or control[index] != control[index - 2]:
+            if (index - start - 1) // 2 > MAX_ROUND_TRIPS:
+                agents |= {control[start], control[start + 1]}
+            start = index - 1
+    return agents
 
 
 def handoff_loop_rate(episode: Episode, roles: Sequence[str]) -> Ratios:
@@ -49,5 +49,5 @@ def handoff_loop_rate(episode: Episode, roles: Sequence[str]) -> Ratios:
     Two agents form a loop if they pass control back and forth more than twice within one environment step. For an
     agent, only loops that include it count.
     """
-    found = set[str]().union(*map(looping, handoffs(episode)))
-    return {TEAM: Ratio(float(bool(found))), **{role: Ratio(float(role in found)) for role in roles}}
+    loop_agents = set[str]().union(*map(find_loops, iter_handoffs(episode)))
+    return {TEAM: Ratio(float(bool(loop_agents))), **{role: Ratio(float(role in loop_agents)) for role in roles}}

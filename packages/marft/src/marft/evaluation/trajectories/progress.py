@@ -1,17 +1,17 @@
-"""Progress metrics for environments with ``Declared.progress``."""
+"""Progress metrics for environments with ``StepInfo.progress``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.evaluation.trajectories.ratio import Ratios, of_team
+from marft.evaluation.trajectories.ratio import Ratios, team_ratio
 
 
 def goal_progress(episode: Episode, _: Sequence[str]) -> Ratios:
     """Return ``p_T``, the last declared progress."""
-    declared = _declared(episode)
-    return of_team(declared[-1] if declared else None)
+    declared = _declared_progress(episode)
+    return team_ratio(declared[-1] if declared else None)
 
 
 def trajectory_score(episode: Episode, _: Sequence[str]) -> Ratios:
@@ -19,11 +19,11 @@ def trajectory_score(episode: Episode, _: Sequence[str]) -> Ratios:
 
     Late or temporary progress lowers this score. Goal progress depends on the end alone.
     """
-    declared = _declared(episode)
-    return of_team(sum(declared) / len(declared) if declared else None)
+    declared = _declared_progress(episode)
+    return team_ratio(sum(declared) / len(declared) if declared else None)
 
 
-def _declared(episode: Episode) -> list[float]:
+def _declared_progress(episode: Episode) -> list[float]:
     """Return the declared progress values in step order."""
     progress = (transition.declared.progress for transition in episode.transitions)
     return [share for share in progress if share is not None]

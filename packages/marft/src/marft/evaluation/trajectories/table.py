@@ -9,17 +9,17 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.common.metrics import find, known
-from marft.common.texts import one_line
-from marft.evaluation.compare import in_words, percent
-from marft.evaluation.trajectories.measures import MEASURES, over
+from marft.common.metrics import find_metric, require_metric
+from marft.common.texts import single_line
+from marft.evaluation.checkpoint_results import describe_conditions, format_percent
 from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.trajectories.registry import METRICS, aggregate_ratios
 
-ELSEWHERE = ("accuracy", "reward")  # metrics in the table of evaluations
+OMITTED_METRICS = ("accuracy", "reward")  # metrics in the table of evaluations
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MetricRow:
     """Formatted values of a metric in several evaluations; "" if absent.
 
     Args:
@@ -32,55 +32,61 @@ class Row:
     cells: Sequence[str]
 
 
-def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
+def column_names(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
     """Return the column heading of each evaluation.
 
     Args:
         targets: put the evaluated target on a line above.
     """
-    called = [f"{e['checkpoint']} {in_words(e)}" for e in evaluations]
+    names = [f"{e['checkpoint']} {describe_conditions(e)}" for e in evaluations]
     if not targets:
-        return called
-    return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]
+        return names
+    return [f"{single_line(e['target'])}\n{name}" for e, name in zip(evaluations, names, strict=True)]
 
 
-def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collection[str] = ELSEWHERE) -> list[Row]:
+def build_metric_rows(
+    evaluations: Sequence[Mapping[str, Any]], omitted: Collection[str] = OMITTED_METRICS
+) -> list[MetricRow]:
     """Return a row for each metric in the saved evaluations, with agents below their team.
 
     A metric that is 0 everywhere is omitted if the catalog says so.
 
     Args:
-        elsewhere: metrics to omit, because another table shows them.
+        omitted: metrics to omit, because another table shows them.
     """
-    columns, rows = [values_of(evaluation) for evaluation in evaluations], []
+    columns, rows = [compute_values(evaluation) for evaluation in evaluations], []
     names = {name for column in columns for name in column}  # may include unknown names, from another version
-    for name in sorted((name for name in names if (one := find(name)) and one.name in MEASURES), key=_place):
-        metric, who = known(name), name.split("/")[1] if "/" in name else ""
+    for name in sorted(
+        (name for name in names if (entry := find_metric(name)) and entry.name in METRICS), key=_sort_key
+    ):
+        metric, role = require_metric(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
-        if metric.name not in elsewhere and (any(values) or not metric.unless_zero):
+        if metric.name not in omitted and (any(values) or not metric.hide_zero):
             unit = f" ({metric.unit})" if metric.unit else ""
-            shown = percent if metric.name == "accuracy" else metric.shown  # as in the table of evaluations
-            cells = ["" if value is None else shown(value) for value in values]
-            rows.append(Row(f"{metric.label}{unit}", who, cells))
+            formatter = (
+                format_percent if metric.name == "accuracy" else metric.format_value
+            )  # as in the table of evaluations
+            cells = ["" if value is None else formatter(value) for value in values]
+            rows.append(MetricRow(f"{metric.label}{unit}", role, cells))
     return rows
 
 
-def trajectory_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
+def build_metric_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
     """Return a table with a column for each evaluation and a row for each metric."""
     table = Table(box=None, pad_edge=False)
     table.add_column("over trajectories", overflow="fold")
-    for heading in headings(evaluations, targets):
+    for heading in column_names(evaluations, targets):
         table.add_column(Text(heading), justify="right")
-    for row in trajectory_rows(evaluations):
-        table.add_row(Text(f"  {one_line(row.agent)}" if row.agent else row.label), *map(Text, row.cells))
+    for row in build_metric_rows(evaluations):
+        table.add_row(Text(f"  {single_line(row.agent)}" if row.agent else row.label), *map(Text, row.cells))
     return table
 
 
-def values_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+def compute_values(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Return a saved evaluation's metrics. The result is empty for versions that did not save metrics."""
     tasks = evaluation.get("measured", {}).values()
-    return over({name: Ratio(*pair) for name, pair in task.items()} for task in tasks)
+    return aggregate_ratios({name: Ratio(*pair) for name, pair in task.items()} for task in tasks)
 
 
-def _place(name: str) -> tuple[int, str]:
-    return [*MEASURES].index(known(name).name), name if "/" in name else ""
+def _sort_key(name: str) -> tuple[int, str]:
+    return [*METRICS].index(require_metric(name).name), name if "/" in name else ""

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.agents.loop_threads import LoopThread
 from marft.common.errors import EpisodeFailedError
-from marft.common.satellites import install_command
+from marft.common.packages import install_command
 from marft.common.usage import Usage
+from marft.config.api_keys import fill_variables, read_api_key, secret_values, variable_values
 from marft.config.endpoint import EndpointSettings
-from marft.config.keys import filled, read_key, secrets_in, variables_of
-from marft.inference.endpoints.failures import as_failure, clean
-from marft.inference.endpoints.limits import Limits, OwnLimits
-from marft.inference.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
+from marft.inference.endpoints.failures import clean_text, to_episode_failure
+from marft.inference.endpoints.limits import LocalLimits, RequestLimits
 from marft.inference.endpoints.response_size import limit_response_size
+from marft.inference.endpoints.responses import ModelResponse, compute_usage, mask_secrets, parse_body, parse_response
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.resources.chat import AsyncCompletions
 
 T = TypeVar("T")
-NO_KEY = "none"  # sent to servers without a key, because the client requires a value
-CLOSING_SECONDS = 2.0  # timeout for closing open connections
+PLACEHOLDER_KEY = "none"  # sent to servers without a key, because the client requires a value
+CLOSE_TIMEOUT = 2.0  # timeout for closing open connections
 
 
 class Endpoint:
@@ -35,7 +35,7 @@ class Endpoint:
         name: endpoint name, for messages.
         model: model name on the server.
 
-    ``used`` counts the token usage of every response, including unusable responses.
+    ``total_usage`` counts the token usage of every response, including unusable responses.
 
     Raises:
         ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the API key is
@@ -46,34 +46,34 @@ class Endpoint:
         if find_spec("openai") is None:
             raise ValueError(f"endpoint {name!r} needs the package openai; run: {install_command('remote')}")
         self.name, self.settings, self.model = name, settings, model
-        self.used = Usage()
+        self.total_usage = Usage()
         self._key = _read_key(name, settings)
-        self._options = _filled(name, settings.options)
-        named = [*filter(None, [self._key]), *variables_of(settings.options)]
-        self._secrets = tuple(dict.fromkeys([*named, *secrets_in(self._options)]))
-        self.limits: Limits = OwnLimits(settings)
-        self._client = self._made()
+        self._options = _fill_options(name, settings.options)
+        named = [*filter(None, [self._key]), *variable_values(settings.options)]
+        self._secrets = tuple(dict.fromkeys([*named, *secret_values(self._options)]))
+        self.limits: RequestLimits = LocalLimits(settings)
+        self._client = self._make_client()
         self._thread = LoopThread()
 
-    def body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
+    def build_body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
         """Build a request body from messages and ``fields``, without omitted keys and with the recipe's options."""
-        whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
-        return {key: value for key, value in whole.items() if key not in self.settings.omit} | self._options
+        full_body = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
+        return {key: value for key, value in full_body.items() if key not in self.settings.omit} | self._options
 
-    async def ask(self, body: Mapping[str, object]) -> ModelReply:
+    async def request(self, body: Mapping[str, object]) -> ModelResponse:
         """Send a request and return the response. The coroutine works on any event loop.
 
         Raises:
             EpisodeFailedError: the response is late, missing or unreadable.
         """
-        return await self.run(self.ask_here, body)
+        return await self.run_on_thread(self.request_on_thread, body)
 
-    async def run(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+    async def run_on_thread(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Await ``function(*arguments)`` on the endpoint's own thread."""
         return await self._thread.call(function, *arguments, timeout=None)
 
-    async def ask_here(self, body: Mapping[str, object]) -> ModelReply:
-        """Send a request, as :meth:`ask`, from code on the endpoint's own thread.
+    async def request_on_thread(self, body: Mapping[str, object]) -> ModelResponse:
+        """Send a request, as :meth:`request`, from code on the endpoint's own thread.
 
         Raises:
             EpisodeFailedError: the response is late, missing or unreadable.
@@ -87,24 +87,24 @@ class Endpoint:
             except EpisodeFailedError:
                 raise
             except Exception as error:  # noqa: BLE001  third-party client and server can raise any error
-                raise as_failure(error, self.name, self.settings, self.model, self._secrets) from None
+                raise to_episode_failure(error, self.name, self.settings, self.model, self._secrets) from None
 
-    async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> ModelReply:
-        rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
+    async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> ModelResponse:
+        extra_fields = {key: value for key, value in body.items() if key not in ("model", "messages")}
         raw = await completions.with_raw_response.create(
-            model=body["model"], messages=body["messages"], extra_body=rest
+            model=body["model"], messages=body["messages"], extra_body=extra_fields
         )
         try:
-            read = read_body(raw.http_response.content)
-            usage = usage_of(read, self.settings, raw.retries_taken)
-            self.used += usage
-            return masked_reply(reply_of(read, usage, body.get("max_tokens")), self._secrets)
+            parsed_body = parse_body(raw.http_response.content)
+            usage = compute_usage(parsed_body, self.settings, raw.retries_taken)
+            self.total_usage += usage
+            return mask_secrets(parse_response(parsed_body, usage, body.get("max_tokens")), self._secrets)
         except ValueError as error:
-            why = clean(str(error), self._secrets)
-            said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {why}"
-            raise EpisodeFailedError("failed", said) from None
+            reason = clean_text(str(error), self._secrets)
+            message = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {reason}"
+            raise EpisodeFailedError("failed", message) from None
 
-    def _made(self) -> AsyncOpenAI:
+    def _make_client(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         async def limit_retries(request: Any) -> None:
@@ -117,7 +117,7 @@ class Endpoint:
         hooks: dict[str, list[Callable[..., object]]] = {"request": [limit_retries], "response": [limit_size]}
         try:
             return AsyncOpenAI(
-                api_key=self._key or NO_KEY,
+                api_key=self._key or PLACEHOLDER_KEY,
                 base_url=self.settings.url,
                 max_retries=self.settings.retries,
                 timeout=self.settings.timeout_seconds,
@@ -126,14 +126,14 @@ class Endpoint:
             )
         except Exception as error:  # noqa: BLE001  errors about proxies and certificates
             raise ValueError(
-                f"endpoint {self.name!r} cannot be used: {clean(str(error), self._secrets)}; check ALL_PROXY, "
+                f"endpoint {self.name!r} cannot be used: {clean_text(str(error), self._secrets)}; check ALL_PROXY, "
                 "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE in the environment"
             ) from None
 
     def close(self) -> None:
         """Close the connections and stop the thread."""
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSING_SECONDS)
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSE_TIMEOUT)
         self._thread.stop()
 
 
@@ -141,14 +141,14 @@ def _read_key(name: str, settings: EndpointSettings) -> str:
     if not settings.api_key_variable:
         return ""
     try:
-        return read_key(settings.api_key_variable)
+        return read_api_key(settings.api_key_variable)
     except ValueError as error:
-        remedy = "; or remove api_key_variable where the server asks for no key"
-        raise ValueError(f"endpoint {name!r}: {error}{remedy}") from None
+        hint = "; or remove api_key_variable where the server asks for no key"
+        raise ValueError(f"endpoint {name!r}: {error}{hint}") from None
 
 
-def _filled(name: str, options: dict[str, object]) -> dict[str, object]:
+def _fill_options(name: str, options: dict[str, object]) -> dict[str, object]:
     try:
-        return filled(options)
+        return fill_variables(options)
     except ValueError as error:
         raise ValueError(f"endpoint {name!r}: options: {error}") from None

@@ -11,7 +11,7 @@ from marft.config.endpoint import EndpointSettings
 from marft.inference.endpoints.rate_limit import RateLimit
 
 
-class Limits(Protocol):
+class RequestLimits(Protocol):
     """Request limits, for use on the endpoint's own thread."""
 
     def slot(self) -> AbstractAsyncContextManager[object]:
@@ -23,20 +23,20 @@ class Limits(Protocol):
         ...
 
 
-MakeLimits = Callable[[str, EndpointSettings], Limits]  # the argument is the endpoint's unique name
+LimitsFactory = Callable[[str, EndpointSettings], RequestLimits]  # the argument is the endpoint's unique name
 
 
-class OwnLimits:
+class LocalLimits:
     """Limits for an endpoint used only by this process."""
 
     def __init__(self, settings: EndpointSettings) -> None:
-        self._gate = asyncio.Semaphore(settings.concurrent_requests)
+        self._semaphore = asyncio.Semaphore(settings.concurrent_requests)
         self._rate_limit = RateLimit(settings.requests_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager that occupies a concurrent request slot."""
-        return self._gate
+        return self._semaphore
 
     async def turn(self) -> None:
         """Wait until the rate limit permits another request."""
-        await self._rate_limit.turn()
+        await self._rate_limit.wait()

@@ -20,19 +20,19 @@ class RateLimit:
     def __init__(
         self,
         per_minute: float,
-        clock: Callable[[], float] = time.monotonic,
+        get_time: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._apart = 60.0 / per_minute if per_minute else 0.0
-        self._clock, self._sleep = clock, sleep
-        self._next = 0.0
+        self._interval = 60.0 / per_minute if per_minute else 0.0
+        self._get_time, self._sleep = get_time, sleep
+        self._next_time = 0.0
 
-    async def turn(self) -> None:
+    async def wait(self) -> None:
         """Wait for the next free request slot."""
-        if not self._apart:
+        if not self._interval:
             return
-        now = self._clock()
-        mine = max(now, self._next)
-        self._next = mine + self._apart
-        if mine > now:
-            await self._sleep(mine - now)
+        current_time = self._get_time()
+        scheduled_time = max(current_time, self._next_time)
+        self._next_time = scheduled_time + self._interval
+        if scheduled_time > current_time:
+            await self._sleep(scheduled_time - current_time)

@@ -10,11 +10,11 @@ from marft.common.errors import EpisodeFailedError
 if TYPE_CHECKING:
     from httpx2 import Response
 
-LARGEST = 16 * 2**20  # bytes
+MAX_RESPONSE_BYTES = 16 * 2**20  # bytes
 
 
-def limit_response_size(response: Response, who: str) -> None:
-    """Limit reading of a streamed response to ``LARGEST`` bytes.
+def limit_response_size(response: Response, endpoint_name: str) -> None:
+    """Limit reading of a streamed response to ``MAX_RESPONSE_BYTES`` bytes.
 
     Reading raises an EpisodeFailedError above the limit.
 
@@ -30,8 +30,10 @@ def limit_response_size(response: Response, who: str) -> None:
         async def __aiter__(self) -> AsyncIterator[bytes]:
             async for chunk in self.stream:
                 self.read += len(chunk)
-                if self.read > LARGEST:
-                    raise EpisodeFailedError("failed", f"{who} sent an answer of more than {LARGEST >> 20} MiB")
+                if self.read > MAX_RESPONSE_BYTES:
+                    raise EpisodeFailedError(
+                        "failed", f"{endpoint_name} sent an answer of more than {MAX_RESPONSE_BYTES >> 20} MiB"
+                    )
                 yield chunk
 
         async def aclose(self) -> None:
@@ -39,5 +41,7 @@ def limit_response_size(response: Response, who: str) -> None:
 
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
-        raise EpisodeFailedError("failed", f"{who} sent an answer in {encoding[:20]!r}, which was not asked for")
+        raise EpisodeFailedError(
+            "failed", f"{endpoint_name} sent an answer in {encoding[:20]!r}, which was not asked for"
+        )
     response.stream = Limited(response.stream)

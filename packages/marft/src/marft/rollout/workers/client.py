@@ -9,23 +9,23 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-from marft.inference.stillness import Stillness
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.inference.quiescence import QuiescenceBarrier
 from marft.rollout.workers.messages import (
-    Answer,
-    Choose,
-    Failure,
-    Forget,
-    GiveBack,
-    Granted,
-    Lease,
-    Sample,
-    Sampled,
-    Turn,
+    CancelRequest,
+    ChooseRequest,
+    LeaseGranted,
+    LeaseRequest,
+    ReleaseLease,
+    RequestFailure,
+    RequestResult,
+    SampledToken,
+    SampleRequest,
+    TurnRequest,
 )
 
 
-class Client:
+class SamplerClient:
     """:class:`~marft.agents.engine.Sampler` for an engine in another process.
 
     Args:
@@ -34,39 +34,41 @@ class Client:
     """
 
     def __init__(self, send: Callable[[object], None], in_messages: Collection[str]) -> None:
-        self.stillness = Stillness()
+        self.barrier = QuiescenceBarrier()
         self._send, self._in_messages = send, in_messages
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[object]] = {}
         self._listeners: dict[int, Callable[[int], None]] = {}
 
-    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Sample one action with the run's engine.
 
         Raises:
             EpisodeFailedError: the engine cannot sample.
         """
-        number, listener = next(self._numbers), sampling.listener
-        there, prompt = replace(sampling, listener=None), self._trimmed(policy, prompt)
+        number, listener = next(self._numbers), sampling.on_token
+        remote_sampling, prompt = replace(sampling, on_token=None), self._trim_prompt(policy, prompt)
         if listener:
             self._listeners[number] = listener
         try:
-            completion: Completion = await self._asked(Sample(number, policy, prompt, there, key, listener is not None))
+            completion: Completion = await self._send_request(
+                SampleRequest(number, policy, prompt, remote_sampling, key, listener is not None)
+            )
             return completion
         finally:
             self._listeners.pop(number, None)
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
         """Choose one option with the run's engine.
 
         Raises:
             EpisodeFailedError: the engine cannot choose.
         """
         number = next(self._numbers)
-        asked = Choose(number, policy, self._trimmed(policy, prompt), tuple(options), sampling, key)
-        choice, versions = await self._asked(asked)
+        request = ChooseRequest(number, policy, self._trim_prompt(policy, prompt), tuple(options), sampling, key)
+        choice, versions = await self._send_request(request)
         return replace(choice, options=tuple(options)), versions
 
     def external_wait(self) -> AbstractContextManager[None]:
@@ -74,12 +76,12 @@ class Client:
 
         Inside, more requests may follow, so this process does not report quiescence to the run.
         """
-        return self.stillness.external_wait()
+        return self.barrier.external_wait()
 
     @asynccontextmanager
     async def slot(self, name: str, count: int) -> AsyncIterator[None]:
         """Hold a slot, out of ``count`` slots that the run's processes share."""
-        async with self._granted(Lease(next(self._numbers), name, count)):
+        async with self._acquire(LeaseRequest(next(self._numbers), name, count)):
             yield
 
     async def turn(self, name: str, per_minute: float) -> None:
@@ -89,47 +91,47 @@ class Client:
             name: name of the limit.
             per_minute: maximum turns per minute.
         """
-        async with self._granted(Turn(next(self._numbers), name, per_minute)):
+        async with self._acquire(TurnRequest(next(self._numbers), name, per_minute)):
             return
 
     @asynccontextmanager
-    async def _granted(self, asked: Lease | Turn) -> AsyncIterator[None]:
-        granted = self._waiting[asked.number] = asyncio.get_running_loop().create_future()
-        self._send(asked)
-        try:
-            await granted
-            yield
-        finally:
-            del self._waiting[asked.number]
-            self._send(GiveBack(asked.number))
-
-    def hear(self, answer: Answer | Granted | Sampled) -> None:
-        """Deliver a result to its waiting coroutine, or a token to its listener."""
-        if isinstance(answer, Sampled):
-            if listener := self._listeners.get(answer.number):
-                listener(answer.token)
-            return
-        future = self._waiting.get(answer.number)
-        if future is None or future.done():
-            return
-        if isinstance(answer, Granted):
-            future.set_result(None)
-        elif isinstance(answer.outcome, Failure):
-            future.set_exception(answer.outcome.error())
-        else:
-            future.set_result(answer.outcome)
-
-    async def _asked(self, request: Sample | Choose) -> Any:
+    async def _acquire(self, request: LeaseRequest | TurnRequest) -> AsyncIterator[None]:
         future = self._waiting[request.number] = asyncio.get_running_loop().create_future()
         self._send(request)
-        self.stillness.stir()
+        try:
+            await future
+            yield
+        finally:
+            del self._waiting[request.number]
+            self._send(ReleaseLease(request.number))
+
+    def deliver(self, message: RequestResult | LeaseGranted | SampledToken) -> None:
+        """Deliver a result to its waiting coroutine, or a token to its listener."""
+        if isinstance(message, SampledToken):
+            if listener := self._listeners.get(message.number):
+                listener(message.token)
+            return
+        future = self._waiting.get(message.number)
+        if future is None or future.done():
+            return
+        if isinstance(message, LeaseGranted):
+            future.set_result(None)
+        elif isinstance(message.outcome, RequestFailure):
+            future.set_exception(message.outcome.to_error())
+        else:
+            future.set_result(message.outcome)
+
+    async def _send_request(self, request: SampleRequest | ChooseRequest) -> Any:
+        future = self._waiting[request.number] = asyncio.get_running_loop().create_future()
+        self._send(request)
+        self.barrier.notify_activity()
         try:
             return await future
         except asyncio.CancelledError:
-            self._send(Forget(request.number))
+            self._send(CancelRequest(request.number))
             raise
         finally:
             del self._waiting[request.number]
 
-    def _trimmed(self, policy: str, prompt: Prompt) -> Prompt:
+    def _trim_prompt(self, policy: str, prompt: Prompt) -> Prompt:
         return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())

@@ -23,4 +23,4 @@ class Leases:
         """Wait for a turn within ``per_minute`` turns per minute."""
         if name not in self._turns:
             self._turns[name] = RateLimit(per_minute)
-        await self._turns[name].turn()
+        await self._turns[name].wait()

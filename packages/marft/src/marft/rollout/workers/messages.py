@@ -9,9 +9,19 @@ from dataclasses import dataclass, replace
 
 from marft.agents.agents import Agent
 from marft.agents.engine import Sampler
+from marft.common.error_origin import describe_error, raised_by_marft
 from marft.common.errors import EpisodeFailedError, RunError
-from marft.common.faults import deliberate, described
-from marft.common.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Status, Versions
+from marft.common.types import (
+    ActionKey,
+    Choice,
+    Completion,
+    Episode,
+    Option,
+    Prompt,
+    SamplingParams,
+    Status,
+    VersionRange,
+)
 
 
 class WorkerFaultError(Exception):
@@ -19,33 +29,33 @@ class WorkerFaultError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SerializedError:
     """Serialized error, because exceptions may not pickle.
 
     Args:
-        said: error message.
+        message: error message.
         kind: "value" for a deliberate ValueError, "run" for a RunError, else "fault".
         trace: traceback in the worker.
     """
 
-    said: str
+    message: str
     kind: str  # "value", "run" or "fault"
     trace: str
 
     @staticmethod
-    def of(error: BaseException) -> Fault:
+    def from_error(error: BaseException) -> SerializedError:
         """Serialize an exception."""
         kind = "run" if isinstance(error, RunError) else "fault"
-        if isinstance(error, ValueError) and deliberate(error):
+        if isinstance(error, ValueError) and raised_by_marft(error):
             kind = "value"
-        said = described(error) if kind == "fault" else str(error)
-        return Fault(said, kind, "".join(traceback.format_exception(error)))
+        message = describe_error(error) if kind == "fault" else str(error)
+        return SerializedError(message, kind, "".join(traceback.format_exception(error)))
 
-    def error(self) -> Exception:
+    def to_error(self) -> Exception:
         """Return the exception to raise in the run's process."""
         if self.kind != "fault":
-            return ValueError(self.said) if self.kind == "value" else RunError(self.said)
-        error = WorkerFaultError(f"in a worker process: {self.said}")
+            return ValueError(self.message) if self.kind == "value" else RunError(self.message)
+        error = WorkerFaultError(f"in a worker process: {self.message}")
         error.add_note(self.trace)
         return error
 
@@ -54,7 +64,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartWorker:
     """First message to a worker: build the components of the recipe.
 
     ``run`` and ``formats`` are pickled. Unpickling runs code of the recipe and may fail.
@@ -62,11 +72,11 @@ class Begin:
 
     run: bytes  # RunSettings
     formats: bytes  # ChatFormat of each policy's model, by policy
-    verbosity: int  # log level of transformers
+    log_level: int  # log level of transformers
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeTeam:
     """Set the team for later attempts.
 
     ``team`` is a pickled tuple: agents, organization, channel. The last two are None for the recipe's own.
@@ -76,7 +86,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class PlayAttempt:
     """Play an attempt under the given number."""
 
     number: int
@@ -84,30 +94,30 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """Failure of a request; the episode fails."""
 
     status: Status
     reason: str
 
-    def error(self) -> EpisodeFailedError:
+    def to_error(self) -> EpisodeFailedError:
         """Return the exception that the engine raised."""
         return EpisodeFailedError("timed_out" if self.status == "timed_out" else "failed", self.reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class RequestResult:
     """Result of the request with this number.
 
     A choice has no options in the message; the worker has them.
     """
 
     number: int
-    outcome: Completion | tuple[Choice, Versions] | Failure
+    outcome: Completion | tuple[Choice, VersionRange] | RequestFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """Next token of a request with a listener.
 
     The message does not start work in the worker.
@@ -118,14 +128,14 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LeaseGranted:
     """Start of the lease or turn with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelAttempts:
     """Cancel all attempts in progress."""
 
 
@@ -135,7 +145,7 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndRun:
     """End of the run; the worker exits."""
 
 
@@ -143,7 +153,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """Ready message: the worker has built the recipe's components."""
 
     pid: int
@@ -152,14 +162,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StartFailed:
     """Start failed; the worker exits."""
 
-    fault: Fault
+    fault: SerializedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class SampleRequest:
     """Sampling request of an agent.
 
     The listener stays in the worker. ``live`` is True if there is one.
@@ -168,51 +178,55 @@ class Sample:
     number: int
     policy: str
     prompt: Prompt
-    sampling: Sampling
+    sampling: SamplingParams
     key: ActionKey
     live: bool = False
 
-    async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> Completion:
+    async def run_on(self, engine: Sampler, send: Callable[[object], None] = lambda _: None) -> Completion:
         """Sample with an engine.
 
         Args:
             engine: engine to sample with.
-            tell: function that sends a message to the worker, from any thread.
+            send: function that sends a message to the worker, from any thread.
         """
 
         def listener(token: int) -> None:
-            tell(Sampled(self.number, token))
+            send(SampledToken(self.number, token))
 
-        sampling = replace(self.sampling, listener=listener) if self.live else self.sampling
+        sampling = replace(self.sampling, on_token=listener) if self.live else self.sampling
         return await engine.sample(self.policy, self.prompt, sampling, self.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choose:
+class ChooseRequest:
     """Agent request to choose from a list of options."""
 
     number: int
     policy: str
     prompt: Prompt
     options: Sequence[Option]
-    sampling: Sampling
+    sampling: SamplingParams
     key: ActionKey
 
-    async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> tuple[Choice, Versions]:  # noqa: ARG002
+    async def run_on(
+        self,
+        engine: Sampler,
+        send: Callable[[object], None] = lambda _: None,  # noqa: ARG002
+    ) -> tuple[Choice, VersionRange]:
         """Choose with an engine; return the choice without its options."""
         choice, versions = await engine.choose(self.policy, self.prompt, self.options, self.sampling, self.key)
         return Choice((), choice.chosen, choice.log_probs, choice.usage), versions
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class CancelRequest:
     """Cancel the request with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseRequest:
     """Request for a slot, out of ``count`` slots in the run, for example for concurrent tool calls."""
 
     number: int
@@ -221,7 +235,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnRequest:
     """Request for a turn within a rate limit of the run, for example for a judge."""
 
     number: int
@@ -230,32 +244,32 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class ReleaseLease:
     """Return the lease or turn with this number, or cancel its request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Still:
+class Quiescence:
     """Quiescence report: every episode waits for an answer.
 
-    ``received`` counts the messages so far that may start work (:class:`Play`, :class:`Answer`). The worker sends no
-    request before the next such message.
+    ``received`` counts the messages so far that may start work (:class:`PlayAttempt`, :class:`RequestResult`). The
+    worker sends no request before the next such message.
     """
 
     received: int
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class EpisodeEnded:
     """Episode end; the computation of its rewards continues."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class EpisodeRewarded:
     """Rewarded episode, without its task; the run has the task."""
 
     number: int
@@ -264,16 +278,16 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class AttemptFailed:
     """Attempt failure for a reason outside the episode."""
 
     number: int
-    fault: Fault
+    fault: SerializedError
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
-    """Confirmation after :class:`Cancel`: no attempt remains in progress."""
+class AttemptsCanceled:
+    """Confirmation after :class:`CancelAttempts`: no attempt remains in progress."""
 
     usage: Mapping[str, float]
 
@@ -283,12 +297,12 @@ class Pong:
     """Heartbeat reply."""
 
 
-def pickled(value: object, what: str) -> bytes:
+def pickle_value(value: object, description: str) -> bytes:
     """Pickle a value for another process.
 
     Args:
         value: value to pickle.
-        what: description of the value for the error message.
+        description: description of the value for the error message.
 
     Raises:
         ValueError: the value cannot be pickled.
@@ -297,6 +311,6 @@ def pickled(value: object, what: str) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise ValueError(
-            f"rollout.processes: {what} cannot be sent to another process ({described(error)}); keep to plain values "
-            "and to classes that can be imported, or set processes = 0"
+            f"rollout.processes: {description} cannot be sent to another process ({describe_error(error)}); keep to "
+            "plain values and to classes that can be imported, or set processes = 0"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.common.processes.python_here import python_here
+from marft.common.processes.python_command import python_command
 
 
 def worker_command(descriptor: int) -> Sequence[str]:
@@ -13,4 +13,4 @@ def worker_command(descriptor: int) -> Sequence[str]:
     Args:
         descriptor: file descriptor of the worker's end of the connection.
     """
-    return python_here("marft.rollout.workers.worker", descriptor)
+    return python_command("marft.rollout.workers.worker", descriptor)

@@ -12,38 +12,38 @@ from functools import partial
 
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.sandbox.runner import end_all
+from marft.agents.sandbox.runner import terminate_all
 from marft.agents.team import Team
 from marft.common.types import Task
 from marft.config.run import RunSettings
-from marft.envs.game_parts import GameParts, open_terms
+from marft.envs.game_runtime import GameRuntime, open_terms
 from marft.inference.renderer import ChatRenderer
-from marft.rollout.workers.client import Client
-from marft.rollout.workers.leasing import LeasedLimits, LeasingThreads
+from marft.rollout.workers.client import SamplerClient
+from marft.rollout.workers.leased_limits import LeasedLimits, LeasedThreadPool
+from marft.rollout.workers.message_stream import MessageStream
 from marft.rollout.workers.messages import (
-    Answer,
-    Begin,
-    Broken,
-    Cancel,
-    Cancelled,
-    Change,
-    End,
-    Fault,
-    Granted,
-    Over,
+    AttemptFailed,
+    AttemptsCanceled,
+    CancelAttempts,
+    ChangeTeam,
+    EndRun,
+    EpisodeEnded,
+    EpisodeRewarded,
+    LeaseGranted,
     Ping,
-    Play,
-    Played,
+    PlayAttempt,
     Pong,
-    Ready,
-    Refused,
-    Sampled,
-    Still,
+    Quiescence,
+    RequestResult,
+    SampledToken,
+    SerializedError,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
 )
-from marft.rollout.workers.wire import Wire
 
 POLL_SECONDS = 0.1
-ELSEWHERE = Task("", "")  # placeholder; the run has the task of every attempt
+PLACEHOLDER_TASK = Task("", "")  # placeholder; the run has the task of every attempt
 
 
 def main(descriptor: int) -> None:
@@ -57,17 +57,17 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(connection: socket.socket) -> None:
-    wire = await Wire.over(connection)
+    stream = await MessageStream.open(connection)
     try:
-        (begin,) = await wire.receive()
+        (begin,) = await stream.receive()
     except EOFError:  # the run has ended
         return
     with ExitStack() as started:
         try:
-            worker = Worker(begin, wire, started)
+            worker = Worker(begin, stream, started)
         except Exception as error:  # noqa: BLE001  every error is reported to the run
-            wire.send(Refused(Fault.of(error)))
-            await wire.drained()
+            stream.send(StartFailed(SerializedError.from_error(error)))
+            await stream.drain()
             return
         await worker.serve()
 
@@ -77,91 +77,91 @@ class Worker:
 
     Args:
         begin: first message of the run.
-        wire: connection to the run.
+        stream: connection to the run.
         started: stack that receives the components to close at the end.
     """
 
-    def __init__(self, begin: Begin, wire: Wire, started: ExitStack) -> None:
+    def __init__(self, begin: StartWorker, stream: MessageStream, started: ExitStack) -> None:
         from transformers.utils import logging
 
-        logging.set_verbosity(begin.verbosity)
+        logging.set_verbosity(begin.log_level)
         run: RunSettings = pickle.loads(begin.run)
         formats = pickle.loads(begin.formats)
-        self.wire = wire
-        self.client = Client(wire.send, [name for name, format in formats.items() if format.remote])
-        limits, threads = partial(LeasedLimits, self.client, asyncio.get_running_loop()), LeasingThreads(self.client)
+        self.stream = stream
+        self.client = SamplerClient(stream.send, [name for name, format in formats.items() if format.remote])
+        limits, threads = partial(LeasedLimits, self.client, asyncio.get_running_loop()), LeasedThreadPool(self.client)
         terms = open_terms(run, started.callback, limits)
-        self.parts = GameParts(run, terms, self.client, ChatRenderer(formats), threads)
+        self.parts = GameRuntime(run, terms, self.client, ChatRenderer(formats), threads)
         started.callback(self.parts.close)
         self.team = self.parts.game.team
-        self._playing: set[asyncio.Task[None]] = set()
-        self._cancelling: asyncio.Task[None] | None = None
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._cancel_task: asyncio.Task[None] | None = None
         self._received = 0  # number of received messages that may start work
-        self._set_going = asyncio.Event()
+        self._has_work = asyncio.Event()
 
     async def serve(self) -> None:
         """Handle messages until the end message, or until the connection closes."""
-        self.wire.send(Ready(os.getpid(), self.parts.game.team.agents, self.parts.usage()))
-        telling = asyncio.create_task(self._tell_when_still())
+        self.stream.send(WorkerReady(os.getpid(), self.parts.game.team.agents, self.parts.usage()))
+        report_task = asyncio.create_task(self._report_quiescence())
         try:
             while True:
-                for message in await self.wire.receive():
-                    if isinstance(message, End):
+                for message in await self.stream.receive():
+                    if isinstance(message, EndRun):
                         return
-                    self._heed(message)
+                    self._handle_message(message)
         except EOFError:
             return
         finally:
-            telling.cancel()
+            report_task.cancel()
 
-    def _heed(self, message: object) -> None:
-        if isinstance(message, Play | Answer):
+    def _handle_message(self, message: object) -> None:
+        if isinstance(message, PlayAttempt | RequestResult):
             self._received += 1
-            self.client.stillness.stir()
-            self._set_going.set()
-        if isinstance(message, Answer | Granted | Sampled):
-            self.client.hear(message)
-        elif isinstance(message, Play):
+            self.client.barrier.notify_activity()
+            self._has_work.set()
+        if isinstance(message, RequestResult | LeaseGranted | SampledToken):
+            self.client.deliver(message)
+        elif isinstance(message, PlayAttempt):
             task = asyncio.create_task(self._play(message, self.team))
-            self._playing.add(task)
-            task.add_done_callback(self._playing.discard)
-        elif isinstance(message, Change):
+            self._attempts.add(task)
+            task.add_done_callback(self._attempts.discard)
+        elif isinstance(message, ChangeTeam):
             agents, organization, channel = pickle.loads(message.team)
-            own = self.parts.game.team
-            organization, channel = organization or own.organization, channel or own.channel
-            self.team = replace(own, agents=agents, organization=organization, channel=channel)
-        elif isinstance(message, Cancel):
-            self._cancelling = asyncio.create_task(self._cancel())
+            recipe_team = self.parts.game.team
+            organization, channel = organization or recipe_team.organization, channel or recipe_team.channel
+            self.team = replace(recipe_team, agents=agents, organization=organization, channel=channel)
+        elif isinstance(message, CancelAttempts):
+            self._cancel_task = asyncio.create_task(self._cancel_attempts())
         elif isinstance(message, Ping):
-            self.wire.send(Pong())
+            self.stream.send(Pong())
 
-    async def _play(self, message: Play, team: Team) -> None:
+    async def _play(self, message: PlayAttempt, team: Team) -> None:
         number = message.number
         try:
             attempt: Attempt = pickle.loads(message.attempt)
             episode = await play(replace(self.parts.game, team=team), attempt)
-            self.wire.send(Over(number))
-            episode = await self.parts.compose(episode)
-            self.wire.send(Played(number, replace(episode, task=ELSEWHERE), self.parts.usage()))
+            self.stream.send(EpisodeEnded(number))
+            episode = await self.parts.reward_manager(episode)
+            self.stream.send(EpisodeRewarded(number, replace(episode, task=PLACEHOLDER_TASK), self.parts.usage()))
         except Exception as error:  # noqa: BLE001  every error is reported to the run
-            self.wire.send(Broken(number, Fault.of(error)))
+            self.stream.send(AttemptFailed(number, SerializedError.from_error(error)))
 
-    async def _cancel(self) -> None:
+    async def _cancel_attempts(self) -> None:
         """Cancel all attempts in progress.
 
         Sandboxed processes are killed, because attempts may wait for them.
         """
-        left = set(self._playing)
-        for task in left:
+        remaining = set(self._attempts)
+        for task in remaining:
             task.cancel()
-        while left:
-            end_all()
-            _, left = await asyncio.wait(left, timeout=POLL_SECONDS)
-        self.wire.send(Cancelled(self.parts.usage()))
+        while remaining:
+            terminate_all()
+            _, remaining = await asyncio.wait(remaining, timeout=POLL_SECONDS)
+        self.stream.send(AttemptsCanceled(self.parts.usage()))
 
-    async def _tell_when_still(self) -> None:
+    async def _report_quiescence(self) -> None:
         while True:
-            await self._set_going.wait()
-            self._set_going.clear()
-            await self.client.stillness.reached()
-            self.wire.send(Still(self._received))
+            await self._has_work.wait()
+            self._has_work.clear()
+            await self.client.barrier.wait()
+            self.stream.send(Quiescence(self._received))

@@ -13,15 +13,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft.common import atomic, user_modules
-from marft.common.user_modules import CODE, FORMAT, TEAM
+from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
 
 RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
-HELD = (CODE, "merged", "models", "policies", "skills", "templates")  # folders with all files listed in the manifest
+FOLDERS = (
+    CODE_FOLDER,
+    "merged",
+    "models",
+    "policies",
+    "skills",
+    "templates",
+)  # folders with all files listed in the manifest
 COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # not source code
-CODE_ENDS = (*COMPILED, ".py", ".pyw")
-LOADED = (
+CODE_SUFFIXES = (*COMPILED, ".py", ".pyw")
+AUTO_LOADED = (
     ".bin", ".pt", ".ckpt", ".pkl", ".pickle", ".joblib", ".safetensors", ".gguf", ".h5",
     ".msgpack", ".onnx", ".npy", ".npz", ".model", ".tiktoken", ".json", ".jinja", ".jinja2", "vocab.txt", "merges.txt",
 )  # name endings of files that a library loads by itself from a model folder  # fmt: skip
@@ -130,7 +137,7 @@ class Export:
         if not self.unlisted:
             return ""
         names, more = ", ".join(self.unlisted[:5]), f" and {len(self.unlisted) - 5} more" if self.unlisted[5:] else ""
-        return f"{self.path}: {names}{more}: not in {TEAM}, and not opened"
+        return f"{self.path}: {names}{more}: not in {MANIFEST}, and not opened"
 
 
 def load_export(path: str | Path) -> Export:
@@ -144,89 +151,89 @@ def load_export(path: str | Path) -> Export:
             message names it.
     """
     path = Path(path)
-    if not (path / TEAM).is_file():
-        raise ValueError(f"{path} is no export of a team: it has no {TEAM}. marft export RUN makes one")
-    manifest = _read(path)
+    if not (path / MANIFEST).is_file():
+        raise ValueError(f"{path} is no export of a team: it has no {MANIFEST}. marft export RUN makes one")
+    manifest = _read_manifest(path)
     for name, entry in manifest.files.items():
-        _check(path, name, entry)
+        _check_file(path, name, entry)
     if RECIPE not in manifest.files:
-        raise ValueError(f"{path}: {TEAM} lists no {RECIPE}")
+        raise ValueError(f"{path}: {MANIFEST} lists no {RECIPE}")
     extra = _unlisted(path, manifest.files)
     for name in filter(_is_loaded, extra):
         raise ValueError(f"{path}: {name} was not written with it; remove it")
-    user_modules.checked.add(path.resolve())
-    digests = {name: entry.sha256 for name, entry in manifest.files.items()}
-    return Export(path, manifest, tuple(extra), digests)
+    user_modules.verified_folders.add(path.resolve())
+    hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
+    return Export(path, manifest, tuple(extra), hashes)
 
 
 def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
     """Write the manifest for a folder's files, except the model card."""
-    names = [name for name in files_in(folder) if name not in (TEAM, CARD)]
-    files = {name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
-    whole = {"format": FORMAT, "schema_version": SCHEMA, **table, "files": files}
-    Manifest.model_validate(whole)
-    text = json.dumps({**whole, "digest": _digest(whole)}, indent=2, ensure_ascii=False)
-    (folder / TEAM).write_text(text + "\n", encoding="utf-8")
+    names = [name for name in list_files(folder) if name not in (MANIFEST, CARD)]
+    files = {name: {"sha256": hash_file(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
+    manifest = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA, **table, "files": files}
+    Manifest.model_validate(manifest)
+    text = json.dumps({**manifest, "digest": _hash_table(manifest)}, indent=2, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def files_in(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """Return the files of a folder by relative path."""
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path) -> Manifest:
-    where = f"{path}: {TEAM}"
+def _read_manifest(path: Path) -> Manifest:
+    location = f"{path}: {MANIFEST}"
     try:
-        table = atomic.read_json(path / TEAM)
+        table = atomic.read_json(path / MANIFEST)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{where} is damaged: {error}") from error
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        raise ValueError(f"{where} is not one that MARFT writes")
+        raise ValueError(f"{location} is damaged: {error}") from error
+    if not isinstance(table, dict) or table.get("format") != MANIFEST_FORMAT:
+        raise ValueError(f"{location} is not one that MARFT writes")
     if table.get("schema_version") != SCHEMA:
         raise ValueError(
-            f"{where} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
+            f"{location} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
             "use the version that wrote it"
         )
-    if table.pop("digest", None) != _digest(table):
-        raise ValueError(f"{where} is damaged: it is not as it was written")
+    if table.pop("digest", None) != _hash_table(table):
+        raise ValueError(f"{location} is damaged: it is not as it was written")
     try:
         return Manifest.model_validate(table)
     except ValidationError as error:
-        raise ValueError(f"{where} holds what no export does: {first_problem(error)}") from None
+        raise ValueError(f"{location} holds what no export does: {first_problem(error)}") from None
 
 
-def _check(path: Path, name: str, entry: FileEntry) -> None:
+def _check_file(path: Path, name: str, entry: FileEntry) -> None:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name:
-        raise ValueError(f"{path}: {TEAM} names {name!r}, which is no file of an export")
+        raise ValueError(f"{path}: {MANIFEST} names {name!r}, which is no file of an export")
     if _is_compiled(name):
-        raise ValueError(f"{path}: {TEAM} lists {name}: an export brings code as source alone")
+        raise ValueError(f"{path}: {MANIFEST} lists {name}: an export brings code as source alone")
     file = path / name
     if not file.is_file():
         raise ValueError(f"{path}: {name} is missing")
     size = file.stat().st_size
     if size != entry.bytes:
         raise ValueError(f"{path}: {name} is damaged: it has {size:,} bytes of {entry.bytes:,}")
-    if sha256(file) != entry.sha256:
+    if hash_file(file) != entry.sha256:
         raise ValueError(f"{path}: {name} is damaged: it is not as it was written")
 
 
-def others_in(path: Path) -> list[str]:
+def list_unlisted(path: Path) -> list[str]:
     """Return the files in an export's folder that its manifest does not list.
 
     If the manifest is damaged, these are all files except the manifest itself.
     """
     try:
-        mine = {TEAM, CARD, *atomic.read_json(path / TEAM)["files"]}
+        listed = {MANIFEST, CARD, *atomic.read_json(path / MANIFEST)["files"]}
     except (OSError, ValueError, KeyError, TypeError):
-        mine = {TEAM}
-    return [name for name in files_in(path) if name not in mine]
+        listed = {MANIFEST}
+    return [name for name in list_files(path) if name not in listed]
 
 
 def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
@@ -235,15 +242,15 @@ def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
     Raises:
         ValueError: a folder in the export is a link.
     """
-    found = list[str]()
-    for place, folders, names in os.walk(path):
-        here = Path(place)
+    unlisted = list[str]()
+    for folder_path, folders, names in os.walk(path):
+        parent = Path(folder_path)
         for folder in folders:
-            if (here / folder).is_symlink():
-                name = (here / folder).relative_to(path).as_posix()
+            if (parent / folder).is_symlink():
+                name = (parent / folder).relative_to(path).as_posix()
                 raise ValueError(f"{path}: {name} is a link to another folder; put a copy of that in its place")
-        found += [(here / name).relative_to(path).as_posix() for name in names]
-    return sorted(name for name in found if name not in {*files, TEAM, CARD})
+        unlisted += [(parent / name).relative_to(path).as_posix() for name in names]
+    return sorted(name for name in unlisted if name not in {*files, MANIFEST, CARD})
 
 
 def _is_compiled(name: str) -> bool:
@@ -252,17 +259,21 @@ def _is_compiled(name: str) -> bool:
     >>> [_is_compiled(name) for name in ("code/a.py", "code/a.PYC", "code/a.so.1", "code/__pycache__/a", "code/a.sock")]
     [False, True, True, True, False]
     """
-    low = name.lower()
-    return low.endswith(COMPILED) or ".so." in PurePosixPath(low).name or "__pycache__" in PurePosixPath(low).parts
+    lowercase = name.lower()
+    return (
+        lowercase.endswith(COMPILED)
+        or ".so." in PurePosixPath(lowercase).name
+        or "__pycache__" in PurePosixPath(lowercase).parts
+    )
 
 
 def _is_loaded(name: str) -> bool:
     """Return True if Python or a library could load an unlisted file by itself, by its name."""
     parts = PurePosixPath(name.lower()).parts
     inside = any(part.endswith(METADATA) for part in parts[:-1])
-    code = _is_compiled(name) or parts[-1].endswith(CODE_ENDS)
-    return inside or parts[0] in HELD or code or (len(parts) == 1 and parts[-1].endswith(LOADED))
+    code = _is_compiled(name) or parts[-1].endswith(CODE_SUFFIXES)
+    return inside or parts[0] in FOLDERS or code or (len(parts) == 1 and parts[-1].endswith(AUTO_LOADED))
 
 
-def _digest(table: Mapping[str, Any]) -> str:
+def _hash_table(table: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -10,23 +10,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from marft.agents.environment import Session, Split
-from marft.common.ownership import is_ours
-from marft.common.registry import bundled_parts, registered
+from marft.common.first_party import is_first_party
+from marft.common.registry import bundled_plugins, registered_entry_points
 from marft.common.types import Task
-from marft.common.user_modules import CODE
-from marft.config.keys import SECRET, secrets_in
-from marft.config.parts import EnvironmentPart
-from marft.config.plugins import module_in, their_module_in
-from marft.runs.export.code import files_of, root_of, scripts_of, versions_of
+from marft.common.user_modules import CODE_FOLDER
+from marft.config.api_keys import SECRET_NAME, secret_values
+from marft.config.plugin_types import EnvironmentPart
+from marft.config.plugins import module_name, user_module_name
+from marft.runs.export.user_code import find_import_root, find_module_files, find_script_files, find_versions
 
-KEPT = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "rollout",
-        "evaluation")  # fmt: skip
+EXPORTED_KEYS = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards",
+        "rollout", "evaluation")  # fmt: skip
 PROGRAM = "program"  # name of the organization
-STAND_IN = "marft.runs.export.recipe:NotExported"
+PLACEHOLDER = "marft.runs.export.recipe:NotExported"
 SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
 PARTS = ("name", "organization", "kind")  # keys that name a plugin class, which must be of that kind
-MAKERS = ("env", "parallel_env", "raw_env")  # attributes of PettingZoo modules that create a game
+GAME_FACTORIES = ("env", "parallel_env", "raw_env")  # attributes of PettingZoo modules that create a game
 Key = tuple[str | int, ...]
 
 
@@ -56,7 +56,7 @@ class NotExported(EnvironmentPart):
 
 
 @dataclass(slots=True)
-class Shipped:
+class ExportRecipe:
     """Recipe for an export, with the required files.
 
     Args:
@@ -64,7 +64,7 @@ class Shipped:
         code: user files by their target path.
         copied: other files and folders by their target path: skills, chat templates.
         packages: top-level names of packages that the code imports.
-        left_out: sentences about omitted parts.
+        omitted: sentences about omitted parts.
     """
 
     table: dict[str, Any]
@@ -72,63 +72,63 @@ class Shipped:
     code: dict[str, Path] = field(default_factory=dict)
     copied: dict[str, Path] = field(default_factory=dict)
     packages: set[str] = field(default_factory=set)
-    left_out: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
 
-    def requires(self) -> dict[str, str]:
+    def list_requirements(self) -> dict[str, str]:
         """Return the required distributions with their installed versions."""
-        return versions_of(self.packages)
+        return find_versions(self.packages)
 
-    def source(self, name: str) -> Path | None:
+    def find_source(self, name: str) -> Path | None:
         """Return the local source file for an exported file. The result is None for a generated file."""
-        known = {**self.code, **self.copied}
-        for place in (PurePosixPath(name), *PurePosixPath(name).parents):
-            if str(place) in known:
-                return known[str(place)] / PurePosixPath(name).relative_to(place)
+        sources = {**self.code, **self.copied}
+        for parent in (PurePosixPath(name), *PurePosixPath(name).parents):
+            if str(parent) in sources:
+                return sources[str(parent)] / PurePosixPath(name).relative_to(parent)
         return None
 
 
-def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
+def export_recipe(recipe: Mapping[str, Any], folder: Path) -> ExportRecipe:
     """Return the exported part of a recipe. :mod:`.weights` fills in policies and local models.
 
     Args:
         recipe: complete recipe, as saved.
         folder: folder of its paths and modules.
     """
-    table = {key: deepcopy(value) for key, value in recipe.items() if key in KEPT}
+    table = {key: deepcopy(value) for key, value in recipe.items() if key in EXPORTED_KEYS}
     # helpers are not exported
-    played = {agent.get("policy") for agent in table["agents"]}
-    table["policies"] = {name: policy for name, policy in table.get("policies", {}).items() if name in played}
+    used_policies = {agent.get("policy") for agent in table["agents"]}
+    table["policies"] = {name: policy for name, policy in table.get("policies", {}).items() if name in used_policies}
     table["rollout"] = {key: table["rollout"][key] for key in ("max_steps", "timeout_seconds")}
-    out = Shipped(table)
-    _without_secrets(out)
+    export = ExportRecipe(table)
+    _remove_secrets(export)
     for name, model in table["models"].items():
         if model.get("chat_template"):
             target = f"{TEMPLATES}/{name}.jinja"
-            out.copied[target] = Path(model["chat_template"])
+            export.copied[target] = Path(model["chat_template"])
             model["chat_template"] = target
-            out.paths.append(f"models.{name}.chat_template")
-    _skills(out)
+            export.paths.append(f"models.{name}.chat_template")
+    _export_skills(export)
     for key in [("team",), ("channel",), *(("tools", name) for name in table.get("tools", {}))]:
-        _needed(out, key, folder)
-    out.left_out += _engine(recipe.get("engine", {}).get("kind", "local"))
-    _judged(out, folder)
-    return out
+        _export_part(export, key, folder)
+    export.omitted += _engine_note(recipe.get("engine", {}).get("kind", "local"))
+    _export_rewards(export, folder)
+    return export
 
 
-def runs_code(table: Mapping[str, Any]) -> list[str]:
+def find_code_keys(table: Mapping[str, Any]) -> list[str]:
     """Return recipe keys for third-party code, programs and servers.
 
     Users should read these before they load an export by another author.
     """
-    found, commands = list[str](), dict[Key, list[str]]()
+    code_keys, commands = list[str](), dict[Key, list[str]]()
     environment = table.get("environment")
-    named = isinstance(environment, Mapping) and environment.get("name") == "pettingzoo"
-    for key, value in texts_in(table, ()):
+    is_pettingzoo = isinstance(environment, Mapping) and environment.get("name") == "pettingzoo"
+    for key, value in iterate_texts(table, ()):
         if key[-2:-1] == ("command",) and isinstance(key[-1], int):
             commands.setdefault(key[:-1], []).append(value)
-        elif _is_code(key, value, named) or (key[-1] in ("command", "python", "url") and value):
-            found.append(f"{dotted(key)} = {value}")
-    return [*found, *(f"{dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
+        elif _is_code(key, value, is_pettingzoo) or (key[-1] in ("command", "python", "url") and value):
+            code_keys.append(f"{format_key(key)} = {value}")
+    return [*code_keys, *(f"{format_key(key)} = {' '.join(words)}" for key, words in commands.items())]
 
 
 def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
@@ -141,23 +141,23 @@ def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
     if key == ("environment", "game"):
         module, colon, name = value.partition(":")
         if module.partition(".")[0] in ("pettingzoo", "gymnasium"):
-            return bool(module_in(value)) and name not in MAKERS
+            return bool(module_name(value)) and name not in GAME_FACTORIES
         return bool(colon or "." in module) or games_are_modules
-    own = is_ours(module_in(value)) and key[-1] not in PARTS and value not in _examples()
-    return own or bool(their_module_in(value))
+    is_own_code = is_first_party(module_name(value)) and key[-1] not in PARTS and value not in _example_paths()
+    return is_own_code or bool(user_module_name(value))
 
 
-def _examples() -> set[str]:
+def _example_paths() -> set[str]:
     """Return the import paths of this project's functions that any recipe may name: they are registered as examples."""
-    return {registered("examples")[name].value for name in bundled_parts("examples")}
+    return {registered_entry_points("examples")[name].value for name in bundled_plugins("examples")}
 
 
 def trust_flag(table: Mapping[str, Any]) -> str:
     """Return the flag that ``marft eval`` and ``marft serve`` need for an export with code; "" otherwise."""
-    return f" {TRUST}" if runs_code(table) else ""
+    return f" {TRUST}" if find_code_keys(table) else ""
 
 
-def _engine(kind: str) -> list[str]:
+def _engine_note(kind: str) -> list[str]:
     """Return a sentence about the omitted engine.
 
     There is none for the in-process engines, because their replacement is equivalent. For other engines, the sentence
@@ -165,7 +165,7 @@ def _engine(kind: str) -> list[str]:
     """
     if kind in ("local", "process"):
         return []
-    if their_module_in(kind):
+    if user_module_name(kind):
         return ["engine: one of the author's own; the in-process engine samples in its place"]
     return [
         f"engine: {kind}, which may not be where this is read; the in-process engine samples in its place, unless it "
@@ -173,129 +173,135 @@ def _engine(kind: str) -> list[str]:
     ]
 
 
-def _without_secrets(out: Shipped) -> None:
+def _remove_secrets(export: ExportRecipe) -> None:
     """Remove values under secret-like names: endpoint options and tool keys."""
-    for name, model in out.table["models"].items():
+    for name, model in export.table["models"].items():
         options = (model.get("endpoint") or {}).get("options", {})
-        for option in [option for option, value in options.items() if any(secrets_in({option: value}))]:
+        for option in [option for option, value in options.items() if any(secret_values({option: value}))]:
             del options[option]
-            out.left_out.append(f"models.{name}.endpoint.options.{option}: it may be a secret; give your own")
-    for name, tool in out.table.get("tools", {}).items():
-        secret = [key for key, value in tool.items() if SECRET.search(key) and isinstance(value, str) and value]
+            export.omitted.append(f"models.{name}.endpoint.options.{option}: it may be a secret; give your own")
+    for name, tool in export.table.get("tools", {}).items():
+        secret = [key for key, value in tool.items() if SECRET_NAME.search(key) and isinstance(value, str) and value]
         for key in secret:
             del tool[key]
-            out.left_out.append(f"tools.{name}.{key}: it may be a secret; give your own")
+            export.omitted.append(f"tools.{name}.{key}: it may be a secret; give your own")
 
 
-def _skills(out: Shipped) -> None:
-    for number, agent in enumerate(out.table["agents"]):
+def _export_skills(export: ExportRecipe) -> None:
+    for number, agent in enumerate(export.table["agents"]):
         names: list[str] = []
         for skill in agent.get("skills", []):
             target = f"{SKILLS}/{Path(skill).name}"
-            if out.copied.get(target, Path(skill)) != Path(skill):  # another skill with this name
-                target += f"-{len(out.copied)}"
-            out.copied[target] = Path(skill)
-            out.paths.append(f"agents.{number}.skills.{len(names)}")
+            if export.copied.get(target, Path(skill)) != Path(skill):  # another skill with this name
+                target += f"-{len(export.copied)}"
+            export.copied[target] = Path(skill)
+            export.paths.append(f"agents.{number}.skills.{len(names)}")
             names.append(target)
         if names:
             agent["skills"] = names
 
 
-def _needed(out: Shipped, key: Key, folder: Path) -> None:
+def _export_part(export: ExportRecipe, key: Key, folder: Path) -> None:
     """Export a required part: copy its code, and report values that refer to this machine."""
-    part = _at(out.table, key)
-    for _, value in list(texts_in(part, key)):
-        module = their_module_in(value)
+    part = _get_table(export.table, key)
+    for _, value in list(iterate_texts(part, key)):
+        module = user_module_name(value)
         if module:
-            root = root_of(module)
+            root = find_import_root(module)
             if root is None:
-                out.packages.add(module.partition(".")[0])
+                export.packages.add(module.partition(".")[0])
                 continue
-            files, others = files_of([module], root)
-            out.code |= {f"{CODE}/{name}": file for name, file in files.items()}
-            out.packages |= others
+            files, packages = find_module_files([module], root)
+            export.code |= {f"{CODE_FOLDER}/{name}": file for name, file in files.items()}
+            export.packages |= packages
     if part.get("command"):
-        _command(out, key, part, folder)
+        _export_command(export, key, part, folder)
     elif part.get("organization") == PROGRAM:
-        _works_in_code(out, key, part, folder)
+        _set_work_folder(export, key, part, folder)
     for name, value in list(part.items()):
-        if any(_of_this_machine(text) for _, text in texts_in(value, ())):
+        if any(_is_local_path(text) for _, text in iterate_texts(value, ())):
             del part[name]
-            out.left_out.append(f"{dotted((*key, name))}: it names a place on the machine of training; give your own")
+            export.omitted.append(
+                f"{format_key((*key, name))}: it names a place on the machine of training; give your own"
+            )
 
 
-def _command(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
+def _export_command(export: ExportRecipe, key: Key, part: dict[str, Any], folder: Path) -> None:
     """Export the local scripts in a command, which then runs in the folder of the copies."""
-    works = Path(part.get("folder") or folder)
-    scripts = [works / word for word in part["command"] if not Path(word).is_absolute() and (works / word).is_file()]
-    files, others = scripts_of(scripts, works)
-    out.code |= {f"{CODE}/{name}": file for name, file in files.items()}
-    out.packages |= others
-    _works_in_code(out, key, part, folder)
+    work_folder = Path(part.get("folder") or folder)
+    scripts = [
+        work_folder / word
+        for word in part["command"]
+        if not Path(word).is_absolute() and (work_folder / word).is_file()
+    ]
+    files, packages = find_script_files(scripts, work_folder)
+    export.code |= {f"{CODE_FOLDER}/{name}": file for name, file in files.items()}
+    export.packages |= packages
+    _set_work_folder(export, key, part, folder)
 
 
-def _works_in_code(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
+def _set_work_folder(export: ExportRecipe, key: Key, part: dict[str, Any], folder: Path) -> None:
     """Set a program's working folder to the code folder of the export, or to the reader's own without code."""
-    if out.code:
-        part["folder"] = CODE
-        out.paths.append(dotted((*key, "folder")))
+    if export.code:
+        part["folder"] = CODE_FOLDER
+        export.paths.append(format_key((*key, "folder")))
     elif Path(part.get("folder") or folder) == folder:
         part.pop("folder", None)
 
 
-def _judged(out: Shipped, folder: Path) -> None:
+def _export_rewards(export: ExportRecipe, folder: Path) -> None:
     """Export environment and reward terms, unless they need user code, files or servers."""
-    kept = []
-    for number, reward in enumerate(out.table.get("rewards", [])):
-        why = _foreign(reward, folder)
-        if why:
-            out.left_out.append(f"rewards.{number} ({reward['name']}): {why}")
+    rewards = []
+    for number, reward in enumerate(export.table.get("rewards", [])):
+        reason = _find_obstacle(reward, folder)
+        if reason:
+            export.omitted.append(f"rewards.{number} ({reward['name']}): {reason}")
         else:
-            kept.append(reward)
-    out.table["rewards"] = kept
-    why = _foreign(out.table["environment"], folder)
-    if why:
-        out.left_out.append(f"environment ({out.table['environment']['name']}): {why}")
-        out.table["environment"] = {"name": STAND_IN}
+            rewards.append(reward)
+    export.table["rewards"] = rewards
+    reason = _find_obstacle(export.table["environment"], folder)
+    if reason:
+        export.omitted.append(f"environment ({export.table['environment']['name']}): {reason}")
+        export.table["environment"] = {"name": PLACEHOLDER}
 
 
-def _foreign(part: Mapping[str, Any], folder: Path) -> str:
+def _find_obstacle(part: Mapping[str, Any], folder: Path) -> str:
     """Return the reason why a part cannot be exported; "" for an exportable part."""
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
-    for key, value in texts_in(part, ()):
-        if their_module_in(value):
+    for key, value in iterate_texts(part, ()):
+        if user_module_name(value):
             return f"its code ({value}) is not needed to serve the team"
-        where = folder / value
-        if _of_this_machine(value) or ((set("/.") & set(value)) and len(value) < 1000 and where.exists()):
-            return f"its {dotted(key)} is a file of the author's"
+        path = folder / value
+        if _is_local_path(value) or ((set("/.") & set(value)) and len(value) < 1000 and path.exists()):
+            return f"its {format_key(key)} is a file of the author's"
     return ""
 
 
-def _of_this_machine(text: str) -> bool:
+def _is_local_path(text: str) -> bool:
     return text.startswith(("/", "~/", "\\\\")) or bool(re.match(r"[A-Za-z]:[\\/]", text))
 
 
-def texts_in(value: object, key: Key) -> Iterator[tuple[Key, str]]:
+def iterate_texts(value: object, key: Key) -> Iterator[tuple[Key, str]]:
     """Yield the texts in a table or list, with their keys."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from texts_in(inner, (*key, name))
+            yield from iterate_texts(inner, (*key, name))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from texts_in(inner, (*key, number))
+            yield from iterate_texts(inner, (*key, number))
 
 
-def _at(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
-    found: Any = table
+def _get_table(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    value: Any = table
     for part in key:
-        found = found[part]
-    assert isinstance(found, dict)
-    return found
+        value = value[part]
+    assert isinstance(value, dict)
+    return value
 
 
-def dotted(key: Key) -> str:
+def format_key(key: Key) -> str:
     """Return a key in dotted form."""
     return ".".join(map(str, key))

@@ -11,28 +11,28 @@ Parameter = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class RunInfo:
     """Run information for a logger, at start or resume.
 
     Args:
         folder: folder of the run.
         name: name of the run.
         id: unique alphanumeric ID of the run, unchanged on resume.
-        done: number of completed training steps; more than 0 on resume.
+        finished_steps: number of completed training steps; more than 0 on resume.
         parameters: the recipe by dotted keys, without secrets.
     """
 
     folder: Path
     name: str
     id: str
-    done: int
+    finished_steps: int
     parameters: Mapping[str, Parameter]
 
 
-class Opens(Protocol):
-    """Interface for opening a :class:`marft.config.parts.SinkPart`."""
+class LoggerFactory(Protocol):
+    """Interface for opening a :class:`marft.config.plugin_types.SinkPart`."""
 
-    def open(self, run: Opening) -> Sink:
+    def open(self, run: RunInfo) -> Sink:
         """Open the logger for a run, on the logger's own thread."""
 
 

@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.common.texts import cut
-from marft.config.parts import SinkPart
-from marft.config.settings import Filled, Plain
-from marft.runs.loggers.interface import Opening
+from marft.common.texts import truncate
+from marft.config.plugin_types import SinkPart
+from marft.config.settings import NonEmptyString, PlainTable
+from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ID = "marft.run"  # tag that identifies the run on resume
-LONGEST = 4_000  # maximum length of a parameter or tag, in characters
-AT_ONCE = 100  # maximum number of parameters in a request
-NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
+MAX_LENGTH = 4_000  # maximum length of a parameter or tag, in characters
+MAX_PARAMETERS = 100  # maximum number of parameters in a request
+FORBIDDEN_CHARACTERS = re.compile(r"[^/\w.\- :]")
 
 
 class MLflow(SinkPart):
@@ -34,48 +34,50 @@ class MLflow(SinkPart):
     package: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
 
-    experiment: Filled = "marft"  # name of the experiment; created if missing
+    experiment: NonEmptyString = "marft"  # name of the experiment; created if missing
     # tracking server or database, such as http://host:5000 or sqlite:///mlflow.db; "": MLFLOW_TRACKING_URI, else
     # MLflow's default
     tracking_uri: str = ""
     run_name: str = ""  # run name in MLflow; "": the name of the MARFT run
-    tags: Plain = {}  # additional tags: names and values
+    tags: PlainTable = {}  # additional tags: names and values
 
     @field_validator("tracking_uri")
     @classmethod
-    def _holds_no_password(cls, uri: str) -> str:
+    def _check_no_password(cls, uri: str) -> str:
         try:
-            whole = not urlsplit(uri).password
+            is_safe = not urlsplit(uri).password
         except ValueError:
-            whole = False
-        if not whole:
+            is_safe = False
+        if not is_safe:
             raise PydanticCustomError(
                 "uri",
                 "must hold no password: name it in MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD",
             )
         return uri
 
-    def open(self, run: Opening) -> _Run:
+    def open(self, run: RunInfo) -> _Run:
         """Open the MLflow run, creating it if missing."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=self.tracking_uri or None)
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
-        there = client.search_runs([experiment], f"tags.`{ID}` = '{run.id}'", max_results=1)
-        if there:
-            opened = _Run(client, there[0].info.run_id)
+        experiment_info = client.get_experiment_by_name(self.experiment)
+        experiment = experiment_info.experiment_id if experiment_info else client.create_experiment(self.experiment)
+        matching_runs = client.search_runs([experiment], f"tags.`{ID}` = '{run.id}'", max_results=1)
+        if matching_runs:
+            opened = _Run(client, matching_runs[0].info.run_id)
             client.update_run(opened.id, status="RUNNING")
-            known = there[0].data.params
+            logged_params = matching_runs[0].data.params
         else:
             tags = {ID: run.id, **{name: str(text) for name, text in self.tags.items()}}
-            made = client.create_run(experiment, tags=tags, run_name=self.run_name or run.name)
-            opened, known = _Run(client, made.info.run_id), {}
-        named = {allowed(key): cut(str(value), LONGEST) or '""' for key, value in run.parameters.items()}
-        new = [Param(key, value) for key, value in named.items() if key not in known]  # MLflow parameters cannot change
-        for first in range(0, len(new), AT_ONCE):
-            client.log_batch(opened.id, params=new[first : first + AT_ONCE])
+            created = client.create_run(experiment, tags=tags, run_name=self.run_name or run.name)
+            opened, logged_params = _Run(client, created.info.run_id), {}
+        logged = {sanitize_name(key): truncate(str(value), MAX_LENGTH) or '""' for key, value in run.parameters.items()}
+        new = [
+            Param(key, value) for key, value in logged.items() if key not in logged_params
+        ]  # MLflow parameters cannot change
+        for first in range(0, len(new), MAX_PARAMETERS):
+            client.log_batch(opened.id, params=new[first : first + MAX_PARAMETERS])
         return opened
 
 
@@ -86,22 +88,24 @@ class _Run:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        self._client.log_batch(self.id, [Metric(allowed(key), value, now, step) for key, value in metrics.items()])
+        timestamp = int(time.time() * 1000)
+        self._client.log_batch(
+            self.id, [Metric(sanitize_name(key), value, timestamp, step) for key, value in metrics.items()]
+        )
 
     def note(self, step: int, text: str) -> None:
         self._notes += 1
-        self._client.set_tag(self.id, f"note of step {step:06d}.{self._notes}", cut(text, LONGEST))
+        self._client.set_tag(self.id, f"note of step {step:06d}.{self._notes}", truncate(text, MAX_LENGTH))
 
     def close(self) -> None:
         self._client.set_terminated(self.id)
 
 
-def allowed(name: str) -> str:
+def sanitize_name(name: str) -> str:
     """Return a metric or parameter name in characters that MLflow accepts.
 
-    >>> allowed("pass@2"), allowed("agents/actor/kl"), allowed("rewards/../x")
+    >>> sanitize_name("pass@2"), sanitize_name("agents/actor/kl"), sanitize_name("rewards/../x")
     ('pass_2', 'agents/actor/kl', 'rewards_.._x')
     """
-    name = NOT_IN_NAMES.sub("_", name)
+    name = FORBIDDEN_CHARACTERS.sub("_", name)
     return name if posixpath.normpath(name) == name and name[:1] not in "./" else name.replace("/", "_")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from marft.config.parts import SinkPart
-from marft.runs.loggers.interface import Opening
+from marft.config.plugin_types import SinkPart
+from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -19,17 +19,17 @@ class TensorBoard(SinkPart):
 
     folder: ClassVar[str] = "tensorboard"
 
-    def open(self, run: Opening) -> _Board:
+    def open(self, run: RunInfo) -> _Run:
         """Open the event file; on resume, purge the steps after the checkpoint."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        board = _Board(SummaryWriter(str(run.folder / self.folder), purge_step=run.done + 1))
-        if not run.done:
+        board = _Run(SummaryWriter(str(run.folder / self.folder), purge_step=run.finished_steps + 1))
+        if not run.finished_steps:
             board.note(0, "\n".join(f"    {key} = {value}" for key, value in run.parameters.items()), "recipe")
         return board
 
 
-class _Board:
+class _Run:
     def __init__(self, writer: SummaryWriter) -> None:
         self._writer = writer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from marft.config.parts import SinkPart
-from marft.config.settings import Filled
-from marft.runs.loggers.interface import Opening
+from marft.config.plugin_types import SinkPart
+from marft.config.settings import NonEmptyString
+from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -21,19 +21,19 @@ class Trackio(SinkPart):
     package: ClassVar[str] = "trackio"
     extra: ClassVar[str] = "trackio"
 
-    project: Filled = "marft"  # name of the project; created if missing
+    project: NonEmptyString = "marft"  # name of the project; created if missing
     run_name: str = ""  # run name in Trackio; "": the name of the MARFT run
     group: str = ""  # group of runs shown together; "": none
     space_id: str = ""  # Hugging Face space as user/space; "": TRACKIO_SPACE_ID, else this machine (TRACKIO_DIR)
 
-    def open(self, run: Opening) -> _Run:
+    def open(self, run: RunInfo) -> _Run:
         """Open the Trackio run with its printed output suppressed."""
         import trackio
         import trackio.run
         import trackio.utils
 
         for module in (trackio, trackio.run, trackio.utils):
-            vars(module)["print"] = _unheard  # printed lines would interrupt the run's own output
+            vars(module)["print"] = _discard_output  # printed lines would interrupt the run's own output
         return _Run(
             trackio.init(
                 project=self.project, name=f"{self.run_name or run.name}-{run.id[:8]}", group=self.group or None,
@@ -57,5 +57,5 @@ class _Run:
         self._run.finish()
 
 
-def _unheard(*_: object, **__: object) -> None:
+def _discard_output(*_: object, **__: object) -> None:
     """Replace ``print`` and discard its output."""

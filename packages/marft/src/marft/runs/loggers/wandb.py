@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from marft.config.folders import AtHome
-from marft.config.parts import SinkPart
-from marft.config.settings import Filled, Names
-from marft.runs.loggers.interface import Opening
+from marft.config.paths import ExpandUser
+from marft.config.plugin_types import SinkPart
+from marft.config.settings import Names, NonEmptyString
+from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -23,16 +23,16 @@ class WandB(SinkPart):
     package: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"
 
-    project: Filled = "marft"  # name of the project; created if missing
+    project: NonEmptyString = "marft"  # name of the project; created if missing
     entity: str = ""  # user or team; "": your default entity
     run_name: str = ""  # run name in Weights & Biases; "": the name of the MARFT run
     group: str = ""  # group of runs shown together; "": none
     tags: Names = ()  # tags of the run
     # online, or offline to keep files for wandb sync; "": WANDB_MODE, else online
     mode: Literal["", "online", "offline"] = ""
-    directory: Annotated[str, AtHome] = ""  # folder for local files; "": WANDB_DIR, else the working directory
+    directory: Annotated[str, ExpandUser] = ""  # folder for local files; "": WANDB_DIR, else the working directory
 
-    def open(self, run: Opening) -> _Run:
+    def open(self, run: RunInfo) -> _Run:
         """Open the run.
 
         Raises:

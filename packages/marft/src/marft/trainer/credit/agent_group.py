@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.parts import CreditPart
-from marft.rewards.groups import compare
+from marft.config.plugin_types import CreditPart
+from marft.rewards.groups import normalize_by_group
 from marft.trainer.credit.returns import agent_costs, agent_returns, group_names
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class AgentGroup(CreditPart):
@@ -24,21 +24,23 @@ class AgentGroup(CreditPart):
     scale: bool = True  # divide by the group's standard deviation
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True: agents have separate baselines."""
         return True
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare an agent's return with its returns in the group's other attempts."""
         rows = [
-            (number, agent, earned)
+            (number, agent, reward)
             for number, agents in enumerate(agent_returns(inputs))
-            for agent, earned in agents.items()
+            for agent, reward in agents.items()
         ]
         keys = [(inputs.episodes[number].task.id, agent) for number, agent, _ in rows]
-        costs = np.array([cost for of_agents in agent_costs(inputs) for cost in of_agents.values()])
-        advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale, costs=costs)
-        found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
-        by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
+        costs = np.array([cost for episode_costs in agent_costs(inputs) for cost in episode_costs.values()])
+        advantages, metrics = normalize_by_group(
+            np.array([reward for *_, reward in rows]), keys, scale=self.scale, costs=costs
+        )
+        by_agent = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
+        by_action = [by_agent[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
         groups = group_names(inputs, lambda episode, action: [episode.task.id, action.agent])
-        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
+        return CreditOutput(inputs.broadcast(np.array(by_action)), groups=groups, metrics=metrics)

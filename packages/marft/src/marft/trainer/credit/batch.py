@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft.config.parts import CreditPart
-from marft.rewards.groups import EPSILON, compare
-from marft.trainer.credit.returns import costs_to_come, earned_returns, to_actions
-from marft.trainer.interfaces import CreditInputs, Credits, Floats, split_rows
+from marft.config.plugin_types import CreditPart
+from marft.rewards.groups import EPSILON, normalize_by_group
+from marft.trainer.credit.returns import broadcast_to_actions, costs_to_go, team_rewards
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, split_rows
 
 
 class Batch(CreditPart):
@@ -20,24 +20,24 @@ class Batch(CreditPart):
 
     whiten: bool = True  # scale to mean 0 and standard deviation 1
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the return-to-go of each decision, whitened over the batch."""
-        earned = earned_returns(inputs)
-        returns = to_actions(inputs, earned)
+        rewards = team_rewards(inputs)
+        returns = broadcast_to_actions(inputs, rewards)
         if inputs.costs:
-            returns = [whole - costs for whole, costs in zip(returns, costs_to_come(inputs), strict=True)]
+            returns = [team_return - costs for team_return, costs in zip(returns, costs_to_go(inputs), strict=True)]
         if not self.whiten:
-            return Credits(returns)
-        _, metrics = compare(earned, [""] * len(earned))
+            return CreditOutput(returns)
+        _, metrics = normalize_by_group(rewards, [""] * len(rewards))
         if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # KL differences are no signal
-            return Credits([np.zeros_like(row) for row in returns], metrics=metrics)
-        return Credits(_whitened(returns, inputs), groups=["batch"] * len(returns), metrics=metrics)
+            return CreditOutput([np.zeros_like(row) for row in returns], metrics=metrics)
+        return CreditOutput(_whiten(returns, inputs), groups=["batch"] * len(returns), metrics=metrics)
 
 
-def _whitened(rows: list[Floats], inputs: CreditInputs) -> list[Floats]:
-    trained = [row for row, action in zip(rows, inputs.actions, strict=True) if inputs.trains(action)]
+def _whiten(rows: list[Floats], inputs: CreditInputs) -> list[Floats]:
+    trained = [row for row, action in zip(rows, inputs.actions, strict=True) if inputs.is_trained(action)]
     if not trained:
         return rows
-    mine = np.concatenate(trained)
-    spread = float(mine.std(ddof=1)) if len(mine) > 1 else 0.0
-    return split_rows((np.concatenate(rows) - mine.mean()) / (spread + EPSILON), [len(row) for row in rows])
+    trained_returns = np.concatenate(trained)
+    std = float(trained_returns.std(ddof=1)) if len(trained_returns) > 1 else 0.0
+    return split_rows((np.concatenate(rows) - trained_returns.mean()) / (std + EPSILON), [len(row) for row in rows])

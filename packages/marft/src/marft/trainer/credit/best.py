@@ -14,16 +14,16 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import Action, Episode
-from marft.config.parts import CreditPart
-from marft.config.settings import CountOrNone
-from marft.rewards.groups import EQUAL, compare, members  # fmt: skip
+from marft.config.plugin_types import CreditPart
+from marft.config.settings import NonNegativeCount
+from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group  # fmt: skip
 from marft.rewards.shaping import (
+    is_success,
     local_rewards,  # fmt: skip
-    succeeded,
 )
-from marft.trainer.credit.returns import agent_costs, earned_returns, group_names, team_costs  # fmt: skip
-from marft.trainer.credit.sides import trained_of
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.trainer.credit.returns import agent_costs, group_names, team_costs, team_rewards  # fmt: skip
+from marft.trainer.credit.sides import select_trained
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class Best(CreditPart):
@@ -33,43 +33,47 @@ class Best(CreditPart):
     team's best episodes.
     """
 
-    absolute: ClassVar[bool] = True
+    absolute_weights: ClassVar[bool] = True
 
     # attempts to keep: "successes" solved the task; "best" earned the highest reward in a group with unequal rewards
     kept: Literal["successes", "best"] = "successes"
     # with kept = "best", the reward: everything earned, or for each agent the team reward plus its own reward
     judged_by: Literal["team", "own"] = "team"
-    per_task: CountOrNone = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
+    per_task: NonNegativeCount = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
     distinct: bool = True  # keep only one of several attempts with identical messages
     whole: bool = True  # drop attempts with an action cut off at max_new_tokens
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True if attempts are selected for each agent separately."""
         return self.kept == "best" and self.judged_by == "own"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return advantage 1 for the actions to repeat."""
         attempts = self._attempts(inputs)
-        _, metrics = compare(np.array([one.earned for one in attempts]), [one.group for one in attempts])
-        fate = Counter[str]()
-        kept: set[int] = set()
-        for group in members([one.group for one in attempts]):
-            for index, what in zip(group, self._judge([attempts[i] for i in group]), strict=True):
-                fate[what] += 1
-                kept.update(map(id, attempts[index].actions) if what == "kept" else ())
-        trained = [id(action) in kept for action in inputs.actions]
-        told = {f"imitation/{what}": float(fate[what]) for what in ("kept", "repeated", "cut", "spare")}
-        by_agent = self.by_agent
+        _, metrics = normalize_by_group(
+            np.array([attempt.reward for attempt in attempts]), [attempt.group for attempt in attempts]
+        )
+        outcome_counts = Counter[str]()
+        selected: set[int] = set()
+        for group in group_indices([attempt.group for attempt in attempts]):
+            for index, outcome in zip(group, self._select([attempts[i] for i in group]), strict=True):
+                outcome_counts[outcome] += 1
+                selected.update(map(id, attempts[index].actions) if outcome == "kept" else ())
+        trained = [id(action) in selected for action in inputs.actions]
+        outcome_metrics = {
+            f"imitation/{outcome}": float(outcome_counts[outcome]) for outcome in ("kept", "repeated", "cut", "spare")
+        }
+        by_agent = self.per_agent
         groups = group_names(inputs, lambda e, action: [e.task.id, action.agent] if by_agent else [e.task.id])
-        advantages = inputs.spread(np.array(trained, np.float64))
-        return Credits(advantages, trained=trained, groups=groups, metrics=metrics | told)
+        advantages = inputs.broadcast(np.array(trained, np.float64))
+        return CreditOutput(advantages, trained=trained, groups=groups, metrics=metrics | outcome_metrics)
 
     def _attempts(self, inputs: CreditInputs) -> list[_Attempt]:
-        if not self.by_agent:
+        if not self.per_agent:
             return [
-                _Attempt(e.task.id, e, float(r), float(cost), _mine(inputs, e.actions))
-                for e, r, cost in zip(inputs.episodes, earned_returns(inputs), team_costs(inputs), strict=True)
+                _Attempt(e.task.id, e, float(r), float(cost), _trained_actions(inputs, e.actions))
+                for e, r, cost in zip(inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True)
             ]
         return [
             _Attempt(
@@ -77,33 +81,33 @@ class Best(CreditPart):
                 e,
                 e.total_reward + local_rewards(e).get(agent, 0.0),
                 cost,
-                _mine(inputs, [a for a in e.actions if a.agent == agent]),
+                _trained_actions(inputs, [a for a in e.actions if a.agent == agent]),
             )
             for e, costs in zip(inputs.episodes, agent_costs(inputs), strict=True)
             for agent, cost in costs.items()
         ]
 
-    def _judge(self, group: Sequence[_Attempt]) -> list[str]:
+    def _select(self, group: Sequence[_Attempt]) -> list[str]:
         """Return each attempt's outcome: kept, repeated, cut, spare or worse."""
-        most, least = max(one.earned for one in group), min(one.earned for one in group)
-        fates = ["worse"] * len(group)
-        said: set[tuple[bytes, ...]] = set()
+        highest, least = max(attempt.reward for attempt in group), min(attempt.reward for attempt in group)
+        outcomes = ["worse"] * len(group)
+        seen: set[tuple[bytes, ...]] = set()
         count = 0
-        for index in sorted(range(len(group)), key=lambda index: (-group[index].earned, group[index].cost)):
-            one = group[index]
-            best = most - least >= EQUAL and most - one.earned < EQUAL
-            if not (best if self.kept == "best" else succeeded(one.episode)) or not one.actions:
+        for index in sorted(range(len(group)), key=lambda index: (-group[index].reward, group[index].cost)):
+            attempt = group[index]
+            best = highest - least >= EQUAL_TOLERANCE and highest - attempt.reward < EQUAL_TOLERANCE
+            if not (best if self.kept == "best" else is_success(attempt.episode)) or not attempt.actions:
                 continue
-            if self.whole and any(action.finish == "length" for action in one.actions):
-                fates[index] = "cut"
-            elif self.distinct and one.words in said:
-                fates[index] = "repeated"
+            if self.whole and any(action.finish == "length" for action in attempt.actions):
+                outcomes[index] = "cut"
+            elif self.distinct and attempt.content_key in seen:
+                outcomes[index] = "repeated"
             elif self.per_task and count == self.per_task:
-                fates[index] = "spare"
+                outcomes[index] = "spare"
             else:
-                fates[index], count = "kept", count + 1
-                said.add(one.words)
-        return fates
+                outcomes[index], count = "kept", count + 1
+                seen.add(attempt.content_key)
+        return outcomes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,18 +116,18 @@ class _Attempt:
 
     group: Hashable
     episode: Episode
-    earned: float
+    reward: float
     cost: float  # KL cost, which breaks ties between equal rewards
     actions: Sequence[Action]  # trained actions
 
     @property
-    def words(self) -> tuple[bytes, ...]:
+    def content_key(self) -> tuple[bytes, ...]:
         """Key of the attempt's content: agents, prompts and sampled tokens."""
         return tuple(
             part for a in self.actions for part in (a.agent.encode(), a.prompt.tobytes(), a.tokens.tobytes())
         )  # fmt: skip
 
 
-def _mine(inputs: CreditInputs, actions: Sequence[Action]) -> list[Action]:
-    keys = set(trained_of(inputs, actions))
+def _trained_actions(inputs: CreditInputs, actions: Sequence[Action]) -> list[Action]:
+    keys = set(select_trained(inputs, actions))
     return [action for action in actions if action.key in keys]

@@ -16,29 +16,29 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from marft.config.parts import CreditPart
-from marft.config.settings import NotNegative, did_you_mean
-from marft.rewards.groups import EQUAL, compare, members
+from marft.config.plugin_types import CreditPart
+from marft.config.settings import NonNegative, did_you_mean
+from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
 from marft.rewards.shaping import local_rewards
-from marft.trainer.credit.consistency import CONSISTENCIES, Consistency
+from marft.trainer.credit.consistency import CONSISTENCY_FUNCTIONS, Consistency
 from marft.trainer.credit.returns import agent_costs, group_names
-from marft.trainer.interfaces import CreditInputs, Credits, Floats
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats
 
 
 class CoMAM(CreditPart):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
-    ranks_own: ClassVar[bool] = True
+    ranks_own_rewards: ClassVar[bool] = True
 
     scale: bool = True  # divide by the group's standard deviation
     # measure for w_i: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group; negative becomes 0
     consistency: Consistency = "spearman"
-    fallback_weight: NotNegative = 1.0  # w_i if the agent's local reward is constant in its group
-    fixed_weights: dict[str, NotNegative] = {}  # constant w_i by role; 0 uses the local reward alone
+    fallback_weight: NonNegative = 1.0  # w_i if the agent's local reward is constant in its group
+    fixed_weights: dict[str, NonNegative] = {}  # constant w_i by role; 0 uses the local reward alone
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True: agents have separate rewards and baselines."""
         return True
 
@@ -48,68 +48,80 @@ class CoMAM(CreditPart):
             if role not in roles:
                 yield f"algorithm.credit.fixed_weights: no agent is called {role!r}{did_you_mean(role, roles)}"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare the weighted reward (local plus global) with the rest of the group."""
         rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost
         for number, (episode, costs) in enumerate(zip(inputs.episodes, agent_costs(inputs), strict=True)):
             local = local_rewards(episode)
             rows += [(number, agent, local.get(agent, 0.0), episode.total_reward, c) for agent, c in costs.items()]
         keys = [(inputs.episodes[number].task.id, agent) for number, agent, *_ in rows]
-        mine, whole, cost = (np.array([row[column] for row in rows]) for column in (2, 3, 4))
-        weights, found = np.zeros(len(rows)), []
-        for indices in members(keys):
-            weighed = self._weighed(keys[indices[0]][1], mine[indices], whole[indices])
-            weights[indices] = weighed.weight
-            found.append(weighed)
-        advantages, metrics = compare(mine + weights * whole - cost, keys, scale=self.scale, costs=cost)
-        metrics |= weight_metrics(found)
+        own_rewards, global_rewards, cost = (np.array([row[column] for row in rows]) for column in (2, 3, 4))
+        weights, group_weights = np.zeros(len(rows)), []
+        for indices in group_indices(keys):
+            group_weight = self._compute_weight(keys[indices[0]][1], own_rewards[indices], global_rewards[indices])
+            weights[indices] = group_weight.weight
+            group_weights.append(group_weight)
+        advantages, metrics = normalize_by_group(
+            own_rewards + weights * global_rewards - cost, keys, scale=self.scale, costs=cost
+        )
+        metrics |= weight_metrics(group_weights)
         by_row = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
         by_action = [by_row[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
         groups = group_names(inputs, lambda episode, action: [episode.task.id, action.agent])
-        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
+        return CreditOutput(inputs.broadcast(np.array(by_action)), groups=groups, metrics=metrics)
 
-    def _weighed(self, agent: str, local: Floats, whole: Floats) -> Weighed:
+    def _compute_weight(self, agent: str, local: Floats, global_rewards: Floats) -> GroupWeight:
         """Return the weight for the global reward in an agent's group."""
-        silent, told = bool(np.ptp(local) < EQUAL), bool(np.ptp(whole) >= EQUAL)
+        is_local_constant, has_global_signal = (
+            bool(np.ptp(local) < EQUAL_TOLERANCE),
+            bool(np.ptp(global_rewards) >= EQUAL_TOLERANCE),
+        )
         if agent in self.fixed_weights:
-            return Weighed(agent, self.fixed_weights[agent], silent, False, told)
-        if silent:
-            return Weighed(agent, self.fallback_weight, silent, True, told)
-        return Weighed(agent, max(0.0, CONSISTENCIES[self.consistency](local, whole)), silent, False, told)
+            return GroupWeight(agent, self.fixed_weights[agent], is_local_constant, False, has_global_signal)
+        if is_local_constant:
+            return GroupWeight(agent, self.fallback_weight, is_local_constant, True, has_global_signal)
+        return GroupWeight(
+            agent,
+            max(0.0, CONSISTENCY_FUNCTIONS[self.consistency](local, global_rewards)),
+            is_local_constant,
+            False,
+            has_global_signal,
+        )
 
 
-class Weighed(NamedTuple):
+class GroupWeight(NamedTuple):
     """Weight for the global reward in an agent's group.
 
     Args:
         agent: name of the agent.
         weight: w_i of the group.
-        silent: True if the local reward is constant.
-        fallen_back: True if the weight is ``fallback_weight``.
-        told: True if the global reward varies, so that the weight matters.
+        is_local_constant: True if the local reward is constant.
+        is_fallback: True if the weight is ``fallback_weight``.
+        has_global_signal: True if the global reward varies, so that the weight matters.
     """
 
     agent: str
     weight: float
-    silent: bool
-    fallen_back: bool
-    told: bool
+    is_local_constant: bool
+    is_fallback: bool
+    has_global_signal: bool
 
 
-def weight_metrics(groups: Sequence[Weighed]) -> dict[str, float]:
+def weight_metrics(groups: Sequence[GroupWeight]) -> dict[str, float]:
     """Return mean weights and fallback fractions, for the team and each agent.
 
     Only groups with a varying global reward count. Agents without such a group are omitted.
 
-    >>> weight_metrics([Weighed("a", 0.5, False, False, True), Weighed("a", 1.0, True, True, False)])["global_weight"]
+    >>> weights = [GroupWeight("a", 0.5, False, False, True), GroupWeight("a", 1.0, True, True, False)]
+    >>> weight_metrics(weights)["global_weight"]
     0.5
     """
-    metrics = {"groups_without_local_signal": float(sum(group.silent for group in groups))}
-    by_prefix: dict[str, list[Weighed]] = {}
+    metrics = {"groups_without_local_signal": float(sum(group.is_local_constant for group in groups))}
+    by_prefix: dict[str, list[GroupWeight]] = {}
     for group in groups:
-        for prefix in ("", f"agents/{group.agent}/") if group.told else ():
+        for prefix in ("", f"agents/{group.agent}/") if group.has_global_signal else ():
             by_prefix.setdefault(prefix, []).append(group)
-    for prefix, some in by_prefix.items():
-        metrics[f"{prefix}global_weight"] = sum(group.weight for group in some) / len(some)
-        metrics[f"{prefix}fallback_fraction"] = sum(group.fallen_back for group in some) / len(some)
+    for prefix, prefix_groups in by_prefix.items():
+        metrics[f"{prefix}global_weight"] = sum(group.weight for group in prefix_groups) / len(prefix_groups)
+        metrics[f"{prefix}fallback_fraction"] = sum(group.is_fallback for group in prefix_groups) / len(prefix_groups)
     return metrics

@@ -12,14 +12,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from marft.rewards.groups import EQUAL
+from marft.rewards.groups import EQUAL_TOLERANCE
 from marft.trainer.interfaces import Floats
 
 Consistency = Literal["spearman", "kendall", "ndcg"]
 Levels = npt.NDArray[np.int64]  # number of distinct smaller values, per element
 
 
-def spearman(local: Floats, whole: Floats) -> float:
+def spearman(local: Floats, global_rewards: Floats) -> float:
     """Return Spearman's ρ, −1 to 1: the correlation between ranks; ties share their mean rank.
 
     >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 15.0]))
@@ -27,15 +27,15 @@ def spearman(local: Floats, whole: Floats) -> float:
 
     Args:
         local: local reward of each attempt, shape [N].
-        whole: global reward of each attempt, shape [N].
+        global_rewards: global reward of each attempt, shape [N].
     """
-    a, b = levels(local), levels(whole)
+    a, b = dense_ranks(local), dense_ranks(global_rewards)
     if not a.any() or not b.any():
         return 0.0
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
-def kendall(local: Floats, whole: Floats) -> float:
+def kendall(local: Floats, global_rewards: Floats) -> float:
     """Return Kendall's τ_b, −1 to 1 (Kendall 1945).
 
     τ_b is the number of concordant pairs minus the number of discordant pairs. The difference is divided by the
@@ -46,16 +46,16 @@ def kendall(local: Floats, whole: Floats) -> float:
 
     Args:
         local: local reward of each attempt, shape [N].
-        whole: global reward of each attempt, shape [N].
+        global_rewards: global reward of each attempt, shape [N].
     """
-    a, b = levels(local), levels(whole)
+    a, b = dense_ranks(local), dense_ranks(global_rewards)
     if not a.any() or not b.any():
         return 0.0
-    x, y = (np.sign(np.subtract.outer(one, one)) for one in (a, b))
+    x, y = (np.sign(np.subtract.outer(values, values)) for values in (a, b))
     return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
-def ndcg(local: Floats, whole: Floats) -> float:
+def ndcg(local: Floats, global_rewards: Floats) -> float:
     """Return the normalized discounted cumulative gain, in (0, 1] (Järvelin and Kekäläinen 2002).
 
     Attempts are ordered by local reward, best first. The gain of an attempt is its global reward minus the group's
@@ -69,39 +69,39 @@ def ndcg(local: Floats, whole: Floats) -> float:
 
     Args:
         local: local reward of each attempt, shape [N].
-        whole: global reward of each attempt, shape [N].
+        global_rewards: global reward of each attempt, shape [N].
     """
-    a, b = levels(local), levels(whole)
+    a, b = dense_ranks(local), dense_ranks(global_rewards)
     if not a.any() or not b.any():
         return 0.0
-    gains = whole - whole.min()
+    gains = global_rewards - global_rewards.min()
     discounts = 1.0 / np.log2(np.arange(len(gains)) + 2.0)
-    shared = np.array([discounts[(a > own).sum() : (a >= own).sum()].mean() for own in a])
+    shared = np.array([discounts[(a > value).sum() : (a >= value).sum()].mean() for value in a])
     return float((gains * shared).sum() / (np.sort(gains)[::-1] * discounts).sum())
 
 
-CONSISTENCIES: Mapping[Consistency, Callable[[Floats, Floats], float]] = {
+CONSISTENCY_FUNCTIONS: Mapping[Consistency, Callable[[Floats, Floats], float]] = {
     "spearman": spearman, "kendall": kendall, "ndcg": ndcg,
 }  # fmt: skip
 
 
-def levels(values: Floats) -> Levels:
+def dense_ranks(values: Floats) -> Levels:
     """Return the dense rank of each value, starting at 0, with ties closer than ``EQUAL``.
 
     Neighbors in sorted order that differ by less than ``EQUAL`` share a rank.
 
-    >>> levels(np.array([0.3, 5.0, 0.1 + 0.2])).tolist()
+    >>> dense_ranks(np.array([0.3, 5.0, 0.1 + 0.2])).tolist()
     [0, 1, 0]
     """
     order = np.argsort(values, kind="stable")
-    found = np.zeros(len(values), np.int64)
-    found[order[1:]] = np.cumsum(np.diff(values[order]) >= EQUAL)
-    return found
+    ranks = np.zeros(len(values), np.int64)
+    ranks[order[1:]] = np.cumsum(np.diff(values[order]) >= EQUAL_TOLERANCE)
+    return ranks
 
 
-def _ranks(of: Levels) -> Floats:
+def _ranks(ranks: Levels) -> Floats:
     """Return mean ranks plus a constant offset of one half, which no correlation depends on."""
-    counts = np.bincount(of)
+    counts = np.bincount(ranks)
     ends = np.cumsum(counts)
     means: Floats = ends - counts / 2.0
-    return means[of]
+    return means[ranks]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from marft.common.types import Fork
-from marft.config.parts import CreditPart
-from marft.config.settings import Few
-from marft.rollout.forking.counterfactual import Counterfactuals
+from marft.config.plugin_types import CreditPart
+from marft.config.settings import SmallCount
+from marft.rollout.fork_plans.counterfactual import CounterfactualForks
 from marft.trainer.credit.returns import team_returns
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class Counterfactual(CreditPart):
@@ -24,32 +24,42 @@ class Counterfactual(CreditPart):
     resamples and the original action. No sampled action is then wasted.
     """
 
-    resamples: Few = 2  # resamples of each action
+    resamples: SmallCount = 2  # resamples of each action
     symmetric: bool = True  # train on the resamples too
 
     @property
-    def forking(self) -> Counterfactuals:
+    def fork_plan(self) -> CounterfactualForks:
         """Fork mode that resamples every action from its original state."""
-        return Counterfactuals(self.resamples)
+        return CounterfactualForks(self.resamples)
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare an action's return with the returns of the other samples from its state."""
         returns = team_returns(inputs)
-        drawn: dict[Fork, dict[int, float]] = {}  # return by episode number, for each fork
+        fork_returns: dict[Fork, dict[int, float]] = {}  # return by episode number, for each fork
         for number, episode in enumerate(inputs.episodes):
-            here = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
-            for fork in here:
-                drawn.setdefault(fork, {})[number] = float(returns[number])
-        forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # frozen agents have no resamples
-        advantages, trained, groups, lone = [], [], list[str](), 0
+            forks = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
+            for fork in forks:
+                fork_returns.setdefault(fork, {})[number] = float(returns[number])
+        forked = {
+            fork.at.split("/")[1] for fork in fork_returns if len(fork_returns[fork]) > 1
+        }  # frozen agents have no resamples
+        advantages, trained, groups, single_count = [], [], list[str](), 0
         for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
-                mine = episode.fork is None or (self.symmetric and action.id == fork.at)
-                others = [earned for other, earned in drawn[fork].items() if other != number] if mine else []
-                lone += mine and not others and action.agent in forked
-                advantages.append(returns[number] - float(np.mean(others)) if others else 0.0)
-                trained.append(mine)
-                groups.append(f"{fork.origin} {fork.at}" if mine else "")
-        metrics = {"groups_of_one": float(lone)}
-        return Credits(inputs.spread(np.array(advantages)), trained=trained, groups=groups, metrics=metrics)
+                is_trained = episode.fork is None or (self.symmetric and action.id == fork.at)
+                other_returns = (
+                    [
+                        other_return
+                        for other_number, other_return in fork_returns[fork].items()
+                        if other_number != number
+                    ]
+                    if is_trained
+                    else []
+                )
+                single_count += is_trained and not other_returns and action.agent in forked
+                advantages.append(returns[number] - float(np.mean(other_returns)) if other_returns else 0.0)
+                trained.append(is_trained)
+                groups.append(f"{fork.origin} {fork.at}" if is_trained else "")
+        metrics = {"groups_of_one": float(single_count)}
+        return CreditOutput(inputs.broadcast(np.array(advantages)), trained=trained, groups=groups, metrics=metrics)

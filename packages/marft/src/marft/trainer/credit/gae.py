@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.parts import CreditPart
-from marft.config.settings import Fraction, NotNegative
-from marft.trainer.credit.links import Links, backward_sum, link
-from marft.trainer.interfaces import CreditInputs, Credits, Floats, split_rows
+from marft.config.plugin_types import CreditPart
+from marft.config.settings import Fraction, NonNegative
+from marft.trainer.credit.links import Links, backward_sum, build_links
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, split_rows
 
 
 class GAE(CreditPart):
@@ -32,30 +32,30 @@ class GAE(CreditPart):
     gamma_agent: Fraction = 1.0  # discount between actions of an environment step
     gamma_step: Fraction = 0.99  # discount between environment steps
     lambda_token: Fraction = 1.0  # λ between tokens of an action; lower values add bias and reduce variance
-    adaptive_lambda: NotNegative = 0.0  # α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off
+    adaptive_lambda: NonNegative = 0.0  # α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off
     lambda_agent: Fraction = 0.95  # λ between actions of an environment step
     lambda_step: Fraction = 0.95  # λ between environment steps
     lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True if each agent has its own chain."""
         return self.successor == "agent"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return advantages and returns for every decision; see :class:`marft.trainer.interfaces.Credit`."""
         episodes, values = inputs.episodes, inputs.values
         assert values is not None, "GAE reads a critic's values"
-        links = link(episodes, self.successor, self.gamma_step)
-        within = links.steps == 0
-        gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
-        decay = np.where(within, self.lambda_agent, self.lambda_step)
+        links = build_links(episodes, self.successor, self.gamma_step)
+        is_same_step = links.steps == 0
+        gamma = np.where(is_same_step, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
+        decay = np.where(is_same_step, self.lambda_agent, self.lambda_step)
         assert len(values.actions) == len(inputs.actions)
         sizes = np.array([len(value) for value in values.actions], np.int64)
         inside = np.full(len(sizes), self.lambda_token)
         if self.adaptive_lambda:
             inside = (1.0 - 1.0 / (self.adaptive_lambda * sizes)).clip(0.0, 1.0)
-        rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, inside)
+        rewards, successor, gamma, decay = _expand_to_units(links, sizes, gamma, decay, self.gamma_token, inside)
         units = int(sizes.sum())
         if inputs.costs:
             rewards[:units] -= np.concatenate(inputs.costs)
@@ -66,14 +66,14 @@ class GAE(CreditPart):
         def estimate(decay: Floats | float) -> Floats:
             return backward_sum(delta, gamma * decay, successor)[:units]
 
-        return Credits(
+        return CreditOutput(
             advantages=split_rows(estimate(decay), sizes),
             returns=split_rows(estimate(self.lambda_critic) + value[:units], sizes),
             monte_carlo=split_rows(estimate(1.0) + value[:units], sizes),
         )
 
 
-def _spread(
+def _expand_to_units(
     links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: Floats
 ) -> tuple[Floats, np.ndarray, Floats, Floats]:
     """Expand link table rows from actions to units.

@@ -36,7 +36,7 @@ class Links:
     ends: Sequence[tuple[int, str]]  # [C] episode, and agent of the next step; "": the first agent
 
 
-def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
+def build_links(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
     """Link the decisions of a batch and assign rewards to them.
 
     Args:
@@ -50,15 +50,15 @@ def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
     first = 0
     for number, episode in enumerate(episodes):
         actions = episode.actions
-        following = _successors(actions, chain)
-        for k, after in enumerate(following):
-            if after is None:
-                end = ends.setdefault((number, _leads_on(actions, k, chain)), decisions + len(ends))
-                successor[first + k], arrival = end, len(episode.transitions)
+        following = _find_successors(actions, chain)
+        for k, next_action in enumerate(following):
+            if next_action is None:
+                end = ends.setdefault((number, _next_agent(actions, k, chain)), decisions + len(ends))
+                successor[first + k], end_step = end, len(episode.transitions)
             else:
-                successor[first + k], arrival = first + after, actions[after].step
-            steps[first + k] = arrival - actions[k].step
-        for k, reward in _payments(episode, chain, following, gamma_step):
+                successor[first + k], end_step = first + next_action, actions[next_action].step
+            steps[first + k] = end_step - actions[k].step
+        for k, reward in _assign_rewards(episode, chain, following, gamma_step):
             rewards[first + k] += reward
         first += len(actions)
     terminal = np.zeros(len(ends))
@@ -94,36 +94,40 @@ def backward_sum(terms: Floats, weights: Floats, successor: Integers) -> Floats:
     return total
 
 
-def _successors(actions: Sequence[Action], chain: Chain) -> list[int | None]:
+def _find_successors(actions: Sequence[Action], chain: Chain) -> list[int | None]:
     """Return the next decision in the chain for each decision in an episode; None at the end."""
     if chain == "joint":
         return [k + 1 if k + 1 < len(actions) else None for k in range(len(actions))]
-    own: list[int | None] = []
+    agent_successors: list[int | None] = []
     latest: dict[str, int] = {}
     for k in reversed(range(len(actions))):
-        own.append(latest.get(actions[k].agent))
+        agent_successors.append(latest.get(actions[k].agent))
         latest[actions[k].agent] = k
-    own.reverse()
-    return own if chain == "agent" else [_graph_successor(actions, k, own[k]) for k in range(len(actions))]
+    agent_successors.reverse()
+    return (
+        agent_successors
+        if chain == "agent"
+        else [_find_graph_successor(actions, k, agent_successors[k]) for k in range(len(actions))]
+    )
 
 
-def _graph_successor(actions: Sequence[Action], k: int, own: int | None) -> int | None:
+def _find_graph_successor(actions: Sequence[Action], k: int, agent_successor: int | None) -> int | None:
     for j in _same_step(actions, k):
         if actions[k].id in actions[j].sees:
             return j
-    if own is None or actions[own].step == actions[k].step:
-        return own
-    return _root(actions, own)
+    if agent_successor is None or actions[agent_successor].step == actions[k].step:
+        return agent_successor
+    return _find_root(actions, agent_successor)
 
 
-def _leads_on(actions: Sequence[Action], k: int, chain: Chain) -> str:
+def _next_agent(actions: Sequence[Action], k: int, chain: Chain) -> str:
     """Return the agent that would decide after a chain's last decision k in a next step; "" is the first agent."""
     if chain == "joint":
         return ""
-    return actions[k if chain == "agent" else _root(actions, k)].agent
+    return actions[k if chain == "agent" else _find_root(actions, k)].agent
 
 
-def _root(actions: Sequence[Action], k: int) -> int:
+def _find_root(actions: Sequence[Action], k: int) -> int:
     """Return the earliest decision in k's step that k depends on, directly or indirectly, or k itself.
 
     The result depends on no other decision of the step, because such a decision would be earlier still.
@@ -146,7 +150,7 @@ def _same_step(actions: Sequence[Action], k: int) -> range:
     return range(low, high + 1)
 
 
-def _payments(
+def _assign_rewards(
     episode: Episode, chain: Chain, following: Sequence[int | None], gamma_step: float
 ) -> Iterator[tuple[int, float]]:
     """Yield ``(decision, reward)`` pairs; a reward after Δ steps is discounted by γ_step^Δ."""
@@ -159,10 +163,10 @@ def _payments(
             k += 1
         if not latest:
             continue
-        receivers = [max(latest.values())] if chain == "joint" else list(latest.values())
+        targets = [max(latest.values())] if chain == "joint" else list(latest.values())
         if chain == "graph":
-            receivers = [j for j in receivers if _is_sink(actions, j, following[j])]
-        for j in receivers:
+            targets = [j for j in targets if _is_sink(actions, j, following[j])]
+        for j in targets:
             yield j, transition.reward * gamma_step ** (t - actions[j].step)
         for agent, reward in transition.agent_rewards.items():
             owner = latest.get(agent)
@@ -172,6 +176,6 @@ def _payments(
                 yield owner, reward * gamma_step ** (t - actions[owner].step)
 
 
-def _is_sink(actions: Sequence[Action], k: int, after: int | None) -> bool:
+def _is_sink(actions: Sequence[Action], k: int, next_action: int | None) -> bool:
     """Return True if no decision in the same step follows decision k."""
-    return after is None or actions[after].step != actions[k].step
+    return next_action is None or actions[next_action].step != actions[k].step

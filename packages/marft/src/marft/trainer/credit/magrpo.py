@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import ActionKey
-from marft.config.parts import CreditPart
-from marft.rewards.groups import compare
-from marft.rollout.forking.crossed import Crossed
-from marft.trainer.credit.returns import earned_from, group_names, team_costs, team_returns
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.config.plugin_types import CreditPart
+from marft.rewards.groups import normalize_by_group
+from marft.rollout.fork_plans.cross_product import CrossProductForks
+from marft.trainer.credit.returns import compute_to_go, group_names, team_costs, team_returns
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class MAGRPO(CreditPart):
@@ -32,39 +32,41 @@ class MAGRPO(CreditPart):
     scale: bool = False  # divide by the group's standard deviation
 
     @property
-    def forking(self) -> Crossed | None:
+    def fork_plan(self) -> CrossProductForks | None:
         """Fork mode for ``cross``; None for ``aligned``."""
-        return Crossed() if self.joint_mode == "cross" else None
+        return CrossProductForks() if self.joint_mode == "cross" else None
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare the return from each turn on with the group at the same turn."""
-        return self._cross(inputs) if self.joint_mode == "cross" else self._aligned(inputs)
+        return self._assign_cross(inputs) if self.joint_mode == "cross" else self._assign_aligned(inputs)
 
-    def _aligned(self, inputs: CreditInputs) -> Credits:
-        earned, costs = earned_from(inputs)
-        turns = [(number, step) for number, of_steps in enumerate(earned) for step in of_steps]
-        price = np.array([costs[number][step] for number, step in turns])
-        net = np.array([earned[number][step] for number, step in turns]) - price
+    def _assign_aligned(self, inputs: CreditInputs) -> CreditOutput:
+        rewards, costs = compute_to_go(inputs)
+        turns = [(number, step) for number, by_step in enumerate(rewards) for step in by_step]
+        turn_costs = np.array([costs[number][step] for number, step in turns])
+        net = np.array([rewards[number][step] for number, step in turns]) - turn_costs
         keys = [(inputs.episodes[number].task.id, step) for number, step in turns]
-        advantages, metrics = compare(net, keys, scale=self.scale, costs=price)
-        found = dict(zip(turns, advantages, strict=True))
-        by_action = [found[n, action.step] for n, e in enumerate(inputs.episodes) for action in e.actions]
+        advantages, metrics = normalize_by_group(net, keys, scale=self.scale, costs=turn_costs)
+        by_turn = dict(zip(turns, advantages, strict=True))
+        by_action = [by_turn[n, action.step] for n, e in enumerate(inputs.episodes) for action in e.actions]
         groups = group_names(inputs, lambda episode, action: [episode.task.id, "step", action.step])
-        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
+        return CreditOutput(inputs.broadcast(np.array(by_action)), groups=groups, metrics=metrics)
 
-    def _cross(self, inputs: CreditInputs) -> Credits:
+    def _assign_cross(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each sample's mean return over the combinations that contain the sample."""
-        held: dict[ActionKey, list[tuple[float, float]]] = {}  # net return and cost of each combination
+        sample_returns: dict[ActionKey, list[tuple[float, float]]] = {}  # net return and cost of each combination
         for episode, net, cost in zip(inputs.episodes, team_returns(inputs), team_costs(inputs), strict=True):
             for action in episode.actions:
-                held.setdefault(action.key, []).append((float(net), float(cost)))
-        means = np.array([np.mean(tuples, axis=0) for tuples in held.values()]).reshape(len(held), 2)
-        agents = [(key.task, key.agent, key.call) for key in held]
-        advantages, metrics = compare(means[:, 0], agents, scale=self.scale, costs=means[:, 1])
-        found = dict(zip(held, advantages, strict=True))
+                sample_returns.setdefault(action.key, []).append((float(net), float(cost)))
+        means = np.array([np.mean(tuples, axis=0) for tuples in sample_returns.values()]).reshape(
+            len(sample_returns), 2
+        )
+        agents = [(key.task, key.agent, key.call) for key in sample_returns]
+        advantages, metrics = normalize_by_group(means[:, 0], agents, scale=self.scale, costs=means[:, 1])
+        by_sample = dict(zip(sample_returns, advantages, strict=True))
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
-        return Credits(
-            inputs.spread(np.array([found[action.key] for _, action in rows])),
+        return CreditOutput(
+            inputs.broadcast(np.array([by_sample[action.key] for _, action in rows])),
             trained=[episode.fork is None for episode, _ in rows],
             groups=group_names(inputs, lambda _, action: [action.key.task, action.agent, action.key.call]),
             metrics=metrics,

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.parts import CreditPart
+from marft.config.plugin_types import CreditPart
 from marft.config.settings import Fraction
 from marft.trainer.credit.gae import GAE
-from marft.trainer.interfaces import CreditInputs, Credits, Values
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Values
 
 
 class MonteCarlo(CreditPart):
@@ -26,15 +26,17 @@ class MonteCarlo(CreditPart):
     gamma_step: Fraction = 0.99  # discount between environment steps
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True if each agent has its own chain."""
         return self.successor == "agent"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the discounted return from each decision: GAE with λ = 1 and values of 0."""
         zeros = Values([np.zeros(size) for size in inputs.sizes()])
-        whole = GAE(
+        estimator = GAE(
             successor=self.successor, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent,
             gamma_step=self.gamma_step, lambda_token=1.0, lambda_agent=1.0, lambda_step=1.0,
         )  # fmt: skip
-        return Credits(whole.assign(CreditInputs(inputs.episodes, inputs.level, zeros, inputs.costs)).advantages)
+        return CreditOutput(
+            estimator.assign(CreditInputs(inputs.episodes, inputs.level, zeros, inputs.costs)).advantages
+        )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.parts import CreditPart
-from marft.trainer.credit.returns import agent_costs, agent_returns, earned_returns, group_names, team_costs
-from marft.trainer.credit.sides import Pairing, Side, Weighing, comparisons, signs, trained_of
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.config.plugin_types import CreditPart
+from marft.trainer.credit.returns import agent_costs, agent_returns, group_names, team_costs, team_rewards
+from marft.trainer.credit.sides import Pairing, PairWeighting, Side, build_pairs, compute_action_weights, select_trained
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class Preference(CreditPart):
@@ -22,7 +22,7 @@ class Preference(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
     makes_pairs: ClassVar[bool] = True
-    absolute: ClassVar[bool] = True
+    absolute_weights: ClassVar[bool] = True
 
     # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
     # different rewards
@@ -30,42 +30,42 @@ class Preference(CreditPart):
     sides: Literal["team", "agent"] = "team"  # compare all actions of an attempt, or each agent's actions
     # with sides = "agent", the reward for comparison: everything earned, or the team reward plus the agent's own reward
     judged_by: Literal["team", "own"] = "team"
-    weights: Weighing = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
+    weights: PairWeighting = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True if agents have separate pairs and separate rewards."""
         return self.sides == "agent" and self.judged_by == "own"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return pairs between attempts at the same task, or between an agent's parts."""
-        sides = self._of_agents(inputs) if self.sides == "agent" else self._of_teams(inputs)
-        found, metrics = comparisons(sides, self.pairs, self.weights)
-        advantages, trained = signs(found, inputs.actions)
+        sides = self._agent_sides(inputs) if self.sides == "agent" else self._team_sides(inputs)
+        pairs, metrics = build_pairs(sides, self.pairs, self.weights)
+        advantages, trained = compute_action_weights(pairs, inputs.actions)
         by_agent = self.sides == "agent"
         groups = group_names(inputs, lambda e, action: [e.task.id, action.agent] if by_agent else [e.task.id])
-        return Credits(
-            inputs.spread(advantages), trained=trained, groups=groups, comparisons=found, metrics=metrics
+        return CreditOutput(
+            inputs.broadcast(advantages), trained=trained, groups=groups, comparisons=pairs, metrics=metrics
         )  # fmt: skip
 
-    def _of_teams(self, inputs: CreditInputs) -> list[Side]:
+    def _team_sides(self, inputs: CreditInputs) -> list[Side]:
         return [
-            Side(episode.task.id, "", float(earned), float(cost), trained_of(inputs, episode.actions))
-            for episode, earned, cost in zip(
-                inputs.episodes, earned_returns(inputs), team_costs(inputs), strict=True
+            Side(episode.task.id, "", float(reward), float(cost), select_trained(inputs, episode.actions))
+            for episode, reward, cost in zip(
+                inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True
             )
         ]  # fmt: skip
 
-    def _of_agents(self, inputs: CreditInputs) -> list[Side]:
-        own, costs = agent_returns(inputs), agent_costs(inputs)
-        of_team, of_team_costs = earned_returns(inputs), team_costs(inputs)
+    def _agent_sides(self, inputs: CreditInputs) -> list[Side]:
+        returns, costs = agent_returns(inputs), agent_costs(inputs)
+        all_team_rewards, all_team_costs = team_rewards(inputs), team_costs(inputs)
         sides = []
         for number, episode in enumerate(inputs.episodes):
-            for agent, net in own[number].items():
+            for agent, net in returns[number].items():
                 cost = costs[number][agent]
-                earned = net + cost
+                reward = net + cost
                 if self.judged_by == "team":
-                    earned, cost = float(of_team[number]), float(of_team_costs[number])
-                mine = trained_of(inputs, [action for action in episode.actions if action.agent == agent])
-                sides.append(Side(episode.task.id, agent, earned, cost, mine))
+                    reward, cost = float(all_team_rewards[number]), float(all_team_costs[number])
+                trained_keys = select_trained(inputs, [action for action in episode.actions if action.agent == agent])
+                sides.append(Side(episode.task.id, agent, reward, cost, trained_keys))
         return sides

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.parts import CreditPart
-from marft.rollout.forking.tree import Candidates, step_score
-from marft.trainer.credit.sides import Pairing, Side, Weighing, comparisons, signs
-from marft.trainer.credit.tree import is_candidate, state_name, state_of
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.config.plugin_types import CreditPart
+from marft.rollout.fork_plans.tree import CandidateTree, step_score
+from marft.trainer.credit.sides import Pairing, PairWeighting, Side, build_pairs, compute_action_weights
+from marft.trainer.credit.tree import is_candidate, state_key, state_name
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class PreferenceTree(CreditPart):
@@ -21,21 +21,21 @@ class PreferenceTree(CreditPart):
     """
 
     makes_pairs: ClassVar[bool] = True
-    absolute: ClassVar[bool] = True
+    absolute_weights: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
     carry: Literal["best", "first"] = "best"  # candidate that the episode continues from
     # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
     # different rewards
     pairs: Pairing = "extremes"
-    weights: Weighing = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
+    weights: PairWeighting = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
 
     @property
-    def forking(self) -> Candidates:
+    def fork_plan(self) -> CandidateTree:
         """Fork mode that grows candidate trees."""
-        return Candidates(self.candidates, self.carry)
+        return CandidateTree(self.candidates, self.carry)
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return pairs of candidates from the same state."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         names = [""] * len(rows)
@@ -43,13 +43,13 @@ class PreferenceTree(CreditPart):
         for k, (episode, action) in enumerate(rows):
             if not is_candidate(episode, action):
                 continue
-            key = state_of(episode, action)
+            key = state_key(episode, action)
             names[k] = state_name(key)
-            mine = (action.key,) if inputs.trains(action) and not action.settled else ()
-            sides.append(Side(key, action.agent, step_score(episode, action), inputs.cost_of(k), mine))
-        found, metrics = comparisons(sides, self.pairs, self.weights)
-        advantages, paired = signs(found, inputs.actions)
-        trained = [bool(name) and mine for name, mine in zip(names, paired, strict=True)]
-        return Credits(
-            inputs.spread(advantages), trained=trained, groups=names, comparisons=found, metrics=metrics
+            trained_keys = (action.key,) if inputs.is_trained(action) and not action.is_forced else ()
+            sides.append(Side(key, action.agent, step_score(episode, action), inputs.cost_of(k), trained_keys))
+        pairs, metrics = build_pairs(sides, self.pairs, self.weights)
+        advantages, paired = compute_action_weights(pairs, inputs.actions)
+        trained = [bool(name) and trained_keys for name, trained_keys in zip(names, paired, strict=True)]
+        return CreditOutput(
+            inputs.broadcast(advantages), trained=trained, groups=names, comparisons=pairs, metrics=metrics
         )  # fmt: skip

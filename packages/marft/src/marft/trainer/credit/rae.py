@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from marft.common.types import Task
-from marft.config.parts import CreditPart
+from marft.config.plugin_types import CreditPart
 from marft.config.settings import Names
 from marft.trainer.credit.returns import agent_returns
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class RAE(CreditPart):
@@ -29,34 +29,34 @@ class RAE(CreditPart):
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 
     @property
-    def by_agent(self) -> bool:
+    def per_agent(self) -> bool:
         """True: agents have separate baselines."""
         return True
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each agent's return with its baseline, then update the baselines.
 
         Call it once per batch.
         """
         returns = [
-            {agent: (self._goes_by(agent, episode.task), earned) for agent, earned in of_agents.items()}
-            for episode, of_agents in zip(inputs.episodes, agent_returns(inputs), strict=True)
+            {agent: (self._baseline_key(agent, episode.task), reward) for agent, reward in agent_rows.items()}
+            for episode, agent_rows in zip(inputs.episodes, agent_returns(inputs), strict=True)
         ]
         advantages = [
-            earned - self._baselines.get(name, 0.0)
-            for episode, of_agents in zip(inputs.episodes, returns, strict=True)
-            for name, earned in (of_agents[action.agent] for action in episode.actions)
+            reward - self._baselines.get(name, 0.0)
+            for episode, agent_rows in zip(inputs.episodes, returns, strict=True)
+            for name, reward in (agent_rows[action.agent] for action in episode.actions)
         ]
         batch: dict[str, list[float]] = {}
-        for name, earned in (row for of_agents in returns for row in of_agents.values()):
-            batch.setdefault(name, []).append(earned)
+        for name, reward in (row for agent_rows in returns for row in agent_rows.values()):
+            batch.setdefault(name, []).append(reward)
         for name in sorted(batch):
             mean = float(np.mean(batch[name]))
             self._baselines[name] = self.decay * self._baselines.get(name, 0.0) + (1.0 - self.decay) * mean
-        metrics = {f"agents/{agent}/baseline": b for agent, b in _by_agent(self._baselines).items()}
-        return Credits(inputs.spread(np.array(advantages)), metrics=metrics)
+        metrics = {f"agents/{agent}/baseline": b for agent, b in _mean_by_agent(self._baselines).items()}
+        return CreditOutput(inputs.broadcast(np.array(advantages)), metrics=metrics)
 
-    def _goes_by(self, agent: str, task: Task) -> str:
+    def _baseline_key(self, agent: str, task: Task) -> str:
         """Return the key of a baseline: the agent and, as JSON, the task's values of the ``by`` fields."""
         return " ".join(
             [agent, json.dumps([task.data.get(key) for key in self.by], default=str)] if self.by else [agent]
@@ -71,9 +71,9 @@ class RAE(CreditPart):
         self._baselines = dict(state)
 
 
-def _by_agent(baselines: Mapping[str, float]) -> dict[str, float]:
+def _mean_by_agent(baselines: Mapping[str, float]) -> dict[str, float]:
     """Return the mean of each agent's baselines."""
-    of_agents: dict[str, list[float]] = {}
+    by_agent: dict[str, list[float]] = {}
     for name, baseline in baselines.items():
-        of_agents.setdefault(name.partition(" ")[0], []).append(baseline)
-    return {agent: float(np.mean(some)) for agent, some in of_agents.items()}
+        by_agent.setdefault(name.partition(" ")[0], []).append(baseline)
+    return {agent: float(np.mean(agent_baselines)) for agent, agent_baselines in by_agent.items()}

@@ -26,13 +26,13 @@ def team_returns(inputs: CreditInputs) -> Floats:
 
     R is undiscounted: all rewards of the team and its agents, minus the KL costs.
     """
-    return earned_returns(inputs) - team_costs(inputs)
+    return team_rewards(inputs) - team_costs(inputs)
 
 
-def earned_returns(inputs: CreditInputs) -> Floats:
+def team_rewards(inputs: CreditInputs) -> Floats:
     """Return R for each episode before costs, shape [E]."""
-    earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in inputs.episodes]
-    return np.array(earned, np.float64)
+    rewards = [episode.total_reward + sum(local_rewards(episode).values()) for episode in inputs.episodes]
+    return np.array(rewards, np.float64)
 
 
 def team_costs(inputs: CreditInputs) -> Floats:
@@ -44,39 +44,41 @@ def team_costs(inputs: CreditInputs) -> Floats:
     return np.array(totals, np.float64)
 
 
-def costs_to_come(inputs: CreditInputs) -> list[Floats]:
+def costs_to_go(inputs: CreditInputs) -> list[Floats]:
     """Return the cost-to-go per decision, its own cost included: an array per action."""
     rows, first = [], 0
     for episode in inputs.episodes:
-        mine = inputs.costs[first : first + len(episode.actions)]
+        episode_costs = inputs.costs[first : first + len(episode.actions)]
         first += len(episode.actions)
-        if mine:
-            rows += split_rows(np.concatenate(mine)[::-1].cumsum()[::-1], [len(costs) for costs in mine])
+        if episode_costs:
+            rows += split_rows(
+                np.concatenate(episode_costs)[::-1].cumsum()[::-1], [len(costs) for costs in episode_costs]
+            )
     return rows
 
 
-def earned_from(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
+def compute_to_go(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
     """Return the reward-to-go and cost-to-go for each episode and each step with actions.
 
-    >>> earned_from(CreditInputs(episodes=(), level="action"))
+    >>> compute_to_go(CreditInputs(episodes=(), level="action"))
     ([], [])
 
     Returns:
         Two lists with one dictionary per episode, from environment step to total reward and to total cost.
     """
-    earned: list[dict[int, float]] = []
+    rewards_to_go: list[dict[int, float]] = []
     costs: list[dict[int, float]] = []
     first = 0
     for episode in inputs.episodes:
-        pay = np.array([t.reward + sum(t.agent_rewards.values()) for t in episode.transitions], np.float64)
-        price = np.zeros(len(pay))
+        step_rewards = np.array([t.reward + sum(t.agent_rewards.values()) for t in episode.transitions], np.float64)
+        step_costs = np.zeros(len(step_rewards))
         for k, action in enumerate(episode.actions, first):
-            price[action.step] += inputs.cost_of(k)
+            step_costs[action.step] += inputs.cost_of(k)
         first += len(episode.actions)
         steps = sorted({action.step for action in episode.actions})
-        for rows, of_steps in ((earned, pay), (costs, price)):
-            rows.append({step: float(of_steps[step:].sum()) for step in steps})
-    return earned, costs
+        for rows, step_values in ((rewards_to_go, step_rewards), (costs, step_costs)):
+            rows.append({step: float(step_values[step:].sum()) for step in steps})
+    return rewards_to_go, costs
 
 
 def agent_costs(inputs: CreditInputs) -> list[dict[str, float]]:
@@ -103,12 +105,12 @@ def agent_returns(inputs: CreditInputs) -> list[dict[str, float]]:
     return results
 
 
-def to_actions(inputs: CreditInputs, key_ofs: Floats) -> list[Floats]:
+def broadcast_to_actions(inputs: CreditInputs, episode_values: Floats) -> list[Floats]:
     """Broadcast a number per episode to every decision in its actions.
 
     Args:
         inputs: episodes of the batch.
-        key_ofs: one number per episode, shape [E].
+        episode_values: one number per episode, shape [E].
     """
     counts = [len(episode.actions) for episode in inputs.episodes]
-    return inputs.spread(np.repeat(key_ofs, counts))
+    return inputs.broadcast(np.repeat(episode_values, counts))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.parts import CreditPart
-from marft.rewards.groups import compare
-from marft.trainer.credit.returns import group_names, team_costs, team_returns, to_actions
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.config.plugin_types import CreditPart
+from marft.rewards.groups import normalize_by_group
+from marft.trainer.credit.returns import broadcast_to_actions, group_names, team_costs, team_returns
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class RLOO(CreditPart):
@@ -15,9 +15,11 @@ class RLOO(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each episode's team return with the mean of the group's other attempts."""
         keys = [episode.task.id for episode in inputs.episodes]
-        advantages, metrics = compare(team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs))
+        advantages, metrics = normalize_by_group(
+            team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs)
+        )
         groups = group_names(inputs, lambda episode, _: [episode.task.id])
-        return Credits(to_actions(inputs, advantages), groups=groups, metrics=metrics)
+        return CreditOutput(broadcast_to_actions(inputs, advantages), groups=groups, metrics=metrics)

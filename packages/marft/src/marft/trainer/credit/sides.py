@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from marft.common.types import Action, ActionKey
-from marft.rewards.groups import EQUAL, compare, members
+from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
 from marft.trainer.interfaces import Comparison, CreditInputs, Floats
 
 Pairing = Literal["extremes", "ranked", "all"]
-Weighing = Literal["equal", "gap"]
+PairWeighting = Literal["equal", "gap"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,30 +24,30 @@ class Side:
     Args:
         group: key of the group; sides are compared within a group.
         agent: agent of the actions; "" for the whole team.
-        earned: reward before KL costs.
+        reward: reward before KL costs.
         cost: KL cost.
         actions: keys of the trained actions.
     """
 
     group: Hashable
     agent: str  # "" for the whole team
-    earned: float
+    reward: float
     cost: float  # KL cost
     actions: tuple[ActionKey, ...]  # trained actions
 
     @property
     def net(self) -> float:
         """Reward net of KL costs."""
-        return self.earned - self.cost
+        return self.reward - self.cost
 
 
-def trained_of(inputs: CreditInputs, actions: Sequence[Action]) -> tuple[ActionKey, ...]:
+def select_trained(inputs: CreditInputs, actions: Sequence[Action]) -> tuple[ActionKey, ...]:
     """Return the keys for trainable actions: trained policy, and at least one free decision."""
-    return tuple(action.key for action in actions if inputs.trains(action) and not action.settled)
+    return tuple(action.key for action in actions if inputs.is_trained(action) and not action.is_forced)
 
 
-def comparisons(
-    sides: Sequence[Side], pairing: Pairing, weighing: Weighing
+def build_pairs(
+    sides: Sequence[Side], pairing: Pairing, weighting: PairWeighting
 ) -> tuple[list[Comparison], dict[str, float]]:
     """Return the preference pairs within each group, and metrics.
 
@@ -55,28 +55,28 @@ def comparisons(
     dropped too. Weights are scaled to mean 1.
 
     >>> a, b = (Side("t", "", earned, 0.0, (ActionKey("s", "t", n, 0, "a", 0),)) for n, earned in enumerate((0.0, 1.0)))
-    >>> found, metrics = comparisons([a, b], "extremes", "equal")
+    >>> found, metrics = build_pairs([a, b], "extremes", "equal")
     >>> found[0].better == b.actions, metrics["preference/pairs"], metrics["preference/equal_pairs"]
     (True, 1.0, 0.0)
 
     Args:
         sides: sides of all groups.
         pairing: choice of pairs within a group.
-        weighing: weight of a pair: 1, or the difference in net reward.
+        weighting: weight of a pair: 1, or the difference in net reward.
     """
     keys = [(side.group, side.agent) for side in sides]
-    _, metrics = compare(np.array([side.earned for side in sides]), keys)
-    found: list[Comparison] = []
+    _, metrics = normalize_by_group(np.array([side.reward for side in sides]), keys)
+    pairs: list[Comparison] = []
     equal = 0
-    for group in members(keys):
+    for group in group_indices(keys):
         for better, worse in _pairs([sides[index] for index in group], pairing):
-            if abs(better.earned - worse.earned) < EQUAL:
+            if abs(better.reward - worse.reward) < EQUAL_TOLERANCE:
                 equal += 1
             elif better.actions or worse.actions:
-                gap = max(0.0, better.net - worse.net) if weighing == "gap" else 1.0
-                found.append(Comparison(better.actions, worse.actions, better.agent, gap))
-    return _of_mean_one(found), {
-        **metrics, "preference/pairs": float(len(found)), "preference/equal_pairs": float(equal),
+                gap = max(0.0, better.net - worse.net) if weighting == "gap" else 1.0
+                pairs.append(Comparison(better.actions, worse.actions, better.agent, gap))
+    return _normalize_weights(pairs), {
+        **metrics, "preference/pairs": float(len(pairs)), "preference/equal_pairs": float(equal),
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side
     Sides are ordered by reward, then by reward net of costs. Equal sides keep their order, so the earlier attempt
     counts as better.
     """
-    ordered = sorted(group, key=lambda side: (-side.earned, -side.net))
+    ordered = sorted(group, key=lambda side: (-side.reward, -side.net))
     if pairing == "all":
         yield from combinations(ordered, 2)
     else:
@@ -94,19 +94,19 @@ def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side
         yield from zip(ordered[: min(count, 1) if pairing == "extremes" else count], ordered[::-1], strict=False)
 
 
-def _of_mean_one(found: Sequence[Comparison]) -> list[Comparison]:
+def _normalize_weights(pairs: Sequence[Comparison]) -> list[Comparison]:
     """Scale weights to mean 1; use weight 1 if the mean is 0."""
-    mean = float(np.mean([pair.weight for pair in found])) if found else 0.0
-    return [replace(pair, weight=pair.weight / mean if mean > 0 else 1.0) for pair in found]
+    mean = float(np.mean([pair.weight for pair in pairs])) if pairs else 0.0
+    return [replace(pair, weight=pair.weight / mean if mean > 0 else 1.0) for pair in pairs]
 
 
-def signs(found: Sequence[Comparison], actions: Sequence[Action]) -> tuple[Floats, list[bool]]:
+def compute_action_weights(pairs: Sequence[Comparison], actions: Sequence[Action]) -> tuple[Floats, list[bool]]:
     """Return the signed weight per action, shape [actions], and a flag for membership in a pair.
 
     The signed weight is the sum of pair weights on the better side, minus the sum on the worse side.
     """
     sums: dict[ActionKey, float] = {}
-    for pair in found:
+    for pair in pairs:
         for side, sign in ((pair.better, 1.0), (pair.worse, -1.0)):
             for key in side:
                 sums[key] = sums.get(key, 0.0) + sign * pair.weight

@@ -16,30 +16,30 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import Episode
-from marft.config.parts import CreditPart
+from marft.config.plugin_types import CreditPart
 from marft.config.settings import Fraction
-from marft.trainer.interfaces import CreditInputs, Credits, Floats, Values
+from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, Values
 
 
 class StepGAE(CreditPart):
     """GAE over environment steps: ``value = "first"`` as in HAPPO and A2PO, ``"mean"`` as in MAT."""
 
     needs_critic: ClassVar[bool] = True
-    reads_traces: ClassVar[bool] = True
+    supports_a2po: ClassVar[bool] = True
 
     value: Literal["first", "mean"] = "first"  # value of a step: its first decision, or the mean
     gamma_step: Fraction = 0.99  # discount between environment steps
     lambda_step: Fraction = 0.95  # λ between environment steps; lower values add bias and reduce variance
     lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantage of each environment step for all its decisions."""
         assert inputs.values is not None, "StepGAE reads a critic's values"
         results: dict[str, list[Floats]] = {"advantages": [], "returns": [], "monte_carlo": []}
         first, sizes = 0, inputs.sizes()
         for number, episode in enumerate(inputs.episodes):
             last = first + len(episode.actions)
-            decayed = {
+            decay_by_step = {
                 "advantages": self.lambda_step, "returns": self.lambda_critic, "monte_carlo": 1.0,
             }  # fmt: skip
             values = _step_values(episode, inputs.values.actions[first:last], self.value)
@@ -51,35 +51,35 @@ class StepGAE(CreditPart):
             if inputs.traces is not None:
                 for k in reversed(range(len(episode.actions))):  # equal for all actions of a step
                     traces[episode.actions[k].step] = min(1.0, float(inputs.traces[first + k]))
-            for name, decay in decayed.items():
+            for name, decay in decay_by_step.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
-                estimates = self._backwards(episode, values, rewards, uses_traces, decay, final)
+                by_step = self._compute_advantages(episode, values, rewards, uses_traces, decay, final)
                 for action, size in zip(episode.actions, sizes[first:last], strict=True):
                     base = 0.0 if name == "advantages" else values[action.step]
-                    results[name].append(np.full(size, estimates[action.step] + base))
+                    results[name].append(np.full(size, by_step[action.step] + base))
             first = last
-        return Credits(results["advantages"], results["returns"], results["monte_carlo"])
+        return CreditOutput(results["advantages"], results["returns"], results["monte_carlo"])
 
-    def _backwards(
+    def _compute_advantages(
         self, episode: Episode, values: dict[int, float], rewards: dict[int, float], traces: dict[int, float],
         decay: float, final_value: float,
     ) -> dict[int, float]:  # fmt: skip
         """Return Â_t for each step with decisions; other steps only add to the discount."""
-        estimates: dict[int, float] = {}
+        advantages: dict[int, float] = {}
         following, estimate, value, trace = len(episode.transitions), 0.0, final_value, 1.0
         for step in sorted(values, reverse=True):
             gamma = self.gamma_step ** (following - step)
             estimate = rewards[step] + gamma * value - values[step] + gamma * decay * trace * estimate
-            estimates[step] = estimate
+            advantages[step] = estimate
             following, value, trace = step, values[step], traces[step]
-        return estimates
+        return advantages
 
 
 def _step_values(episode: Episode, values: Sequence[Floats], kind: str) -> dict[int, float]:
-    of_step: dict[int, list[float]] = {}
+    by_step: dict[int, list[float]] = {}
     for action, row in zip(episode.actions, values, strict=True):
-        of_step.setdefault(action.step, []).extend(float(v) for v in row)
-    return {step: rows[0] if kind == "first" else float(np.mean(rows)) for step, rows in of_step.items()}
+        by_step.setdefault(action.step, []).extend(float(v) for v in row)
+    return {step: rows[0] if kind == "first" else float(np.mean(rows)) for step, rows in by_step.items()}
 
 
 def _final_value(episode: Episode, values: Values, number: int, kind: str) -> float:
@@ -95,12 +95,12 @@ def _step_rewards(episode: Episode, gamma: float) -> dict[int, float]:
 
     The discounted reward of a step without decisions goes to the last step with decisions before it.
     """
-    deciding = {action.step for action in episode.actions}
-    rewards = dict.fromkeys(deciding, 0.0)
+    action_steps = {action.step for action in episode.actions}
+    rewards = dict.fromkeys(action_steps, 0.0)
     latest = None
     for t, transition in enumerate(episode.transitions):
-        latest = t if t in deciding else latest
+        latest = t if t in action_steps else latest
         if latest is not None:
-            earned = transition.reward + sum(transition.agent_rewards.values())
-            rewards[latest] += earned * gamma ** (t - latest)
+            reward = transition.reward + sum(transition.agent_rewards.values())
+            rewards[latest] += reward * gamma ** (t - latest)
     return rewards

@@ -19,10 +19,10 @@ import numpy as np
 from pydantic import Field
 
 from marft.common.types import Action, Episode
-from marft.config.parts import CreditPart
-from marft.rewards.groups import compare
-from marft.rollout.forking.tree import Candidates, step_score
-from marft.trainer.interfaces import CreditInputs, Credits
+from marft.config.plugin_types import CreditPart
+from marft.rewards.groups import normalize_by_group
+from marft.rollout.fork_plans.tree import CandidateTree, step_score
+from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class Tree(CreditPart):
@@ -38,11 +38,11 @@ class Tree(CreditPart):
     compared: Literal["state", "agent", "turn"] = "state"
 
     @property
-    def forking(self) -> Candidates:
+    def fork_plan(self) -> CandidateTree:
         """Fork mode that grows candidate trees."""
-        return Candidates(self.candidates, self.carry)
+        return CandidateTree(self.candidates, self.carry)
 
-    def assign(self, inputs: CreditInputs) -> Credits:
+    def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare a candidate's score with the other candidates of its group."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
@@ -50,13 +50,13 @@ class Tree(CreditPart):
         costs = np.array([inputs.cost_of(k) for k in chosen])
         scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
-        advantages[chosen], metrics = compare(scores, keys, scale=self.scale, costs=costs)
+        advantages[chosen], metrics = normalize_by_group(scores, keys, scale=self.scale, costs=costs)
         trained = np.zeros(len(rows), bool)
         trained[chosen] = True
         groups = [""] * len(rows)
         for k, key in zip(chosen, keys, strict=True):
             groups[k] = state_name(key)
-        return Credits(inputs.spread(advantages), trained=trained.tolist(), groups=groups, metrics=metrics)
+        return CreditOutput(inputs.broadcast(advantages), trained=trained.tolist(), groups=groups, metrics=metrics)
 
 
 def is_candidate(episode: Episode, action: Action) -> bool:
@@ -67,11 +67,13 @@ def is_candidate(episode: Episode, action: Action) -> bool:
     return episode.fork is None or action.id == episode.fork.at
 
 
-def state_of(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
+def state_key(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
     """Return a key for the state before an action: its prompt with the fixed turn start, and the earlier actions."""
-    begun = action.tokens[: int(np.argmax(action.own))]
-    before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
-    return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before
+    prefix = action.tokens[: int(np.argmax(action.own_mask))]
+    before = tuple(
+        (earlier.id, earlier.tokens.tobytes()) for earlier in episode.actions if earlier.index < action.index
+    )
+    return episode.task.id, action.id, np.concatenate([action.prompt, prefix]).tobytes(), before
 
 
 def state_name(key: tuple[object, ...]) -> str:
@@ -80,7 +82,7 @@ def state_name(key: tuple[object, ...]) -> str:
 
 
 _KEYS: Mapping[str, Callable[[Episode, Action], tuple[object, ...]]] = {
-    "state": state_of,
+    "state": state_key,
     "agent": lambda episode, action: (episode.task.id, action.agent),
     "turn": lambda episode, action: (episode.task.id, action.step),
 }

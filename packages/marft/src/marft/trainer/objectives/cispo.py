@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.config.parts import ObjectivePart
-from marft.config.settings import LARGEST
+from marft.config.plugin_types import ObjectivePart
+from marft.config.settings import MAX_COUNT
 from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
@@ -17,7 +17,7 @@ class CISPO(ObjectivePart):
     The clip is one-sided with its own width, because PPO's ε would remove most of the signal.
     """
 
-    high: Annotated[float, Field(gt=0, le=LARGEST)] = 4.0  # maximum weight is 1 + high
+    high: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 4.0  # maximum weight is 1 + high
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss and the clip fraction of each unit, shape [U]."""

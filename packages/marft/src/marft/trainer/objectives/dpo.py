@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import Felt, NotNegative, Positive
+from marft.config.settings import NonNegative, NotTiny, Positive
 from marft.trainer.objectives.pairs import PairObjectivePart
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class DPO(PairObjectivePart):
     """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over pairs."""
 
     # inverse temperature of the loss; larger values keep policies closer to the reference
-    beta: Annotated[Positive, Felt] = 0.1
+    beta: Annotated[Positive, NotTiny] = 0.1
     loss: Literal["sigmoid", "ipo"] = "sigmoid"  # "ipo": squared distance between h and 1 / (2 beta)
     smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # assumed fraction of pairs with swapped sides
-    margin: NotNegative = 0.0  # minimum separation of the two sides, subtracted from z
-    length_price: NotNegative = 0.0  # length penalty per decision, against a bias to longer answers
-    imitation: NotNegative = 0.0  # weight of an added loss: mean −log π of the better side
+    margin: NonNegative = 0.0  # minimum separation of the two sides, subtracted from z
+    length_price: NonNegative = 0.0  # length penalty per decision, against a bias to longer answers
+    imitation: NonNegative = 0.0  # weight of an added loss: mean −log π of the better side
 
     @model_validator(mode="after")
     def _check_loss(self) -> DPO:

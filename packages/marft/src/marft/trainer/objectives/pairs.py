@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import from_recipe
-from marft.config.parts import ObjectivePart
-from marft.config.settings import CountOrNone, Filled
+from marft.config.paths import resolve_recipe_path
+from marft.config.plugin_types import ObjectivePart
+from marft.config.settings import NonEmptyString, NonNegativeCount
 from marft.trainer.interfaces import LossInputs, LossOutput, PairInputs
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class PairObjectivePart(ObjectivePart):
 
     # reference of the log-ratios: "start" (policies at the start of the run), "base" (untuned base), "none", or the
     # folder of a checkpoint
-    reference: Filled = START
-    refresh: CountOrNone = 0  # training steps between updates of the reference to the current policies; 0 is never
+    reference: NonEmptyString = START
+    refresh: NonNegativeCount = 0  # training steps between updates of the reference to the current policies; 0 is never
 
     @field_validator("reference")
     @classmethod
-    def _in_the_recipes_folder(cls, reference: str, info: ValidationInfo) -> str:
-        return reference if reference in (START, BASE, NONE) else from_recipe(reference, info.context)
+    def _resolve_reference(cls, reference: str, info: ValidationInfo) -> str:
+        return reference if reference in (START, BASE, NONE) else resolve_recipe_path(reference, info.context)
 
     @model_validator(mode="after")
     def _check_refresh(self) -> Self:

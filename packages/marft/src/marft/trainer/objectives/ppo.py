@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.parts import ObjectivePart
+from marft.config.plugin_types import ObjectivePart
 from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
@@ -25,7 +25,7 @@ class PPO(ObjectivePart):
 
     @field_validator("dual_clip")
     @classmethod
-    def _leaves_a_gradient(cls, dual_clip: float) -> float:
+    def _check_dual_clip(cls, dual_clip: float) -> float:
         if 0 < dual_clip <= 1:
             raise PydanticCustomError("dual_clip", "must be above 1, else no bad action is unlearned; 0 is off")
         return dual_clip
@@ -47,12 +47,12 @@ class PPO(ObjectivePart):
         log_ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         ratio = log_ratio.exp()
         low, high = 1.0 - self.clip, 1.0 + (self.clip_high or self.clip)
-        plain, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
-        surrogate = plain.minimum(clipped)
-        binds = clipped < plain
+        unclipped, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
+        surrogate = unclipped.minimum(clipped)
+        is_clipped = clipped < unclipped
         if self.dual_clip:
             floor = self.dual_clip * advantages
             too_low = (advantages < 0) & (surrogate < floor)
             surrogate = floor.where(too_low, surrogate)
-            binds = binds | too_low
-        return LossOutput(-surrogate, {"clip_fraction": binds.to(ratio.dtype)})
+            is_clipped = is_clipped | too_low
+        return LossOutput(-surrogate, {"clip_fraction": is_clipped.to(ratio.dtype)})

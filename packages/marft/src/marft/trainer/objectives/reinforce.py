@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marft.config.parts import ObjectivePart
+from marft.config.plugin_types import ObjectivePart
 from marft.trainer.interfaces import LossInputs, LossOutput
 
 

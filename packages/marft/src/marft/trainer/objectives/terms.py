@@ -47,14 +47,14 @@ def sampler_weights(settings: SamplerCorrectionSettings, old: Tensor, engine: Te
         engine: the engine's log-probabilities at sampling, shape [T].
         action_of: index of each token's action, shape [T].
     """
-    difference = old - engine
+    log_ratio = old - engine
     if settings.level != "token":
-        empty = difference.new_zeros(len(difference))  # one entry per action; never more actions than tokens
-        sums = empty.index_add(0, action_of, difference)
+        empty = log_ratio.new_zeros(len(log_ratio))  # one entry per action; never more actions than tokens
+        sums = empty.index_add(0, action_of, log_ratio)
         if settings.level == "geometric":
-            sums = sums / empty.index_add(0, action_of, difference.new_ones(len(difference)))
-        difference = sums[action_of]
-    weights = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+            sums = sums / empty.index_add(0, action_of, log_ratio.new_ones(len(log_ratio)))
+        log_ratio = sums[action_of]
+    weights = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if settings.high:
         weights = weights * ((weights >= settings.low) & (weights <= settings.high))
     return weights.clamp(max=settings.cap)

@@ -6,15 +6,15 @@ import os
 
 import torch
 
-from marft.common.processes.starting import Starter
-from marft.config.placement import cluster_of, open_starter
+from marft.common.processes.launcher import Launcher
+from marft.config.placement import find_cluster, open_launcher
 from marft.config.run import RunSettings
-from marft.models.loading import pick_device
+from marft.models.loader import pick_device
 
-MOST_A_CORE = 8  # maximum ranks per core; each is a separate process
+MAX_RANKS_PER_CORE = 8  # maximum ranks per core; each is a separate process
 
 
-def device_of(run: RunSettings, rank: int) -> str:
+def select_device(run: RunSettings, rank: int) -> str:
     """Return a rank's device, as named in recipes.
 
     Each rank has its own GPU, counted from the run's device, or shares the CPU. On a cluster, Ray assigns the GPU.
@@ -22,13 +22,13 @@ def device_of(run: RunSettings, rank: int) -> str:
     Raises:
         ValueError: there are fewer GPUs than ranks, or too few CPU cores.
     """
-    if cluster_of(run) is not None and rank:
+    if find_cluster(run) is not None and rank:
         kind = run.device.partition(":")[0]
         return "cuda:0" if pick_device(kind).type == "cuda" else kind
     device = pick_device(run.device)
     if device.type != "cuda":
         cores = os.cpu_count() or 1
-        if run.training.ranks > MOST_A_CORE * cores:
+        if run.training.ranks > MAX_RANKS_PER_CORE * cores:
             raise ValueError(
                 f"training.ranks = {run.training.ranks}: on a CPU ranks share its cores, and there are {cores}; give "
                 f"{cores} or fewer, for more are no faster and each holds the models once more"
@@ -43,18 +43,18 @@ def device_of(run: RunSettings, rank: int) -> str:
     return f"cuda:{number}"
 
 
-def for_others(run: RunSettings) -> RunSettings:
+def build_peer_run(run: RunSettings) -> RunSettings:
     """Return the recipe for the other ranks; on a cluster they use the same kind of device.
 
     Raises:
         ValueError: the run's device does not exist on this machine.
     """
-    if cluster_of(run) is None:
+    if find_cluster(run) is None:
         return run
     return run.model_copy(update={"device": pick_device(run.device).type})
 
 
-def open_rank_starter(run: RunSettings) -> Starter:
+def open_rank_starter(run: RunSettings) -> Launcher:
     """Return a starter for the other ranks; call ``close`` at the end.
 
     On a cluster each rank requests at least one GPU if the run computes on a GPU, else none.
@@ -63,8 +63,8 @@ def open_rank_starter(run: RunSettings) -> Starter:
         ValueError: the run's device does not exist on this machine, or the cluster cannot be joined.
         RunError: the cluster has no room for the ranks.
     """
-    cluster = cluster_of(run)
+    cluster = find_cluster(run)
     gpus = None
     if cluster is not None:
-        gpus = (cluster.gpus_of("learner") or 1.0) if pick_device(run.device).type == "cuda" else 0.0
-    return open_starter(run, "learner", run.training.ranks - 1, gpus)
+        gpus = (cluster.gpus_for("learner") or 1.0) if pick_device(run.device).type == "cuda" else 0.0
+    return open_launcher(run, "learner", run.training.ranks - 1, gpus)

@@ -21,36 +21,36 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from marft.models.batches import in_batches
-from marft.models.parts import in_parts
+from marft.models.batches import split_batches
+from marft.models.dtensors import is_sharded
 
 T = TypeVar("T")
 HOST = torch.device("cpu")
-NOWHERE: Mapping[str, Sequence[int]] = MappingProxyType({})
+NO_PLACEMENT: Mapping[str, Sequence[int]] = MappingProxyType({})
 INTERFACE = "GLOO_SOCKET_IFNAME"
 BUCKET = 2**23  # elements per all-reduce: 32 MiB
 
 
-class Some:
+class RankSubgroup:
     """Process group in which this process is ``rank`` of ``count``."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.process_group, self.device = group, device
         self.rank, self.count = group.rank(), group.size()
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Gather a value from every rank, in rank order."""
-        found: list[T | None] = [None] * self.count
-        dist.all_gather_object(found, mine, self.process_group)
-        return found  # type: ignore[return-value]
+        values: list[T | None] = [None] * self.count
+        dist.all_gather_object(values, value, self.process_group)
+        return values  # type: ignore[return-value]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each gradient by its sum over ranks, in buckets and in parameter order.
 
         Gradients of sharded parameters are already sums.
         """
-        wanted = [parameter for parameter in parameters if not in_parts(parameter)]
-        for bucket in in_batches(wanted, lambda parameter: parameter.numel(), BUCKET):
+        unsharded = [parameter for parameter in parameters if not is_sharded(parameter)]
+        for bucket in split_batches(unsharded, lambda parameter: parameter.numel(), BUCKET):
             flat = torch.cat(
                 [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in bucket]
             ).detach()
@@ -58,7 +58,7 @@ class Some:
             for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 parameter.grad = part.view_as(parameter)
 
-    def on(self, base: str) -> Some | None:  # noqa: ARG002
+    def on(self, base: str) -> RankSubgroup | None:  # noqa: ARG002
         """Return this group, for every base model."""
         return self
 
@@ -67,75 +67,77 @@ class Some:
         return DeviceMesh.from_group(self.process_group, self.device.type)
 
 
-class Group(Some):
+class RankGroup(RankSubgroup):
     """Every :class:`~marft.trainer.rank_group.Ranks` member in a run, with a process each; call ``close`` at the end.
 
     Args:
-        meeting: rendezvous address, equal on all ranks. It is the path of a file that does not exist yet, or
+        init_method: rendezvous address, equal on all ranks. It is the path of a file that does not exist yet, or
             tcp://host:port of an open store for ranks on several machines.
         rank: index of this rank.
         count: number of ranks.
         device: device of this rank.
         patience: timeout of collective operations, in seconds.
-        placed: ranks of each base model that only some ranks train.
+        placement: ranks of each base model that only some ranks train.
 
     Raises:
         RuntimeError: (also from all collective operations) another rank has ended, or did not answer in time.
     """
 
     def __init__(
-        self, meeting: str, rank: int, count: int, device: torch.device, patience: float,
-        placed: Mapping[str, Sequence[int]] = NOWHERE,
+        self, init_method: str, rank: int, count: int, device: torch.device, patience: float,
+        placement: Mapping[str, Sequence[int]] = NO_PLACEMENT,
     ) -> None:  # fmt: skip
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
         try:
-            with _interface(meeting):
+            with _use_interface(init_method):
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-                    store=_store(meeting, count, patience),
+                    store=_create_store(init_method, count, patience),
                     rank=rank,
                     world_size=count,
                     timeout=timedelta(seconds=patience),
                 )
                 assert dist.group.WORLD is not None
                 super().__init__(dist.group.WORLD, device)
-                self._on = self._divided(placed, patience)
+                self._subgroups = self._create_subgroups(placement, patience)
         except BaseException:
             self.close()
             raise
 
-    def _divided(self, placed: Mapping[str, Sequence[int]], patience: float) -> dict[str, Some | None]:
+    def _create_subgroups(
+        self, placement: Mapping[str, Sequence[int]], patience: float
+    ) -> dict[str, RankSubgroup | None]:
         """Return the ranks per base model; every rank creates the groups in the same order."""
-        found: dict[str, Some | None] = {}
-        some: dict[tuple[int, ...], Some | None] = {}
-        for name, ranks in sorted(placed.items()):
-            which = tuple(sorted(ranks))
-            if which not in some:
-                group = dist.new_group(list(which), timeout=timedelta(seconds=patience))
-                some[which] = Some(group, self.device) if self.rank in which else None
-            found[name] = some[which]
-        return found
+        by_base: dict[str, RankSubgroup | None] = {}
+        by_ranks: dict[tuple[int, ...], RankSubgroup | None] = {}
+        for name, ranks in sorted(placement.items()):
+            members = tuple(sorted(ranks))
+            if members not in by_ranks:
+                group = dist.new_group(list(members), timeout=timedelta(seconds=patience))
+                by_ranks[members] = RankSubgroup(group, self.device) if self.rank in members else None
+            by_base[name] = by_ranks[members]
+        return by_base
 
-    def on(self, base: str) -> Some | None:
+    def on(self, base: str) -> RankSubgroup | None:
         """Return the ranks that train a base model; None if this rank does not."""
-        return self._on.get(base, self)
+        return self._subgroups.get(base, self)
 
     def mesh_of(self, base: str) -> DeviceMesh | None:
         """Return a device mesh of the ranks that train a base model, for sharding."""
-        here = self.on(base)
-        return None if here is None else here.mesh()
+        subgroup = self.on(base)
+        return None if subgroup is None else subgroup.mesh()
 
-    def send(self, what: object, rank: int) -> None:
+    def send(self, value: object, rank: int) -> None:
         """Send an object to a rank in :meth:`receive`."""
-        dist.send_object_list([what], rank, device=HOST)
+        dist.send_object_list([value], rank, device=HOST)
 
     def receive(self, rank: int) -> Any:
         """Receive an object from a rank."""
-        found: list[Any] = [None]
-        dist.recv_object_list(found, rank, device=HOST)
-        return found[0]
+        values: list[Any] = [None]
+        dist.recv_object_list(values, rank, device=HOST)
+        return values[0]
 
     def close(self) -> None:
         """Leave the group; waiting ranks get an error. Repeated calls have no effect."""
@@ -152,18 +154,18 @@ def open_store(host: str) -> tuple[Any, str]:
     return store, f"tcp://{host}:{store.port}"
 
 
-def _store(meeting: str, count: int, patience: float) -> Any:
-    if not meeting.startswith("tcp://"):
-        return dist.FileStore(meeting, count)  # type: ignore[attr-defined]
-    place = urlsplit(meeting)
-    assert place.hostname is not None
-    assert place.port is not None
+def _create_store(init_method: str, count: int, patience: float) -> Any:
+    if not init_method.startswith("tcp://"):
+        return dist.FileStore(init_method, count)  # type: ignore[attr-defined]
+    address = urlsplit(init_method)
+    assert address.hostname is not None
+    assert address.port is not None
     wait = timedelta(seconds=patience)
-    return dist.TCPStore(place.hostname, place.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
+    return dist.TCPStore(address.hostname, address.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def _interface(meeting: str) -> Iterator[None]:
+def _use_interface(init_method: str) -> Iterator[None]:
     """Select the network interface of the rendezvous, and no other, to exclude foreign connections.
 
     An existing environment variable takes precedence. The variable is removed afterwards, because a later rendezvous
@@ -172,27 +174,27 @@ def _interface(meeting: str) -> Iterator[None]:
     if not sys.platform.startswith("linux") or INTERFACE in os.environ:
         yield
         return
-    os.environ[INTERFACE] = interface_to(meeting)
+    os.environ[INTERFACE] = find_interface(init_method)
     try:
         yield
     finally:
         del os.environ[INTERFACE]
 
 
-def interface_to(meeting: str) -> str:
+def find_interface(init_method: str) -> str:
     """Return the name of the network interface that reaches the rendezvous address; Linux only."""
     import fcntl
 
-    if not meeting.startswith("tcp://"):
+    if not init_method.startswith("tcp://"):
         return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-        end.connect((urlsplit(meeting).hostname, 9))  # no packet is sent
-        mine = socket.inet_aton(end.getsockname()[0])
+        end.connect((urlsplit(init_method).hostname, 9))  # no packet is sent
+        own_address = socket.inet_aton(end.getsockname()[0])
         for _, name in socket.if_nameindex():
             try:
-                found = fcntl.ioctl(end, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR, netdevice(7)
+                address = fcntl.ioctl(end, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR, netdevice(7)
             except OSError:  # interface without an address
                 continue
-            if found[20:24] == mine:
+            if address[20:24] == own_address:
                 return name
     return "lo"

@@ -8,12 +8,21 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from marft.common.processes.python_here import python_here
+from marft.common.processes.python_command import python_command
 from marft.config.run import RunSettings
-from marft.models.pool import Models
-from marft.trainer.ranks.devices import device_of
-from marft.trainer.ranks.member import Member, group_of, placed
-from marft.trainer.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Tell
+from marft.models.policy_registry import PolicyRegistry
+from marft.trainer.ranks.devices import select_device
+from marft.trainer.ranks.messages import (
+    GatherOptimizer,
+    LoadCheckpoint,
+    LoadState,
+    OperationDone,
+    RankConnection,
+    RankFailure,
+    StartRank,
+    TrainStep,
+)
+from marft.trainer.ranks.rank_worker import RankWorker, build_placement, open_group
 
 
 def rank_command(descriptor: int) -> Sequence[str]:
@@ -22,7 +31,7 @@ def rank_command(descriptor: int) -> Sequence[str]:
     Args:
         descriptor: file descriptor of the rank's end of the connection.
     """
-    return python_here("marft.trainer.ranks.program", descriptor)
+    return python_command("marft.trainer.ranks.program", descriptor)
 
 
 def main(descriptor: int) -> None:
@@ -32,45 +41,47 @@ def main(descriptor: int) -> None:
         descriptor: file descriptor of the socket; child processes do not inherit it.
     """
     os.set_inheritable(descriptor, False)
-    line = Line(socket.socket(fileno=descriptor))
+    connection = RankConnection(socket.socket(fileno=descriptor))
     try:
-        _follow(line)
+        _serve(connection)
     except EOFError:  # the run has ended, or has stopped this rank
         return
     except Exception as error:  # noqa: BLE001  every error is reported to the run
-        line.send(Failed.of(error))
+        connection.send(RankFailure.from_error(error))
 
 
-def _follow(line: Line) -> None:
-    begin = line.receive()
-    run, models = _loaded(begin)
-    line.send(Done(os.getpid()))
-    member = Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
-    line.send(Done(os.getpid()))
+def _serve(connection: RankConnection) -> None:
+    begin = connection.receive()
+    run, models = _load_worker(begin)
+    connection.send(OperationDone(os.getpid()))
+    worker = RankWorker(run, models, open_group(run, begin.init_method, begin.rank, models.device))
+    connection.send(OperationDone(os.getpid()))
     while True:
-        _heed(member, line.receive())
-        line.send(Done(os.getpid()))
+        _handle_message(worker, connection.receive())
+        connection.send(OperationDone(os.getpid()))
 
 
-def _loaded(begin: Begin) -> tuple[RunSettings, Models]:
+def _load_worker(begin: StartRank) -> tuple[RunSettings, PolicyRegistry]:
     from transformers.utils import logging
 
-    logging.set_verbosity(begin.verbosity)
+    logging.set_verbosity(begin.log_level)
     logging.disable_progress_bar()
     run: RunSettings = pickle.loads(begin.run)
-    run = run.model_copy(update={"device": device_of(run, begin.rank)})
-    elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
-    return run, Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
+    run = run.model_copy(update={"device": select_device(run, begin.rank)})
+    remote_bases = {name for name, ranks in build_placement(run).items() if begin.rank not in ranks}
+    return run, PolicyRegistry(
+        run, remote_models=remote_bases, keep_on_cpu=run.training.shard, skip_forward_check=run.training.shard
+    )
 
 
-def _heed(member: Member, message: object) -> None:
-    if isinstance(message, Learn):
-        member.learn(message)
-    elif isinstance(message, Load):
-        member.load(Path(message.path), message.goes_on)
-        member.gather()
-    elif isinstance(message, Adopt):
-        member.adopt(message)
+def _handle_message(worker: RankWorker, message: object) -> None:
+    if isinstance(message, TrainStep):
+        worker.learn(message)
+    elif isinstance(message, LoadCheckpoint):
+        worker.load(Path(message.path), message.is_resume)
+        worker.gather()
+    elif isinstance(message, LoadState):
+        worker.load_state(message)
     else:
-        assert isinstance(message, Tell)
-        member.learner.optimizer_state()
+        assert isinstance(message, GatherOptimizer)
+        worker.learner.optimizer_state()

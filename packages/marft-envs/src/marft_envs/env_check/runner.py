@@ -1,0 +1,121 @@
+"""Registry with every environment check, in report order, and runners for checks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
+
+from marft_envs.env_check.checks import determinism, leakage, observations, rewards, robustness, speed, tasks
+from marft_envs.env_check.collection import CheckData, ProgressCallback, collect
+from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.report import CheckResult, Finding, Report
+from marft_envs.env_check.target import CheckTarget
+
+T = TypeVar("T")
+DEFAULT_LIMITS = Limits()
+
+
+class Check(NamedTuple):
+    """Check function on the collected evidence. Most checks need playable episodes."""
+
+    run: Callable[[CheckData], Iterable[Finding]]
+    needs_episodes: bool = True
+
+
+CHECKS: Mapping[str, Check] = {
+    "tasks": Check(tasks.check_readable, needs_episodes=False),
+    "tasks stay": Check(tasks.check_stable, needs_episodes=False),
+    "plain data": Check(tasks.check_portable, needs_episodes=False),
+    "splits": Check(leakage.check_overlap, needs_episodes=False),
+    "likeness": Check(leakage.check_near_duplicates, needs_episodes=False),
+    "episodes": Check(robustness.check_episodes, needs_episodes=False),
+    "observations": Check(observations.check_observations, needs_episodes=False),
+    "steps": Check(observations.check_steps, needs_episodes=False),
+    "declared": Check(observations.check_step_info, needs_episodes=False),
+    "rewards": Check(rewards.check_numbers, needs_episodes=False),
+    "range": Check(rewards.check_range),
+    "signal": Check(rewards.check_signal),
+    "success": Check(rewards.check_success),
+    "nonsense": Check(rewards.check_nonsense),
+    "repeatable": Check(determinism.check_repeatable, needs_episodes=False),
+    "own numbers": Check(determinism.check_random_streams),
+    "nothing shared": Check(determinism.check_isolation),
+    "odd input": Check(robustness.check_odd_outputs),
+    "endings": Check(robustness.check_termination),
+    "closing": Check(robustness.check_closing, needs_episodes=False),
+    "left open": Check(robustness.check_leaks),
+    "speed": Check(speed.check_slow_calls),
+    "thread": Check(speed.check_blocking),
+    "outside": Check(speed.check_outside_access),
+}
+
+
+def run_checks(
+    target: CheckTarget, limits: Limits = DEFAULT_LIMITS, advance: ProgressCallback = lambda: None
+) -> Report:
+    """Run every check on an environment.
+
+    Args:
+        target: environment with its team.
+        limits: limits of the checks.
+        advance: function called after each episode.
+    """
+    started_at = time.perf_counter()
+    data = _run_in_thread(collect(target, limits, advance))
+    return build_report(data, time.perf_counter() - started_at)
+
+
+def build_report(data: CheckData, seconds: float = 0.0) -> Report:
+    """Build a report from the evidence.
+
+    Args:
+        data: collected evidence.
+        seconds: time that its collection took, in seconds.
+    """
+    verdicts = tuple(_run_check(name, check, data) for name, check in CHECKS.items())
+    call_seconds = speed.call_seconds(data)
+    numbers = {"tasks": float(len(data.loaded.all_tasks)), "load_seconds": data.loaded.seconds}
+    for name, calls in call_seconds.items():
+        numbers |= {f"{name}_seconds_middle": median(calls), f"{name}_seconds_longest": max(calls)}
+    episode_groups = (data.records, data.repeated, data.reseeded, data.concurrent, data.odd_records)
+    return Report(data.target.environment.name, verdicts, sum(map(len, episode_groups)), seconds, numbers)
+
+
+def _run_check(name: str, check: Check, data: CheckData) -> CheckResult:
+    description = (check.run.__doc__ or "").split("\n")[0].removesuffix(".")
+    if check.run is not tasks.check_readable and not data.loaded.all_tasks:
+        return CheckResult(name, description, (Finding("skipped", "there are no tasks"),))
+    if check.needs_episodes and not data.valid_records:
+        return CheckResult(name, description, (Finding("skipped", "no episode could be played to its end"),))
+    findings = tuple(check.run(data))
+    if name == "repeatable" and not findings and isinstance(data.process_results, str):
+        findings = (Finding("skipped", f"the same here; no other process was asked: {data.process_results}"),)
+    return CheckResult(name, description, findings)
+
+
+def _run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new thread and return its result. The caller may already have an event loop.
+
+    Raises:
+        BaseException: the coroutine raised it.
+    """
+    results: list[T] = []
+    failed: list[BaseException] = []
+
+    def run_coroutine() -> None:
+        try:
+            results.append(asyncio.run(coroutine))
+        except BaseException as error:  # noqa: BLE001  it is raised again, where it was asked for
+            failed.append(error)
+
+    thread = threading.Thread(target=run_coroutine, name="marft-vetting", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)  # the short timeout lets Ctrl-C interrupt the wait
+    if failed:
+        raise failed[0]
+    return results[0]

@@ -1,0 +1,146 @@
+"""Subject for checks: an environment and its team."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from marft.common.types import AgentProfile
+from marft.config.bundled import bundled_names
+from marft.config.load import format_errors, load_recipe
+from marft.config.paths import RECIPE_FOLDER, register_module_folder
+from marft.config.plugin_types import EnvironmentPart, EnvironmentPlugin
+from marft.config.python_objects import PLACEHOLDER_PREFIX, ObjectPlaceholder
+from marft.config.run import RunSettings
+from marft.rewards.terms import Term, unique_names
+
+SINGLE_PROFILE = AgentProfile("solver")
+PARALLEL_ORGANIZATIONS = (
+    "parallel",
+)  # organizations in which agents of the same step do not receive each other's messages
+ENVIRONMENT_ADAPTER: TypeAdapter[EnvironmentPart] = TypeAdapter(EnvironmentPlugin)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTarget:
+    """Environment with its team.
+
+    Args:
+        environment: environment to check.
+        profiles: profiles of a recipe's agents; () if unknown.
+        max_steps: maximum steps per episode, from a recipe; 0 if unknown.
+        no_step_messages: True if agents of the same step do not receive each other's messages.
+        sees: messages of earlier steps that agents receive, as in the organization ``turns``.
+        memory_roles: roles with memory.
+        folder: folder of the recipe, with its modules and tables.
+        terms: reward terms of the recipe, by name.
+    """
+
+    environment: EnvironmentPart
+    profiles: tuple[AgentProfile, ...] = ()
+    max_steps: int = 0
+    no_step_messages: bool = False
+    sees: str = "nothing"
+    memory_roles: frozenset[str] = frozenset()
+    folder: str = ""
+    terms: Mapping[str, Term] = field(default_factory=dict)
+
+    @property
+    def settings_table(self) -> dict[str, Any] | None:
+        """Return settings for the same environment in another process; None if it is not importable."""
+        settings = self.environment.model_dump(mode="json")
+        if not self.environment._name or settings["name"].startswith(PLACEHOLDER_PREFIX):
+            return None
+        return settings if _is_restorable(settings, self.environment, self.folder) else None
+
+
+def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
+    """Return the subject for a recipe."""
+    profiles = tuple(agent.profile for agent in run.agents)
+    no_step_messages = run.team.name in PARALLEL_ORGANIZATIONS or getattr(run.team, "order", "") == "together"
+    sees = getattr(run.team, "sees", "nothing")
+    memory_roles = frozenset(agent.role for agent in run.agents if agent.memory != "none")
+    folder = folder or str(Path.cwd())
+    reward_terms = cast("Sequence[Term]", run.rewards)
+    terms = dict(zip(unique_names(reward_terms), reward_terms, strict=True))
+    return CheckTarget(
+        run.environment, profiles, run.rollout.max_steps, no_step_messages, str(sees), memory_roles, folder, terms
+    )
+
+
+def find_target(target: str, keys: Mapping[str, Any] = {}) -> CheckTarget:
+    """Find a subject by recipe file, bundled recipe, environment name or import path.
+
+    Args:
+        target: path, name or import path.
+        keys: settings of the environment, such as ``{"lines": 3}``.
+
+    Raises:
+        ValueError: the name is unknown, or a setting is invalid.
+    """
+    path = Path(target)
+    if path.is_file() or target in bundled_names() or path.suffix == ".toml":
+        folder = str(path.parent.resolve()) if path.is_file() else ""
+        return target_from_recipe(load_recipe(path, (), {"environment": keys} if keys else {}), folder)
+    return target_from_table({"name": target, **keys}, str(Path.cwd()))
+
+
+def target_from_object(environment: EnvironmentPart) -> CheckTarget:
+    """Return the subject for an environment created in Python.
+
+    If other processes can import the class, and the settings describe the whole object, the subject uses the import
+    path. Otherwise it uses the object.
+    """
+    private = {*(environment.__pydantic_private__ or {})} - {"_kind", "_name"}
+    if environment._name or private or {*vars(environment)} - {*type(environment).model_fields}:
+        return CheckTarget(environment)
+    settings = {**_settings_values(environment), "name": importable_name(type(environment))}
+    if isinstance(settings["name"], ObjectPlaceholder) or not _is_restorable(settings, environment, ""):
+        return CheckTarget(environment)
+    return target_from_table(settings, "")
+
+
+def importable_name(kind: type[EnvironmentPart]) -> str:
+    """Return an importable class's import path; else a reference to the inline class."""
+    module_attribute = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
+    return (
+        f"{kind.__module__}:{kind.__qualname__}"
+        if module_attribute is kind and kind.__module__ != "__main__"
+        else ObjectPlaceholder(kind)
+    )
+
+
+def target_from_table(table: Mapping[str, Any], folder: str) -> CheckTarget:
+    """Return the subject for an environment's recipe table.
+
+    Raises:
+        ValueError: the name is unknown, or a setting is invalid.
+    """
+    register_module_folder(folder)
+    try:
+        environment = ENVIRONMENT_ADAPTER.validate_python(dict(table), context={RECIPE_FOLDER: folder})
+    except ValidationError as error:
+        raise ValueError(f"environment {str(table['name'])!r}:\n{format_errors(error, table)}") from None
+    return CheckTarget(environment, folder=folder)
+
+
+def _is_restorable(table: Mapping[str, Any], environment: EnvironmentPart, folder: str) -> bool:
+    """Return True if the settings recreate an equal environment. An object may have state beyond its settings."""
+    try:
+        restored = target_from_table(table, folder).environment
+    except ValueError:
+        return False
+    return type(restored) is type(environment) and json.dumps(_settings_values(restored)) == json.dumps(
+        _settings_values(environment)
+    )
+
+
+def _settings_values(environment: EnvironmentPart) -> dict[str, Any]:
+    settings = environment.model_dump(mode="json")
+    return {key: settings[key] for key in type(environment).model_fields}

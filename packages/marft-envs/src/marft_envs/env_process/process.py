@@ -1,0 +1,209 @@
+"""Parent side of an environment process: requests from many threads, each with a timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from marft.common.processes.child_process import ChildProcess
+
+WORKER_FOLDER = Path(__file__).with_name("worker")
+# The folder becomes a package under a fixed name, so packages on the other Python cannot shadow it. Modules are not
+# looked up in the working folder.
+START_CODE = """import sys; sys.path[:] = filter(None, sys.path)
+import asyncio, importlib.util as util
+init, package, descriptor = sys.argv[1:]
+spec = util.spec_from_file_location("marft_env_worker", init)
+sys.modules["marft_env_worker"] = util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["marft_env_worker"])
+from marft_env_worker.server import serve
+asyncio.run(serve(package, int(descriptor)))"""
+START_SECONDS = 120.0  # minimum timeout, in seconds, for importing the package and loading an environment
+OUTPUT_LINES = 5  # number of last printed lines in an error message
+
+
+class EnvProcessError(RuntimeError):
+    """Error for an environment process without a valid reply; no reward follows from it."""
+
+
+class EnvProcess:
+    """Handle to a process on another Python.
+
+    The process is started on demand, and restarted after a loss. A restart loses the state of the process. The
+    process ends with its parent.
+
+    Args:
+        package: name of the package. ``source_<package>.py`` in the folder ``worker`` serves it.
+        python: path to the Python executable that has the package.
+        arguments: arguments for opening the environment.
+        timeout: timeout of a request, in seconds.
+    """
+
+    def __init__(self, package: str, python: str, arguments: Mapping[str, Any], timeout: float) -> None:
+        self.package, self.python, self.arguments, self.timeout = package, python, dict(arguments), timeout
+        self._lock = threading.Lock()
+        self._running: _RunningProcess | None = None
+
+    def get_running(self) -> _RunningProcess:
+        """Return the running process; start one if necessary.
+
+        Raises:
+            EnvProcessError: the process did not start, or the environment did not load.
+        """
+        with self._lock:
+            if self._running is None or self._running.end_reason:
+                self.close()
+                running = _RunningProcess(self.package, self.python, self.timeout)
+                try:
+                    running.request({"do": "open", "with": self.arguments}, max(self.timeout, START_SECONDS))
+                except EnvProcessError:
+                    running.close("it could not be opened")
+                    raise
+                self._running = running
+            return self._running
+
+    def close(self) -> None:
+        """End the process."""
+        if self._running is not None:
+            self._running.close("it was closed")
+
+
+class _RunningProcess:
+    """One running process."""
+
+    def __init__(self, package: str, python: str, timeout: float) -> None:
+        self.package = package
+        self.end_reason = ""  # reason why the process accepts no more requests; "" while it accepts them
+        self._child = ChildProcess(package, lambda end: self._command(python, end), quiet=True)
+        # send timeout, for a process that no longer reads
+        send_timeout = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6) or 1)
+        self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
+        self._send_lock = threading.Lock()  # long lines from several threads would interleave otherwise
+        self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._last_id = 0
+        threading.Thread(target=self._read_replies, name=f"marft-{package}", daemon=True).start()
+
+    def _command(self, python: str, descriptor: int) -> Sequence[str]:
+        arguments = (str(WORKER_FOLDER / "__init__.py"), f"source_{self.package}", str(descriptor))
+        return [python, "-u", "-X", "faulthandler", "-c", START_CODE, *arguments]
+
+    def request(self, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and wait for the reply.
+
+        Raises:
+            EnvProcessError: the request failed, the process ended, or the timeout passed. A timeout ends the
+                process.
+        """
+        future = self._send_request(message, timeout)
+        try:
+            return self._check_answer(future.result(timeout))
+        except TimeoutError as error:
+            raise self._close_late(timeout) from error
+
+    async def request_async(self, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Asynchronous version of ``request``, with the same errors."""
+        future = self._send_request(message, timeout)
+        try:
+            return self._check_answer(await asyncio.wait_for(asyncio.wrap_future(future), timeout))
+        except TimeoutError as error:
+            raise self._close_late(timeout) from error
+
+    def _send_request(self, message: Mapping[str, Any], timeout: float) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self.end_reason:
+                raise EnvProcessError(self.end_reason)
+            self._last_id += 1
+            number = self._last_id
+            self._pending[number] = future
+        try:
+            self._write({"id": number, **message})
+        except BlockingIOError as error:
+            raise self._close_late(timeout) from error
+        except OSError as error:
+            self.close(f"the process of {self.package} is gone")
+            raise EnvProcessError(self.end_reason) from error
+        return future
+
+    def _check_answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if "error" in answer:
+            raise EnvProcessError(f"{self.package}: {answer['error']}")
+        return answer
+
+    def _close_late(self, timeout: float) -> EnvProcessError:
+        self.close(f"the process of {self.package} has not answered in {timeout:g} seconds, and was ended")
+        return EnvProcessError(self.end_reason)
+
+    def send_only(self, message: Mapping[str, Any]) -> None:
+        """Send a request without waiting for a reply."""
+        if not self.end_reason:
+            try:
+                self._write({"id": 0, **message})
+            except OSError:  # the process ended, along with the state to drop; or it has received half a line
+                self.close(f"the process of {self.package} reads nothing any more")
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        """Write a request to the socket.
+
+        Raises:
+            BlockingIOError: the process does not read.
+            OSError: the process has ended.
+        """
+        line = json.dumps(message).encode() + b"\n"
+        with self._send_lock:
+            self._child.socket.sendall(line)
+
+    def close(self, reason: str) -> None:
+        """End the process; pending requests fail with the given reason."""
+        with self._lock:
+            if self.end_reason:
+                return
+            self.end_reason = reason + self._last_output()
+            waiting, self._pending = self._pending, {}
+        for future in waiting.values():
+            if future.set_running_or_notify_cancel():  # False if the request was cancelled
+                future.set_exception(EnvProcessError(self.end_reason))
+        self._child.end()
+
+    def _last_output(self) -> str:
+        lines = [line for line in self._child.output_tail if line.strip()][-OUTPUT_LINES:]
+        return "; it said last: " + " / ".join(lines) if lines else ""
+
+    def _read_replies(self) -> None:
+        with self._child.socket.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    answer = json.loads(line)
+                    with self._lock:
+                        future = self._pending.pop(int(answer["id"]), None)
+                    if future and future.set_running_or_notify_cancel():
+                        future.set_result(answer)
+            except OSError:  # the process ended before it read everything; its outcome is reported below
+                pass
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
+        if not self.end_reason:
+            outcome = self._child.outcome()
+            self.close(f"the process of {self.package} {outcome}")
+        self._child.close()
+
+
+def finite_number(table: Mapping[str, Any], key: str) -> float:
+    """Return a finite number from a reply.
+
+    Raises:
+        EnvProcessError: the value is missing or not a finite number.
+    """
+    value = table.get(key)
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    raise EnvProcessError(f"the environment gave the {key} {value!r:.100}, which is no finite number")

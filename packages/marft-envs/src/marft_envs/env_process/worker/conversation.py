@@ -1,0 +1,240 @@
+"""A running ``tool_sandbox`` scenario, with the team as its agent.
+
+The package's execution environment runs the calls. The scenario's milestones score the conversation.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+import re
+import signal
+from typing import Any
+
+from .fixed_clock import DeterministicUuids, install_fixed_clock
+from .milestone_search import install_search
+from .tool_calls import split_tool_calls
+
+MAX_CALLS = 4  # maximum calls in one message, because the package tries all their orders
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]{6,}")
+
+
+class ToolSandboxPackage:
+    """Objects imported from the package.
+
+    Args:
+        seconds: timeout of a tool call.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.contexts = importlib.import_module("tool_sandbox.common.execution_context")
+        self.message = importlib.import_module("tool_sandbox.common.message_conversion").Message
+        self.schemas = importlib.import_module("tool_sandbox.common.tool_conversion").convert_to_openai_tools
+        self.roles = self.contexts.RoleType
+        base = importlib.import_module("tool_sandbox.roles.base_role").BaseRole
+        self.agent: Any = type("Agent", (base,), {"role_type": self.roles.AGENT})
+        self.user: Any = type("User", (base,), {"role_type": self.roles.USER})
+        self.console = importlib.import_module("tool_sandbox.roles.execution_environment").ExecutionEnvironment()
+        install_search(importlib.import_module("tool_sandbox.common.evaluation"))
+
+    def load_scenarios(self) -> dict[str, Any]:
+        """Return all scenarios by name, identical on every machine and at every time."""
+        backend = importlib.import_module("tool_sandbox.common.tool_discovery").ToolBackend.DEFAULT
+        named = importlib.import_module("tool_sandbox.scenarios").named_scenarios
+        install_fixed_clock("tool_sandbox")
+        random.seed(0)
+        scenarios = dict(named(preferred_tool_backend=backend))
+        install_fixed_clock("tool_sandbox")  # again, for modules imported since
+        return scenarios
+
+    def visible_messages(self, role: Any) -> list[Any]:
+        """Return the messages of the running conversation visible to a role."""
+        return list(role.filter_messages(role.get_messages()))
+
+
+class ActiveContext:
+    """Context manager: activate an episode, because the package has one global context."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+
+    def __enter__(self) -> None:
+        self.conversation.sandbox.contexts.set_current_context(self.conversation.context)
+        DeterministicUuids.random = self.conversation.random
+
+    def __exit__(self, *error: object) -> None:
+        self.conversation.context = self.conversation.sandbox.contexts.get_current_context()
+
+
+class CallTimeout:
+    """Context manager: raise TimeoutError in calls beyond the timeout.
+
+    The timer repeats, so each later slow call is interrupted too. Without it, a tool call such as 9**9**9**9 would
+    block all episodes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._raise_timeout)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _raise_timeout(self, *_: object) -> None:
+        raise TimeoutError(f"this takes more than {self.seconds:g} seconds")
+
+
+class Conversation:
+    """A running scenario; each turn runs within ``ActiveContext``."""
+
+    def __init__(self, sandbox: ToolSandboxPackage, scenario: Any, seed: int) -> None:
+        self.sandbox, self.scenario = sandbox, scenario
+        self.random = random.Random(seed)
+        self.context = copy.deepcopy(scenario.starting_context)
+        self.last_index = (
+            self.context.max_sandbox_message_index + scenario.max_messages
+        )  # index of the last allowed message
+        self.shown_counts = {"agent": 0, "user": 0}  # number of messages already shown to each
+        self.ended = False
+
+    def start(self) -> dict[str, Any]:
+        """Run the setup code of the system in the console, and return the first turn and the user's instructions."""
+        with ActiveContext(self):
+            console, roles = self.sandbox.console, self.sandbox.roles
+            for index, message in enumerate(console.get_messages()):
+                if message.recipient == roles.EXECUTION_ENVIRONMENT and message.sender == roles.SYSTEM:
+                    console.respond(ending_index=index)
+            user_prompt, visible_count = user_instructions(
+                self.sandbox.visible_messages(self.sandbox.user), roles.SYSTEM
+            )
+            self.shown_counts["user"] = visible_count
+            return {**self._next_turn(), "tools": self._tool_schemas(), "brief": user_prompt}
+
+    def add_message(self, role: str, text: str, has_user: bool) -> dict[str, Any]:
+        """Add a message and return the next turn or the final reward.
+
+        Args:
+            role: "agent" or "user".
+            text: the speaker's text. Tool calls are read from the agent's text only.
+            has_user: True if a user answers the agent. If False, the first message to the user ends the conversation.
+        """
+        with ActiveContext(self):
+            roles, text = self.sandbox.roles, text.encode("utf-8", "replace").decode()
+            words, calls = split_tool_calls(text) if role == "agent" else (text, [])
+            if calls:
+                self._add_messages(*(self._to_message(number, call) for number, call in enumerate(calls[:MAX_CALLS])))
+                with CallTimeout(self.sandbox.seconds):
+                    self.sandbox.console.respond()
+            else:
+                self.shown_counts[role] += 1  # the speaker's own message
+                sender, recipient = (roles.AGENT, roles.USER) if role == "agent" else (roles.USER, roles.AGENT)
+                self._add_messages(self.sandbox.message(sender=sender, recipient=recipient, content=words.strip()))
+                if not has_user:
+                    return self._end()
+            return self._compute_reward() if self._message_index() >= self.last_index else self._next_turn()
+
+    def end_by_user(self) -> dict[str, Any]:
+        """End the conversation as the user and return the final reward."""
+        with ActiveContext(self):
+            return self._end()
+
+    def _to_message(self, number: int, call: dict[str, Any]) -> Any:
+        """Convert a call to code in the package's form; an invalid call becomes code that raises the reason."""
+        roles, name, arguments = self.sandbox.roles, call["name"], call["arguments"]
+        call_id = f"call_{self._message_index()}_{number}"
+        code = f"raise NameError({f'there is no tool {name!r}'!r})"
+        if name in self.sandbox.agent.get_available_tools():
+            real = self.context.get_execution_facing_tool_name(name)
+            code = (
+                f"{call_id}_parameters = {arguments!r}\n{call_id}_response = {real}(**{call_id}_parameters)\n"
+                f"print(repr({call_id}_response))"
+            )
+            if not isinstance(arguments, dict) or not is_compilable(code):
+                code = f"raise TypeError({f'the arguments of {name} cannot be read'!r})"
+        return self.sandbox.message(
+            sender=roles.AGENT, recipient=roles.EXECUTION_ENVIRONMENT, content=code, openai_tool_call_id=call_id,
+            openai_function_name=name,
+        )  # fmt: skip
+
+    def _add_messages(self, *messages: Any) -> None:
+        self.sandbox.agent.add_messages(list(messages))
+
+    def _message_index(self) -> int:
+        return int(self.sandbox.contexts.get_current_context().max_sandbox_message_index)
+
+    def _next_turn(self) -> dict[str, Any]:
+        """Return the next role in turn, and its new messages, tool results included."""
+        roles = self.sandbox.roles
+        recipient = self.sandbox.agent.get_messages()[-1].recipient
+        turn, role = ("user", self.sandbox.user) if recipient == roles.USER else ("agent", self.sandbox.agent)
+        visible = self.sandbox.visible_messages(role)
+        new, self.shown_counts[turn] = visible[self.shown_counts[turn] :], len(visible)
+        return {
+            "turn": turn,
+            "messages": [
+                message_to_dict(message) for message in new if message.recipient != roles.EXECUTION_ENVIRONMENT
+            ],
+        }
+
+    def _tool_schemas(self) -> list[dict[str, Any]]:
+        available = self.sandbox.agent.get_available_tools()
+        return [schema["function"] for schema in self.sandbox.schemas(available)]
+
+    def _end(self) -> dict[str, Any]:
+        roles = self.sandbox.roles
+        content = "end_conversation()"
+        self._add_messages(
+            self.sandbox.message(sender=roles.USER, recipient=roles.EXECUTION_ENVIRONMENT, content=content)
+        )
+        self.sandbox.console.respond()
+        self.ended = True
+        return self._compute_reward()
+
+    def _compute_reward(self) -> dict[str, Any]:
+        context = self.sandbox.contexts.get_current_context()
+        evaluation, max_turns = self.scenario.evaluation, self.scenario.max_messages
+        with CallTimeout(self.sandbox.seconds):
+            result = evaluation.evaluate(execution_context=context, max_turn_count=max_turns)
+        metrics = {
+            "milestones": float(result.milestone_similarity), "minefields": float(result.minefield_similarity),
+            "turns": float(result.turn_count),
+        }  # fmt: skip
+        return {"done": {"reward": float(result.similarity), "ended": self.ended, "metrics": metrics}}
+
+
+def is_compilable(code: str) -> bool:
+    """Return True if code compiles; tables with too much depth or size do not."""
+    try:
+        compile(code, "call", "exec")
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def user_instructions(messages: list[Any], system: Any) -> tuple[str, int]:
+    """Return the user's instructions, and the number of seen messages that belong to them.
+
+    The package's example conversations come first, each once.
+    """
+    begins = [index for index, message in enumerate(messages) if message.sender == system]
+    if not begins:
+        return "", 0
+    blocks = [messages[begin:end] for begin, end in zip(begins, begins[1:])]  # noqa: B905, RUF007  Python 3.9
+    examples = dict.fromkeys(
+        "\n".join(
+            item.content if item.sender == system else f"{item.sender.value.title()}: {item.content}" for item in block
+        )
+        for block in blocks
+    )
+    parts = [f"An example.\n{example}" for example in examples]
+    return "\n\n".join([*parts, messages[begins[-1]].content]), begins[-1] + 1
+
+
+def message_to_dict(message: Any) -> dict[str, str]:
+    """Convert a message to its role and text, with memory addresses masked because they vary."""
+    return {"role": str(message.sender.value).lower(), "content": ADDRESS.sub(" at 0x…", message.content)}

@@ -1,0 +1,157 @@
+"""Plugin ``verifiers``: environments from Prime Intellect's package, on a separate Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any, ClassVar, Literal
+
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
+from marft.config.api_keys import fill_variables
+from marft.config.settings import Bounded, NonEmptyString, NonNegativeCount, PlainTable
+from marft.envs.splits import assign_split, normalize_question
+from marft_envs.env_process.formatting import TOOLS_TEMPLATE, clean_metrics, format_messages, format_tool
+from marft_envs.env_process.process import EnvProcess, EnvProcessError, finite_number
+from marft_envs.env_process.settings import SubprocessEnvironmentPart, expand_home
+
+EPISODE_COUNTER = count()  # episode counter of this process
+
+
+class Verifiers(SubprocessEnvironmentPart):
+    """An environment from ``verifiers``, on a separate Python because it needs other library versions.
+
+    The environment's rollout sends its model requests to the team, over any number of turns. Its rubric scores the
+    result.
+    """
+
+    install_command: ClassVar[str] = (
+        "python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, then "
+        'python = "~/verifiers/bin/python"'
+    )
+
+    id: NonEmptyString  # environment id for load_environment, or the id of a task set
+    args: PlainTable = {}  # arguments for loading the environment
+    # messages in observations after the first; new: new messages only; all: the whole conversation
+    shows: Literal["new", "all"] = "new"
+    limit: NonNegativeCount = 0  # maximum tasks per split; 0: no limit
+    solved_from: Bounded = 1.0  # minimum reward for success
+
+    @cached_property
+    def _process(self) -> EnvProcess:
+        return EnvProcess(
+            "verifiers",
+            expand_home(self.python),
+            {"name": self.id, "args": fill_variables(self.args)},
+            self.timeout_seconds,
+        )
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        """Tasks by split.
+
+        The environment's held-out rows are the test split. Without them, and for validation, the content of a row
+        decides its split.
+        """
+        rows, seen = self._rows, set[str]()
+        has_held_out = any(held_out for held_out, _, _ in rows)
+        # all prompts are equal, so the question is not in the prompt
+        same_prompt = len({format_messages(row["messages"]) for _, _, row in rows}) == 1
+        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        for held_out, index, row in rows:
+            prompt = format_messages(row["messages"])
+            question = normalize_question(f"{row['answer']} {row['about']}" if same_prompt else prompt)
+            if question in seen:
+                continue
+            seen.add(question)
+            split: Split = "test" if held_out else assign_split(question)
+            if has_held_out and not held_out and split == "test":
+                split = "train"
+            data = {"held_out": held_out, "row": index, "answer": row["answer"]}
+            tasks_by_split[split].append(Task(f"{self.id}/{'held_out' if held_out else 'rows'}/{index}", prompt, data))
+        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
+
+    @property
+    def _rows(self) -> list[tuple[bool, int, Mapping[str, Any]]]:
+        """All rows, held-out rows first: held-out flag, index in its list, and content."""
+        running, rows_found = self._process.get_running(), list[tuple[bool, int, Mapping[str, Any]]]()
+        for held_out in (True, False):
+            rows = running.request({"do": "rows", "held_out": held_out}, self.timeout_seconds).get("rows")
+            if not isinstance(rows, list):
+                raise EnvProcessError(f"verifiers gave {rows!r:.100}, which are no rows")
+            rows_found += [(held_out, index, row) for index, row in enumerate(rows)]
+        return rows_found
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Return the tasks of a split; no prompt is in two splits, unless all prompts are equal.
+
+        Raises:
+            ValueError: the process failed or the environment did not load.
+        """
+        try:
+            return self._splits[split]
+        except EnvProcessError as error:
+            raise ValueError(f"environment.id: {self.id!r} on {self.python}: {error}") from error
+
+    def start(self, task: Task, seed: int) -> VerifiersSession:  # noqa: ARG002  the package has no seed
+        """Start a rollout."""
+        return VerifiersSession(self, self._process, task)
+
+
+class VerifiersSession:
+    """Team side of one rollout."""
+
+    def __init__(self, settings: Verifiers, process: EnvProcess, task: Task) -> None:
+        self.settings, self.process, self.task = settings, process, task
+        self.key = f"{next(EPISODE_COUNTER)}"
+        self._running: Any = None
+        self._shown_count = 0  # number of messages already shown
+        self._outcome: Mapping[str, Any] | None = None
+
+    async def reset(self) -> Observation:
+        """Start the rollout and return its first request."""
+        self._running = self.process.get_running()
+        data = self.task.data
+        reply = await self._request({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
+        if "done" in reply:
+            raise EnvProcessError("verifiers: the rollout was over before the team was asked")
+        return self._build_observation(reply)
+
+    async def step(self, actions: JointAction) -> Step:
+        """Send the team's text to the rollout, as its model's reply."""
+        action = actions.answer  # including its reasoning, because the package's own parsers look for it
+        text = action.text if action and not action.only_thought else ""
+        reply = await self._request({"do": "say", "text": text})
+        if "done" not in reply:
+            return Step(self._build_observation(reply), 0.0)
+        outcome = reply["done"]
+        if not isinstance(outcome, dict):
+            raise EnvProcessError(f"verifiers gave {outcome!r:.100}, which is no score")
+        reward = finite_number(outcome, "reward")
+        return Step(
+            Observation(""), reward, terminated=True, success=reward >= self.settings.solved_from,
+            info={"measures": clean_metrics(outcome.get("metrics"))},
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Drop the rollout in the process."""
+        if self._running is not None:
+            self._running.send_only({"do": "drop", "episode": self.key})
+
+    async def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._running.request_async(
+            {**message, "episode": self.key}, self.settings.timeout_seconds
+        )
+        return answer
+
+    def _build_observation(self, reply: Mapping[str, Any]) -> Observation:
+        messages = reply.get("messages")
+        if not isinstance(messages, list):
+            raise EnvProcessError(f"verifiers gave {messages!r:.100}, which are no messages")
+        new = messages[self._shown_count :] if self.settings.shows == "new" else messages
+        first = not self._shown_count
+        self._shown_count = len(messages) + 1  # counts the team's next message too
+        tools = "\n".join(map(format_tool, reply.get("tools") or ()))
+        text = format_messages(new)
+        return Observation(f"{text}\n\n{TOOLS_TEMPLATE.format(tools)}" if tools and first else text)

@@ -1,0 +1,156 @@
+"""Coordinator's connection to a site: the site's process, requests and replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+from marft.common.processes.child_process import ChildProcess
+from marft.common.processes.python_command import python_command
+from marft_lab.federated.messages import (
+    Assignment,
+    TrainFailure,
+    TrainRequest,
+    Update,
+    is_finite,
+    pack_files,
+    receive,
+    send,
+    unpack_files,
+)
+from marft_lab.federated.settings import FederationSettings
+from marft_lab.federated.transfer_log import COORDINATOR, TransferLog
+
+INITIAL_ROUND = 0  # round of the request for initial adapters
+
+
+class SiteFailedError(Exception):
+    """Error for a site without a reply.
+
+    The message describes the outcome in the coordinator's own words.
+    """
+
+
+class SiteLink:
+    """Connection to one site; call :meth:`close` at the end.
+
+    Args:
+        name: name of the site.
+        settings: settings of the federation.
+        id_: identifier of the federation.
+        folder: folder of the site.
+        transfer_log: transfer log.
+    """
+
+    def __init__(
+        self, name: str, settings: FederationSettings, id_: str, folder: Path, transfer_log: TransferLog
+    ) -> None:
+        site = settings.sites[name]
+        self.name, self.folder, self._transfer_log, self._max_attempts = name, folder, transfer_log, settings.tries
+        self._assignment = Assignment(
+            {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.changes},
+            {
+                "id": id_, "seed": settings.seed, "steps": settings.rounds * settings.steps,
+                "clip": settings.privacy.clip, "noise": settings.privacy.noise,
+                "counts": bool(settings.combine.count_unit),
+            },
+        )  # fmt: skip
+        self._child: ChildProcess | None = None
+        self._lock = Lock()
+        self._is_closing = False
+
+    def request_update(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
+        """Request an update from the site and return the update.
+
+        The site's process is started if necessary, and restarted after an exit.
+
+        Args:
+            round_: number of the round.
+            steps: training steps.
+            files: adapter files for the site; empty to request the initial adapters.
+
+        Raises:
+            SiteLostError: the site failed, or its process exited too often.
+        """
+        outcome = ""
+        for _ in range(self._max_attempts):
+            child = None
+            try:
+                child, new = self._ensure_started()
+                if new:
+                    send(child.socket, self._assignment)
+                self._transfer_log.log_transfer(round_, COORDINATOR, self.name, files)
+                send(child.socket, TrainRequest(round_, steps, *pack_files(files)))
+                answer = receive(child.socket)
+                sent = _validate_update(answer) if isinstance(answer, Update) else {}
+            except (EOFError, OSError, ValueError) as error:
+                if child is None:
+                    outcome = f"cannot be started ({error})"
+                elif isinstance(error, ValueError):
+                    outcome = f"sent what nobody asked for ({error})"
+                else:
+                    outcome = child.outcome()
+                self.end()
+                if self._is_closing:
+                    raise SiteFailedError(outcome) from None
+                continue
+            if isinstance(answer, TrainFailure):
+                self.end()
+                raise SiteFailedError(f"cannot; {self.folder / 'site.log'} says why")
+            if not isinstance(answer, Update) or answer.round != round_:
+                self.end()
+                raise SiteFailedError(f"answered {type(answer).__name__} in the place of round {round_}")
+            report = json.dumps(answer.report, sort_keys=True).encode()
+            self._transfer_log.log_transfer(round_, self.name, COORDINATOR, {**sent, "about": report})
+            return answer
+        raise SiteFailedError(f"{outcome}, {self._max_attempts} times; {self.folder / 'site.log'} may say why")
+
+    def _ensure_started(self) -> tuple[ChildProcess, bool]:
+        """Return the site's process, and True if the process is new and needs its assignment."""
+        with self._lock:
+            if self._is_closing:
+                raise SiteFailedError("was ended")
+            if self._child is None:
+                command = lambda descriptor: python_command("marft_lab.federated.site", descriptor)  # noqa: E731
+                self._child = ChildProcess(self.name, command, quiet=True)  # the site writes its output to its own log
+                return self._child, True
+            return self._child, False
+
+    def end(self) -> None:
+        """Terminate the site's process, even during a request; the next request starts a new process."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child:
+            child.close()
+
+    def abandon_request(self) -> None:
+        """Abandon the pending request, and reject new requests until :meth:`accept_requests`."""
+        self._is_closing = True
+        with self._lock:  # wait for a process that is being started; its request would otherwise block forever
+            if self._child:
+                self._child.end()
+
+    def accept_requests(self) -> None:
+        """Accept requests again."""
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Terminate the site's process and reject further requests."""
+        self._is_closing = True
+        self.end()
+
+
+def _validate_update(update: Update) -> dict[str, bytes]:
+    """Return an update's files.
+
+    Raises:
+        ValueError: invalid norm, model digests or files.
+    """
+    norm, models = update.report.get("norm", 0.0), update.report.get("models", {})
+    if not is_finite(norm):
+        raise ValueError(f"a norm of {norm!r:.40}")
+    if not isinstance(models, dict) or not all(isinstance(digest, str) for digest in models.values()):
+        raise ValueError("digests of models that are none")
+    return unpack_files(update)

@@ -1,0 +1,286 @@
+"""Seconds per phase of a step: operations over the reached rate, or bytes over bandwidth, whichever is larger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from marft.models.flops import forward_flops, training_flops
+from marft.models.model_sizes import ModelSizes
+from marft.trainer.interfaces import KL_ACTIONS, KL_TOKENS
+from marft_lab.planning.activations import FLOAT_BYTES
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.memory import (
+    MOMENT_BYTES,
+    PlanContext,
+    concurrent_rows,
+    engine_bytes,
+    micro_batch_tokens,
+    trained_parameters,
+    uses_fixed_share,
+    vllm_share,
+)
+from marft_lab.planning.placement import RankPlacement
+from marft_lab.planning.workload import PolicyWorkload, SampledWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Phase of a step with its duration.
+
+    Args:
+        name: name of the phase.
+        seconds: duration in seconds.
+        side: active side: ``sampling``, ``learning``, or ``publishing`` between both.
+    """
+
+    name: str
+    seconds: float
+    side: str
+
+
+def training_operations(shape: ModelSizes, policy: PolicyWorkload, gradient_checkpointing: bool, halves: bool) -> float:
+    """Return the training operations per token of a policy, forward and backward."""
+    length, share = policy.lengths.row, policy.lengths.action / policy.lengths.row
+    adapter = shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
+    return training_flops(
+        shape,
+        length,
+        share,
+        adapter,
+        full_training=policy.train == "full",
+        checkpointing=gradient_checkpointing,
+        half_products=halves,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Speed factors of an engine on a model."""
+
+    shape: ModelSizes
+    weights: float  # bytes read per decoding step, shared by all rows
+    token: float  # bytes of a token's keys and values
+    rate: float  # operations per second, over all cards of the engine
+    bandwidth: float  # bytes per second, over all cards
+    launch: float  # minimum seconds per layer
+    iteration: float  # seconds besides the layers
+
+    def step(self, rows: float, context: float, reached: Efficiencies) -> float:
+        """Return the seconds of a decoding step for ``rows`` rows of ``context`` tokens.
+
+        The step reads weights and caches, and multiplies with both.
+        """
+        bytes_read = self.weights + rows * context * self.token
+        shape = self.shape
+        attention = 4.0 * context * shape.query_dim * shape.layers
+        operations = rows * (2.0 * (shape.matrix_parameters + shape.head_parameters) + attention)
+        busy = max(
+            bytes_read / (self.bandwidth * reached.bandwidth), operations / reached.rate(self.rate, self.bandwidth)
+        )
+        return max(busy, shape.layers * self.launch) + self.iteration
+
+
+def sampling_phases(context: PlanContext, reached: Efficiencies, cards: int) -> list[Phase]:
+    """Return the sampling phases, with one engine per card or per group of cards.
+
+    Actions are sampled in waves of as many rows as fit. A wave ends with its longest action, whose row is alone at the
+    end.
+
+    Args:
+        context: context of the plan.
+        reached: hardware efficiencies.
+        cards: number of sampling cards.
+    """
+    prefill = decode = 0.0
+    for sampled in context.workload.sampled_weights():
+        shape, policies = context.shapes[sampled.model], sampled.policies
+        group = tensor_parallel_size(context, sampled) if context.run.engine.separate_weights else 1
+        engines = max(1, cards // group) if context.run.engine.separate_weights else 1
+        engine = _engine_speed(context, sampled, group, reached)
+        prompt = _mean(policies, lambda policy: policy.lengths.prompt)
+        tokens = sum(policy.actions for policy in policies) * prompt
+        prefill += tokens * forward_flops(shape, prompt) / (engines * reached.rate(engine.rate, engine.bandwidth))
+        action = _mean(policies, lambda policy: policy.lengths.action)
+        rows = min(concurrent_rows(context, engines), _max_rows(context, sampled, group))
+        actions = sum(policy.actions for policy in policies)
+        turns = max(1.0, actions / context.workload.concurrent_actions)  # sequential turns
+        rounds = max(actions / engines / rows, turns)
+        longest = max(policy.lengths.longest for policy in policies)
+        alone = engine.step(1.0, prompt + action, reached)
+        decode += rounds * action * engine.step(rows, prompt + action / 2, reached) + turns * (longest - action) * alone
+    return [Phase("reading prompts", prefill, "sampling"), Phase("writing", decode, "sampling")]
+
+
+def environment_phase(context: PlanContext, seconds: float) -> Phase:
+    """Return the environment phase: live episodes step concurrently, and steps of an episode are sequential."""
+    rounds = -(-context.workload.episodes // context.run.rollout.max_live_episodes)
+    return Phase("environment", rounds * context.workload.environment_steps * seconds, "sampling")
+
+
+def training_phases(context: PlanContext, reached: Efficiencies, placement: RankPlacement) -> list[Phase]:
+    """Return the training phases of the slowest rank; with sequential policy updates, phases of all models add up."""
+    of_model = {model: _model_seconds(context, reached, placement, model) for model in context.shapes}
+    if context.run.algorithm.schedule.name == "simultaneous":
+        of_ranks = [
+            [of_model[model] for model in of_model if placement.trains(rank, model)] for rank in range(placement.ranks)
+        ]
+        slowest = max(of_ranks, key=lambda rank_models: sum(sum(seconds.values()) for seconds in rank_models))
+    else:
+        slowest = list(of_model.values())
+    totals = {name: sum(seconds[name] for seconds in slowest) for name in next(iter(of_model.values()), {})}
+    totals |= communication_seconds(context, reached, placement)
+    return [Phase(name, seconds, "learning") for name, seconds in totals.items() if seconds]
+
+
+def _model_seconds(
+    context: PlanContext, reached: Efficiencies, placement: RankPlacement, model: str
+) -> dict[str, float]:
+    """Return the training seconds on one model; its ranks share a step's actions."""
+    algorithm, shape, precision = context.run.algorithm, context.shapes[model], context.precision(model)
+    ranks = len(placement.ranks_of(model))
+    gradient_checkpointing = context.run.models[model].gradient_checkpointing
+    update = old = after = base = critic = 0.0
+    for policy in context.workload.policies_on(model):
+        forward_operations = policy.tokens * forward_flops(
+            shape, policy.lengths.row, policy.lengths.action / policy.lengths.row
+        )
+        rate = ranks * reached.rate(precision.flops_per_second(context.card), context.card.bandwidth)
+        batches = policy.tokens / ranks / micro_batch_tokens(context, [policy], ranks)
+        gathered = batches * _gather_seconds(context, reached, placement, policy)
+        scoring = max(forward_operations / rate, gathered)
+        if algorithm.critic.kind != "none":
+            share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
+            critic += share * scoring
+            if algorithm.critic.body == "lora":
+                critic += 2 * share * algorithm.critic.epochs * scoring
+        if policy.train == "frozen":
+            continue
+        if algorithm.kl.coefficient:
+            base += scoring
+            old += scoring * (algorithm.kl.place == "reward")
+        after += scoring * _kl_fraction(context, policy)
+        old += (
+            scoring * (1 - 1 / algorithm.minibatches) * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
+        )
+        operations = policy.tokens * training_operations(
+            shape, policy, gradient_checkpointing, precision.is_half and not precision.on_cpu
+        )
+        launches = 3 * batches * shape.layers * (reached.cpu_launch if context.card.is_cpu else reached.launch)
+        # weights are gathered for forward and backward; gradients of fully trained weights are scattered afterwards
+        exchange = gathered * (3 if policy.train == "full" else 2)
+        update += algorithm.epochs * max(operations / rate, launches, exchange)
+    return {
+        "critic": critic, "scores of the base": base, "scores before the update": old, "update": update,
+        "scores after the update": after,
+    }  # fmt: skip
+
+
+def _kl_fraction(context: PlanContext, policy: PolicyWorkload) -> float:
+    """Return the fraction of a policy's actions with a measured KL."""
+    agents = sum(agent.policy == policy.name for agent in context.run.agents)
+    return min(1.0, agents * max(KL_ACTIONS, KL_TOKENS / policy.lengths.action) / policy.actions)
+
+
+def _gather_seconds(
+    context: PlanContext, reached: Efficiencies, placement: RankPlacement, policy: PolicyWorkload
+) -> float:
+    """Return the seconds to gather the missing shards of a policy's weights once."""
+    shares = len(placement.ranks_of(policy.model)) if placement.shard else 1
+    shape = context.shapes[policy.model]
+    precision = context.precision(policy.model)
+    weights = (
+        precision.bytes_per_element * shape.parameters if policy.train == "full" else precision.weight_bytes(shape)
+    )
+    return weights * (shares - 1) / shares / (context.card.link_bandwidth * reached.link)
+
+
+def communication_seconds(context: PlanContext, reached: Efficiencies, placement: RankPlacement) -> dict[str, float]:
+    """Return the seconds of communication between ranks besides passes, and of transfers to and from host memory.
+
+    An all-reduce over n ranks sends 2·(n − 1)/n of the data (ring: Patarasuk and Yuan 2009). Before a step, trained
+    weights are copied to the host, so that a bad step can be undone. Offloaded moments are transferred for every
+    optimizer step.
+    """
+    card, algorithm = context.card, context.run.algorithm
+    steps = algorithm.epochs * algorithm.minibatches
+    summed = gathered = moved = brought = 0.0
+    for model, shape in context.shapes.items():
+        ranks = len(placement.ranks_of(model))
+        shares = ranks if placement.shard else 1
+        numbers = 0.0
+        for policy in context.workload.policies_on(model):
+            if policy.train == "frozen":
+                continue
+            in_parts = policy.train == "full" and shares > 1
+            parameters = trained_parameters(context, policy) / (shares if in_parts else 1)
+            moved += parameters * (FLOAT_BYTES if placement.offload else FLOAT_BYTES + MOMENT_BYTES)
+            brought += 2 * MOMENT_BYTES * parameters * steps * placement.offload
+            numbers += 0.0 if in_parts else parameters
+            element = context.precision(model).bytes_per_element
+            gathered += element * shape.parameters * (shares - 1) / shares * (policy.train == "full")
+        summed += FLOAT_BYTES * numbers * 2 * (ranks - 1) / ranks * steps
+        if (
+            not context.run.engine.separate_weights
+        ):  # a separate engine's frozen weights are copied to host memory only once
+            gathered += context.precision(model).weight_bytes(shape) * (shares - 1) / shares
+    link, host = card.link_bandwidth * reached.link, card.host_bandwidth * reached.host
+    return {
+        "sums of gradients": summed / link,
+        "moments from the host and back": brought / host if host else 0.0,
+        "copies for undoing": moved / host if host else 0.0,
+        "gathering for the first rank": gathered / link,
+    }
+
+
+def publishing_phase(context: PlanContext, reached: Efficiencies) -> Phase:
+    """Return the phase that sends changed weights to separate engines; the local engine shares weights."""
+    if not context.run.engine.separate_weights:
+        return Phase("publishing", 0.0, "publishing")
+    sent = sum(
+        context.precision(p.model).bytes_per_element * context.shapes[p.model].parameters
+        if p.train == "full"
+        else FLOAT_BYTES * context.shapes[p.model].adapter_parameters(p.rank, p.targets)
+        for p in context.workload.trained
+    )
+    return Phase("publishing", sent / (context.card.link_bandwidth * reached.link), "publishing")
+
+
+def tensor_parallel_size(context: PlanContext, sampled: SampledWeights) -> int:
+    """Return the cards per engine: for vLLM the smallest power of two on which weights and one row fit."""
+    if not uses_fixed_share(context):
+        return 1
+    weights, token = engine_bytes(context, sampled)
+    row = token * max(policy.lengths.longest_row for policy in sampled.policies)
+    share, max_cards, cards = vllm_share(context.run) * context.card.memory, context.shapes[sampled.model].key_heads, 1
+    while (weights + row) / cards > share and cards < max_cards:
+        cards *= 2
+    return cards
+
+
+def _engine_speed(context: PlanContext, sampled: SampledWeights, group: int, reached: Efficiencies) -> EngineSpeed:
+    """Return the speed factors of an engine with one set of weights on ``group`` cards."""
+    shape, precision, card = context.shapes[sampled.model], context.sampling_precision(sampled), context.card
+    weights, token = engine_bytes(context, sampled)
+    if not context.run.engine.separate_weights:
+        weights = precision.weight_bytes(shape)
+    launch_seconds = reached.cpu_launch if card.is_cpu else reached.launch
+    launch = reached.captured if uses_fixed_share(context) else launch_seconds
+    iteration = 0.0 if card.is_cpu else reached.iteration
+    return EngineSpeed(
+        shape, weights, token, precision.flops_per_second(card) * group, card.bandwidth * group, launch, iteration
+    )
+
+
+def _max_rows(context: PlanContext, sampled: SampledWeights, group: int) -> float:
+    if not uses_fixed_share(context):
+        return float("inf")
+    weights, token = engine_bytes(context, sampled)
+    room = vllm_share(context.run) * context.card.memory * group - weights
+    longest = max(policy.lengths.longest_row for policy in sampled.policies)
+    return max(1.0, room / (token * longest))
+
+
+def _mean(policies: Sequence[PolicyWorkload], of: Callable[[PolicyWorkload], float]) -> float:
+    """Return the mean over actions."""
+    return sum(policy.actions * of(policy) for policy in policies) / sum(policy.actions for policy in policies)

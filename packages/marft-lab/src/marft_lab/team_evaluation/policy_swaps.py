@@ -1,0 +1,116 @@
+"""Policy swaps within a team, and cross-play between checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+
+from marft.config.run import RunSettings
+from marft_lab.team_evaluation.context import ComparisonContext
+from marft_lab.team_evaluation.scores import ResultRow, build_row, compute_scores
+
+PART = "swap"
+MAX_PERMUTED = 3  # maximum number of trained policies with all permutations; above, only pairs are swapped
+
+
+@dataclass(frozen=True, slots=True)
+class CrossPlayMatrix:
+    """Cross-play matrix: a policy of one checkpoint (rows) in a team with another checkpoint's policies (columns)."""
+
+    policy: str
+    others: str
+    checkpoints: Sequence[str]
+    rows: Sequence[Sequence[ResultRow]]
+
+
+def policy_permutations(policies: Sequence[str]) -> list[dict[str, str]]:
+    """Return swaps of policies: all permutations except the identity, or all pairs for more than three policies.
+
+    >>> policy_permutations(["a", "b"])
+    [{'a': 'b', 'b': 'a'}]
+    >>> len(policy_permutations(["a", "b", "c"])), len(policy_permutations(["a", "b", "c", "d"]))
+    (5, 6)
+    """
+    if len(policies) <= MAX_PERMUTED:
+        return [dict(zip(policies, order, strict=True)) for order in permutations(policies)][1:]
+    return [{first: second, second: first} for first, second in combinations(policies, 2)]
+
+
+def describe_permutation(order: Mapping[str, str]) -> str:
+    """Describe a permutation of policies.
+
+    >>> describe_permutation({"a": "b", "b": "a", "c": "c"}), describe_permutation({"a": "b", "b": "c", "c": "a"})
+    ('a ⇄ b', 'b for a, c for b, a for c')
+    """
+    moved = {first: second for first, second in order.items() if first != second}
+    if len(moved) == 2:
+        return " ⇄ ".join(moved)
+    return ", ".join(f"{second} for {first}" for first, second in moved.items())
+
+
+def swappable_policies(run: RunSettings) -> list[list[str]]:
+    """Return groups of trained policies with the same model, which can replace each other."""
+    models: dict[str, list[str]] = {}
+    for policy in dict.fromkeys(agent.policy for agent in run.agents if agent.policy in run.trained_policies):
+        models.setdefault(run.policies[policy].model, []).append(policy)
+    return list(models.values())
+
+
+def compare_swaps(context: ComparisonContext) -> list[ResultRow]:
+    """Compare the team with swaps of its trained policies."""
+    _note_limits(context)
+    variants = {
+        f"swapped: {describe_permutation(order)}": replace(context.variant, policy_swaps=order)
+        for policies in swappable_policies(context.run)
+        for order in policy_permutations(policies)
+    }
+    return context.build_rows(PART, variants)
+
+
+def run_cross_play(context: ComparisonContext) -> list[CrossPlayMatrix]:
+    """Play every trained policy and checkpoint in every checkpoint's team.
+
+    For two policies, one matrix covers both.
+    """
+    if len(context.trained) < 2 or len(context.checkpoint_names) < 2:
+        return []
+    chosen = context.trained[:1] if len(context.trained) == 2 else context.trained
+    context.expect(
+        "cross-play",
+        len(chosen) * len(context.checkpoint_names) ** 2 * context.variant.samples * len(context.player.tasks),
+    )
+    return [
+        CrossPlayMatrix(
+            policy,
+            ", ".join(teammate for teammate in context.trained if teammate != policy),
+            context.checkpoint_names,
+            [
+                [_play_cell(context, policy, row_name, column_name) for column_name in context.checkpoint_names]
+                for row_name in context.checkpoint_names
+            ],
+        )
+        for policy in chosen
+    ]
+
+
+def _play_cell(context: ComparisonContext, policy: str, own_checkpoint: str, team_checkpoint: str) -> ResultRow:
+    weights = {**dict.fromkeys(context.variant.weights, team_checkpoint), policy: own_checkpoint}
+    scores = compute_scores(context.player.play(replace(context.variant, weights=weights)))
+    return build_row(PART, f"{policy} of {own_checkpoint}, the others of {team_checkpoint}", scores, context.team)
+
+
+def _note_limits(context: ComparisonContext) -> None:
+    for policy in context.trained:
+        if len(context.roles_of(policy)) > 1:
+            shared = " and ".join(context.roles_of(policy))
+            context.note(PART, f"{shared} share the policy {policy}: they cannot swap, and nothing would change")
+    frozen = [role for role, policy in context.policies.items() if policy not in context.trained]
+    if frozen:
+        context.note(PART, f"{', '.join(frozen)}: not trained, so the same in every checkpoint, and not swapped")
+    if len(context.trained) < 2:
+        context.note(PART, "fewer than two policies were trained: there is nobody to swap with, nor to cross")
+    elif len(swappable_policies(context.run)) > 1:
+        context.note(PART, "policies of different models are not swapped: prompts and tools are made for one model")
+    if len(context.checkpoint_names) < 2:
+        context.note(PART, "the checkpoints that were named are one: there is nothing to cross")

@@ -1,0 +1,120 @@
+"""Commands for traces, and the viewer command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_group
+
+TracesOption = Annotated[
+    list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+]
+RolesOption = Annotated[
+    list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+]
+
+app = command_group()
+
+
+@app.command(context_settings=OVERRIDE_CONTEXT)
+def sft(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    traces: TracesOption = None,
+    role: RolesOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Warm start a team from other programs' traces.
+
+    Each role learns by imitation from its own turns only. Override settings as in: --sft.epochs 2
+    """
+    from marft.cli import options, output
+    from marft_serve.cli import traces as of_traces
+
+    changes = options.parse_overrides(context, recipe)
+    of_traces.run_sft(
+        recipe,
+        changes,
+        traces or [],
+        role or [],
+        resume=resume,
+        start_from=start_from,
+        overwrite=overwrite,
+        output_mode=output.output_mode(quiet, as_json),
+    )
+
+
+@app.command(context_settings=OVERRIDE_CONTEXT)
+def score(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    traces: TracesOption = None,
+    role: RolesOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Score other programs' traces.
+
+    The recipe's environment and reward terms compute the scores, as a table by term and agent. No model is loaded.
+    """
+    from marft.cli import options, output
+    from marft_serve.cli import traces as of_traces
+
+    of_traces.run_score(
+        recipe,
+        options.parse_overrides(context, recipe),
+        traces or [],
+        role or [],
+        overwrite,
+        output.output_mode(quiet, as_json),
+    )
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
+    otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
+    json: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
+    task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
+    content: Annotated[
+        bool, typer.Option("--content", help="Also what agents were asked and said, and what tools answered.")
+    ] = False,
+    header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,
+) -> None:
+    """Export recorded episodes as OpenTelemetry traces.
+
+    There is a span for each action, answer, tool call, environment step and reward term.
+    """
+    from marft_serve.cli.tracing import run_trace
+
+    run_trace(run, otlp, json, step, task, header or [], timeout, content)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
+    ] = False,
+) -> None:
+    """Show runs in a browser, also during training.
+
+    The viewer is read-only and accepts only local connections by default.
+    """
+    from marft_serve.cli.viewer import run_viewer as run_view
+
+    run_view(runs or [], host, port, not no_token)

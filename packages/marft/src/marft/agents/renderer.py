@@ -1,0 +1,278 @@
+"""Rendering for rollout observations: [profile + observation + dependencies (+ guidance)]."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from marft.common.reasoning import StopString
+from marft.common.token_data import Grammar
+from marft.common.types import Action, AgentProfile, Prompt, TokenIds, Tool, ToolCall
+
+if TYPE_CHECKING:
+    from marft.agents.chat import Chat
+    from marft.agents.streaming import TextStream
+
+NO_TOKENS = np.empty(0, np.int32)  # no tokens, [0]
+ChatMessage = Mapping[str, object]  # role and content, in the format of chat templates and chat endpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Message in the form that another agent reads."""
+
+    role: str
+    text: str
+
+
+class Channel(Protocol):
+    """Communication channel between an action and its readers."""
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """Transform the messages for one agent, oldest first.
+
+        The result has one entry per message; None hides the message from the agent.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationPolicy:
+    """Truncation policy for a rollout observation that does not fit.
+
+    ``target`` selects the part to truncate: ``messages`` (the oldest first, then the observation), ``observation``
+    (then the messages), or ``nothing``. ``keep`` selects the part of a truncated text that remains.
+    """
+
+    target: Literal["messages", "observation", "nothing"] = "messages"
+    keep: Literal["start", "end"] = "end"
+
+
+class PromptTooLongError(ValueError):
+    """Rollout observation too long for the model's context, with truncation disabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotExact:
+    """Reason why a conversation cannot be extended exactly as its chat template would render it.
+
+    Args:
+        always: true if no conversation in this template can be continued, whatever its content.
+    """
+
+    reason: str
+    always: bool = False
+
+
+class Renderer(Protocol):
+    """Renderer from an agent's input to token ids of its policy's model."""
+
+    def render(
+        self,
+        policy: str,
+        profile: AgentProfile,
+        observation: str,
+        seen: Sequence[Message],
+        *,
+        reserve: int,
+        cut: TruncationPolicy,
+    ) -> Prompt:
+        """Render a prompt that leaves ``reserve`` tokens of the context for the action.
+
+        Raises:
+            PromptTooLongError: the prompt does not fit, even after all permitted truncation.
+        """
+
+    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+        """Return the token ids of a conversation, up to the start of the agent's next turn, [T].
+
+        Raises:
+            ValueError: the model's chat template cannot render the conversation.
+        """
+
+    def continue_chat(
+        self,
+        policy: str,
+        ids: TokenIds,
+        messages: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
+        """Return the ids to append after a turn: ``new`` and the start of the next turn, [T].
+
+        Return ``NotExact`` if the chat template cannot append them exactly.
+
+        Args:
+            ids: the conversation so far, with turns as sampled, [T].
+            messages: the same conversation as messages.
+        """
+
+    def reasoning_length(self, policy: str, text: str, prefix: str = "") -> int:
+        """Return the number of leading reasoning characters in a turn's text.
+
+        Args:
+            prefix: the client's beginning of the turn.
+        """
+
+    def text_stream(
+        self, policy: str, stops: Sequence[str | StopString], drops: bool, tools: bool, prefix: str = ""
+    ) -> TextStream:  # fmt: skip
+        """Return a detokenizer for a turn during sampling.
+
+        Args:
+            stops: stop strings.
+            drops: whether the message excludes reasoning.
+            tools: whether the turn may call tools.
+            prefix: the client's beginning of the turn.
+        """
+
+    def encode_prefix(self, policy: str, text: str) -> TokenIds:
+        """Return the token ids of a client's beginning of the turn, to append to the prompt, [T].
+
+        Raises:
+            ValueError: no turn of the policy can begin with this text.
+        """
+
+    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+        """Return an action as chat messages: its text, tool calls and tool outputs."""
+
+    def count(self, policy: str, text: str) -> int:
+        """Return the number of tokens in a text."""
+
+    def context(self, policy: str) -> int:
+        """Return the context length for prompt and action together, in tokens."""
+
+    def clip(self, policy: str, text: str, tokens: int) -> str:
+        """Truncate a text after ``tokens`` tokens and append a note about the omitted length."""
+
+    def calls(
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS
+    ) -> Sequence[ToolCall]:
+        """Return the tool calls in a sampled turn, without calls in reasoning.
+
+        An invalid call becomes an error that gives the reason.
+
+        Args:
+            prefix: a teammate's prefix of the turn; calls in the prefix are ignored.
+        """
+
+    def call_end(self, policy: str) -> str | StopString:
+        """Return the marker after a tool call, or "" without a distinct marker."""
+
+    def tool_call_messages(
+        self, policy: str, text: str, calls: Sequence[ToolCall], prefix: TokenIds
+    ) -> Sequence[ChatMessage]:
+        """Return a turn with tool calls, and the tool outputs, as chat messages.
+
+        Args:
+            text: the sampled text, including calls.
+            prefix: a teammate's prefix of the turn.
+        """
+
+    def tool_response(
+        self,
+        policy: str,
+        turn: TokenIds,
+        messages: Sequence[ChatMessage],
+        calls: Sequence[ToolCall],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
+        """Return the ids to append after a ``turn`` with ``calls``: the tool outputs and the next turn's start, [T].
+
+        Return ``NotExact`` if the chat template cannot append them exactly.
+
+        Args:
+            messages: the conversation, up to the turn and its tool outputs.
+
+        Raises:
+            ValueError: the model's chat template cannot render the messages.
+        """
+
+    def grammar(self, policy: str, chat: Chat) -> Grammar | None:
+        """Return the grammar for the response to a client's chat, or None for free text.
+
+        Raises:
+            ValueError: no grammar can express the constraint.
+        """
+
+    def token_texts(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
+        """Return each token's text; control tokens give their names.
+
+        Args:
+            begin: number of leading tokens that each begin a text. The remaining tokens continue a text.
+        """
+
+    def decode_tokens(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
+        """Return the text of sampled tokens, without the end-of-turn token.
+
+        Args:
+            inside: whether the tokens continue other tokens. A space before the first token is then part of the text.
+        """
+
+    def encode_text(self, policy: str, text: str) -> TokenIds:
+        """Return the ids for a text in the middle of a turn, [T]; text that resembles a control token stays text."""
+
+    def shared_tokens(self, policy: str, source_policy: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        """Return the ids for a text sampled by policy ``source_policy``, if ``policy`` has the same ids for this text,
+        [T].
+
+        Return None otherwise.
+        """
+
+    def option(self, policy: str, text: str) -> TokenIds:
+        """Return the ids for a whole turn with this text, including the end-of-turn token, [T]."""
+
+    def response_prefix(self, policy: str, action: Action) -> int:
+        """Return the number of leading tokens in ``action`` reusable at the start of a turn by ``policy``.
+
+        These are all tokens except the end of turn.
+
+        Raises:
+            ValueError: the two policies have different tokenizers, or ``policy`` is remote.
+        """
+
+
+def tool_call_messages(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Return a turn with tool calls, and the tool outputs, as chat messages.
+
+    >>> tool_call_messages("", [ToolCall("add", '{"a": 1}', output="1")])[1]
+    {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
+    """
+    named = [(f"call{index:05d}", call.name or "unknown", call) for index, call in enumerate(calls)]
+    functions = [
+        (name_id, {"name": name, "arguments": parse_arguments(call.arguments)}) for name_id, name, call in named
+    ]
+    turn = {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"type": "function", "id": name_id, "function": function} for name_id, function in functions],
+    }
+    answers = [
+        {"role": "tool", "name": name, "tool_call_id": name_id, "content": call.output} for name_id, name, call in named
+    ]
+    return [turn, *answers]
+
+
+def parse_arguments(arguments: str) -> dict[str, object]:
+    """Return a call's arguments in the format of chat templates, or {} if they are not a JSON object."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def build_messages(profile: AgentProfile, observation: str, seen: Sequence[Message]) -> list[dict[str, str]]:
+    """Return the chat for one rollout observation: a system message (the profile) and a user message (the rest).
+
+    >>> profile = AgentProfile("actor", "Answer.", guidance="Be brief.")
+    >>> build_messages(profile, "2 + 3 =", [Message("reasoner", "It is 5.")])[1]
+    {'role': 'user', 'content': '2 + 3 =\\n\\nMessage from reasoner:\\nIt is 5.\\n\\nBe brief.'}
+    """
+    parts = [observation, *(f"Message from {message.role}:\n{message.text}" for message in seen), profile.guidance]
+    user = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
+    return [{"role": "system", "content": profile.instructions}, user] if profile.instructions else [user]

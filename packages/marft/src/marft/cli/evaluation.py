@@ -1,0 +1,295 @@
+"""``marft eval`` for runs, checkpoints, exports and recipes, and ``marft scenarios``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from marft.cli.console import evaluation_table, pass_at_k_table
+from marft.cli.errors import set_run_folder
+from marft.cli.handlers import console, progress_bar, silence_transformers
+from marft.cli.output import Output, OutputMode, open_output
+from marft.config.load import load_recipe, other_overrides, override_keys, to_toml
+from marft.config.plugins import load_registered
+from marft.config.run import RunSettings
+from marft.config.team_changes import TEAM_TABLES, apply_team_change, describe_team_change, read_team_change
+from marft.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marft.evaluation.evaluate import Evaluation
+    from marft.evaluation.scenarios import ScenarioSet
+
+EVALUATED_FOLDER = "evaluated"  # folder, among the runs, for evaluations of targets that are not runs
+JSON_FIELDS = (  # fields of an evaluation in JSON output
+    "target", "checkpoint", "mode", "split", "shuffled_messages", "tasks", "attempts", "failed", "unknown", "accuracy",
+    "interval", "passes", "reward", "reward_interval", "metrics", "reorganized",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """Options for an evaluation, applied to every target; empty or 0 means the recipe's value."""
+
+    checkpoints: Sequence[str] = ("base", "last")
+    mode: str = ""
+    tasks: int = 0
+    attempts: int = 0
+    shuffle_messages: bool = False
+    again: bool = False
+    scenarios: Path | None = None
+    trust_code: bool = False
+    by: str = ""  # task field for additional metrics by cohort
+    suite: Path | None = None
+    fail_if: Sequence[str] = ()  # gates in addition to the suite's
+    team_file: Path | None = None  # file with another team for the trained agents
+
+    def check(self) -> None:
+        """Check for conflicting options.
+
+        Raises:
+            ValueError: two options exclude each other.
+        """
+        exclusive = {"--mode": self.mode, "--tasks": self.tasks, "--attempts": self.attempts}
+        conflict = next((option for option, value in exclusive.items() if value), "")
+        if self.scenarios and conflict:
+            raise ValueError(f"{conflict}: {self.scenarios} says what is played; leave out either")
+        if self.fail_if and not self.suite:
+            raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
+        of_tasks = {
+            "--as": self.team_file,
+            "--scenarios": self.scenarios,
+            "--shuffle-messages": self.shuffle_messages,
+            "--by": self.by,
+        }
+        task_option = next((option for option, value in of_tasks.items() if value), "")
+        if self.suite and task_option:
+            raise ValueError(
+                f"{task_option} is of held-out tasks, and does not go with --suite; ask for one after the other"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTarget:
+    """Evaluation target: a run, or a recipe with its untuned base only.
+
+    Args:
+        run: settings.
+        folder: folder of a run; None for an export or a recipe.
+        checkpoints: names of the checkpoints to evaluate.
+        output_folder: folder for the evaluations.
+        base_name: name of the base in results; "" for an untuned base.
+        reorganized: differences to the team that was trained.
+        check: called with the digests of the models before the first episode.
+    """
+
+    run: RunSettings
+    folder: RunFolder | None
+    checkpoints: Sequence[str]
+    output_folder: RunFolder
+    base_name: str = ""
+    reorganized: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, str]], None] = lambda _: None
+
+
+def evaluate(
+    paths: Sequence[Path], overrides: Sequence[str], options: EvaluationOptions, output_mode: OutputMode = ""
+) -> None:
+    """``marft eval``: evaluate every target and print one table.
+
+    Raises:
+        ValueError: options conflict, or a target or field is invalid.
+    """
+    options.check()
+    targets = [resolve_target(path, overrides, options) for path in paths]
+    silence_transformers()
+    from marft.evaluation.scenarios import read_scenarios
+
+    scenarios = read_scenarios(options.scenarios) if options.scenarios else None
+    if options.by:
+        _check_field(targets, options, scenarios)
+    rows: list[dict[str, Any]] = []
+    with open_output(output_mode) as out:
+        for path, target in zip(paths, targets, strict=True):
+            if len(targets) > 1:
+                set_run_folder(target.output_folder.path)
+            for result in _evaluate_target(target, options, scenarios, out):
+                rows.append({**result.as_json(), "target": str(path)})
+                fields = {**rows[-1], "metrics": result.metrics}
+                out.emit("evaluation", **{key: fields[key] for key in JSON_FIELDS})
+        _print_results(out, rows, multiple=len(targets) > 1, by=options.by)
+        for target in targets:
+            # such evaluations are in no report
+            in_report = target.folder and not (options.scenarios or options.suite or options.team_file)
+            out.print(
+                f"saved in {target.output_folder.evaluations}"
+                + (f"; see {target.output_folder.report}" if in_report else "")
+            )
+        out.emit("done", evaluations=len(rows), runs=[target.output_folder.path for target in targets])
+
+
+def evaluate_suite(
+    paths: Sequence[Path], overrides: Sequence[str], options: EvaluationOptions, output_mode: OutputMode = ""
+) -> bool:
+    """Evaluate targets on a suite of attacks and rules, with the implementation from an installed package.
+
+    Returns:
+        True if no gate of the suite failed.
+    """
+    passed: bool = load_registered("suites", "safety")(paths, overrides, options, output_mode)
+    return passed
+
+
+def _check_field(
+    targets: Sequence[EvaluationTarget], options: EvaluationOptions, scenarios: ScenarioSet | None
+) -> None:
+    """Check that the requested cohort field exists in a selected task.
+
+    Raises:
+        ValueError: no selected task has the field.
+    """
+    from marft.evaluation.cohorts import collect_fields, group_by_field, merge_fields
+    from marft.evaluation.session import select_tasks
+
+    chosen = [select_tasks(target.run, options.tasks or target.run.evaluation.tasks, scenarios) for target in targets]
+    group_by_field(merge_fields(map(collect_fields, chosen)), options.by)
+
+
+def _print_results(out: Output, rows: Sequence[Mapping[str, Any]], multiple: bool, by: str) -> None:
+    """Print result tables.
+
+    Raises:
+        ValueError: no task has the field ``by``.
+    """
+    from marft.evaluation.trajectories.cohort_metrics import build_cohort_table
+    from marft.evaluation.trajectories.table import build_metric_table
+
+    out.print(evaluation_table(rows, targets=multiple), "")
+    if any(row["passes"] for row in rows):
+        out.print(pass_at_k_table(rows, targets=multiple), "")
+    out.print(build_metric_table(rows, targets=multiple))
+    if by:
+        out.print("", build_cohort_table(rows, by))
+
+
+def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOptions) -> EvaluationTarget:
+    """Return the evaluation target for a run, one checkpoint, an export or a recipe.
+
+    Raises:
+        ValueError: the path is none of these.
+    """
+    if (path / "team.json").is_file():
+        from marft.runs.export.loader import check_bases, load_settings
+        from marft.runs.export.manifest import load_export
+
+        export = load_export(path)
+        # without the team's tables; other overrides supply settings that the export leaves out
+        other_options = other_overrides(overrides, (*TEAM_TABLES, "policies"))
+        run, changed = _apply_team(
+            lambda: load_settings(export, other_options, options.trust_code),
+            load_settings(export, overrides, options.trust_code), overrides, options,
+        )  # fmt: skip
+        return EvaluationTarget(
+            run, None, ["base"], _evaluation_folder(run, path.resolve().name), export.manifest.checkpoint.name, changed,
+            lambda digests: check_bases(export, digests),
+        )  # fmt: skip
+    checkpoints = options.checkpoints
+    if path.parent.name == "checkpoints" and (path / "state.json").is_file():
+        path, checkpoints = path.parent.parent, [path.name]
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        set_run_folder(folder.path)
+        run, changed = _apply_team(folder.relocated_settings, folder.relocated_settings(overrides), overrides, options)
+        return EvaluationTarget(run, folder, checkpoints, folder, reorganized=changed)
+    settings = load_recipe(path, overrides)
+    run, changed = _apply_team(lambda: settings, settings, [], options)
+    return EvaluationTarget(run, None, ["base"], _evaluation_folder(run, run.name), reorganized=changed)
+
+
+def _apply_team(
+    trained: Callable[[], RunSettings], run: RunSettings, overrides: Sequence[str], options: EvaluationOptions
+) -> tuple[RunSettings, dict[str, Any]]:
+    """Return the run in the requested team, and its differences to the trained team.
+
+    Args:
+        trained: returns the settings of the trained team.
+        run: settings with the overrides applied.
+
+    Raises:
+        ValueError: the team file is missing or invalid, or changes nothing.
+    """
+    change = read_team_change(options.team_file) if options.team_file else None
+    evaluated = apply_team_change(run, change) if change else run
+    is_changed = change is not None or any(key.partition(".")[0] in TEAM_TABLES for key in override_keys(overrides))
+    return evaluated, describe_team_change(trained(), evaluated, change) if is_changed else {}
+
+
+def write_scenarios(
+    recipe: Path, overrides: Sequence[str], output: Path, tasks: int, split: str, by: str, mode: str, attempts: int
+) -> None:
+    """``marft scenarios``.
+
+    Raises:
+        ValueError: the split, a mode or the name of the output file is invalid.
+    """
+    from marft.evaluation.evaluate import parse_modes
+    from marft.evaluation.scenarios import freeze_scenarios
+
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"--split: {split!r} is none of train, validation, test")
+    run = resolve_target(recipe, overrides, EvaluationOptions()).run
+    modes = parse_modes(mode.split(","), "--mode") if mode else run.evaluation.modes
+    frozen = freeze_scenarios(
+        run, output.stem, cast("Any", split), tasks or run.evaluation.tasks, by, modes,
+        attempts or run.evaluation.attempts,
+    )  # fmt: skip
+    if output.suffix != ".json":
+        raise ValueError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
+    frozen.write(output)
+    console.print(
+        f"wrote {output}: {len(frozen.digests)} tasks of the {split} split, {', '.join(frozen.modes)}, attempts at "
+        f"each: {frozen.attempts}. Keep it with your code, and:  marft eval {recipe} --scenarios {output}",
+        soft_wrap=True,
+    )
+
+
+def _evaluate_target(
+    target: EvaluationTarget, options: EvaluationOptions, scenarios: ScenarioSet | None, out: Output
+) -> list[Evaluation]:
+    from marft.evaluation.evaluate import parse_modes
+    from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+
+    run = target.run
+    modes = parse_modes(options.mode.split(","), "--mode") if options.mode else run.evaluation.modes
+    with progress_bar("evaluating", enabled=not out.mode) as advance:
+        results = evaluate_checkpoints(
+            run, target.folder, target.checkpoints, modes, options.tasks or run.evaluation.tasks,
+            options.shuffle_messages, advance, out.note, target.check,
+            attempts=options.attempts or run.evaluation.attempts, scenarios=scenarios,
+            storage=StorageOptions(target.output_folder.evaluations, options.again), reorganized=target.reorganized,
+        )  # fmt: skip
+    save_recipe(target, out.note)
+    return [replace(result, checkpoint=target.base_name) if target.base_name else result for result in results]
+
+
+def save_recipe(target: EvaluationTarget, note: Callable[[str], None]) -> None:
+    """Update a run's report, or save the recipe for comparisons with another target."""
+    from marft.evaluation.report import write_report
+    from marft.evaluation.store import READ_ONLY_ERRORS
+
+    try:
+        if target.folder is not None:
+            write_report(target.folder)
+        elif not target.output_folder.config.is_file() or target.output_folder.config.read_text(
+            encoding="utf-8"
+        ) != to_toml(target.run):
+            target.output_folder.write_config(target.run)
+    except OSError as error:
+        if error.errno not in READ_ONLY_ERRORS:
+            raise
+        note(f"nothing can be written in {target.output_folder.path} ({error.strerror}): it stays as it was")
+
+
+def _evaluation_folder(run: RunSettings, name: str) -> RunFolder:
+    return RunFolder(Path(run.output) / EVALUATED_FOLDER / name)

@@ -1,0 +1,337 @@
+"""Command implementations. Imported only when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import Progress
+from rich.text import Text
+
+from marft.agents.environment import Split
+from marft.cli.console import INTERRUPTED, bold, wide_console
+from marft.cli.errors import set_run_folder
+from marft.cli.listings import load_preset
+from marft.cli.output import OutputMode, open_output
+from marft.common import atomic
+from marft.common.texts import sanitize, single_line
+from marft.config import RunSettings, load_recipe, to_toml
+from marft.config.helpers import warn_untrained_replies
+from marft.config.run import check_packages, check_prompt_space, check_trainable, warn_idle_kl_stop
+from marft.envs.tasks import NoTasksError, check_step_limit, read_tasks
+from marft.evaluation.checkpoint_results import build_comparison_tables, describe_unevaluated
+from marft.evaluation.evaluate import ProgressCallback
+from marft.runs.resume import resolve_start
+from marft.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marft.models.tokenizer_format import TokenizerFormat
+
+MAX_PROMPT_LENGTH = 80  # maximum length of a task in the output, in characters
+console = wide_console()
+
+
+def train(
+    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool,
+    output_mode: OutputMode = "", resume_or_start: bool = False,
+) -> None:  # fmt: skip
+    """``marft train``.
+
+    Args:
+        recipe: recipe file, name of a bundled recipe, or folder of a run.
+        overrides: command-line overrides.
+        resume: resume the run from its newest checkpoint.
+        start_from: checkpoint whose weights a new run starts with.
+        dry_run: check and print the resolved recipe only.
+        overwrite: replace an existing run of the same name.
+        output_mode: output mode.
+        resume_or_start: resume the run if it exists, else start it.
+
+    Raises:
+        ValueError: the recipe, the folder or the combination of options is invalid.
+        SystemExit: training was interrupted after a save; the status keeps a command after ``&&`` from starting.
+    """
+    run, folder = _load_run(recipe, overrides)
+    check_trainable(run)
+    check_packages(run)
+    if dry_run:
+        summary = _summarize_setup(run)
+        console.print(to_toml(run))
+        for sentence in summary:  # printed last, because earlier output scrolls away
+            console.print(f"# {sentence}", soft_wrap=True)
+        return
+    if folder is None:
+        folder = RunFolder(Path(run.output) / run.name)
+    if resume_or_start:
+        if resume or overwrite:
+            raise ValueError(
+                f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
+                "otherwise; give one of them"
+            )
+        resume, start_from, overwrite = resolve_start(folder, start_from)
+    if resume:
+        RunFolder.open(folder.path)
+    else:
+        folder.check_free(overwrite)
+    set_run_folder(folder.path)
+    silence_transformers()
+    from marft.evaluation.report import write_report
+    from marft.trainer.loop import train as run_training
+
+    roles, steps = [agent.role for agent in run.agents], run.training.steps
+    with open_output(output_mode) as out:
+        with out.build_callback(folder.path, roles, run.training.show_samples_every, "training") as callback:
+            state = run_training(
+                run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+            )
+        write_report(folder)
+        stopped = state.step < steps
+        out.emit("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report)
+        if stopped:
+            out.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
+            raise SystemExit(INTERRUPTED)
+        if state.step == callback.completed_steps:
+            out.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+            return
+        out.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+
+
+def _summarize_setup(run: RunSettings) -> list[str]:
+    """Return sentences on each split that training and evaluation need, and on the models' formats."""
+    from marft.models.tokenizer_format import load_formats
+
+    splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
+    sentences = []
+    for split in splits:
+        try:
+            tasks = read_tasks(run.environment, split)
+        except NoTasksError as error:
+            if split != "test":
+                raise
+            sentences.append(f"{split}: {error}; training needs none, and marft eval does")
+            continue
+        if split == "train":
+            check_step_limit(tasks, run.rollout.max_steps)
+        prompt = sanitize(" ".join(tasks[0].prompt.split()))
+        sentences.append(
+            f"{split}: {len(tasks)} tasks, the first is {sanitize(tasks[0].id)}: {prompt[:MAX_PROMPT_LENGTH]}"
+        )
+    silence_transformers()
+    formats = load_formats(run)
+    _check_components(run, formats)
+    for name, model in formats.items():
+        ends = " or ".join(
+            sanitize(str(token)) for token in model.tokenizer.convert_ids_to_tokens(list(model.stop_ids))
+        )
+        sentences.append(
+            f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
+        )
+    return [*sentences, *warn_idle_kl_stop(run), *warn_untrained_replies(run)]
+
+
+def _check_components(run: RunSettings, formats: Mapping[str, TokenizerFormat]) -> None:
+    """Run the checks at training start: context, tools, grammars, skills, endpoints and reward terms.
+
+    Raises:
+        ValueError: training would reject the recipe.
+    """
+    from marft.agents.tools.skills import read_skill
+    from marft.envs.game_runtime import check_agent, open_terms
+    from marft.inference.endpoints.client import Endpoint
+    from marft.inference.runtime import build_renderer
+
+    renderer = build_renderer(run, formats)
+    check_prompt_space(run, {policy: format.context for policy, format in renderer.formats.items()})
+    for agent in run.agents:
+        for folder in agent.skills:
+            read_skill(folder)
+        check_agent(run, agent, bool(agent.tools or agent.skills), renderer)
+    with ExitStack() as stack:
+        for name, model in run.models.items():
+            if model.endpoint:
+                stack.callback(Endpoint(name, model.endpoint, model.path).close)
+        open_terms(run, stack.callback)
+
+
+def play(
+    path: Path, overrides: Sequence[str], human_roles: Sequence[str], checkpoint: str, task: int, again: str = ""
+) -> None:
+    """``marft play``.
+
+    Args:
+        path: recipe, or folder of a run.
+        overrides: command-line overrides.
+        human_roles: roles that people play.
+        checkpoint: checkpoint of the run; a recipe uses its base.
+        task: index of the task in the test split.
+        again: action of a recorded episode from which to play again; "" for none.
+    """
+    run, folder = _load_run(path, overrides)
+    silence_transformers()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # accept typed or pasted bytes that are not valid text
+    from marft.cli.live import EpisodeScreen, play_live
+
+    play_live(run, folder, checkpoint if folder else "base", task, human_roles, EpisodeScreen(console), again)
+
+
+def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
+    """``marft replay``.
+
+    Args:
+        path: folder of a run.
+        names: presets to compare; the run's own name means its own settings.
+        step: recorded training step; 0: the last one.
+        episodes: number of episodes to show.
+    """
+    folder = RunFolder.open(path)
+    set_run_folder(folder.path)
+    own_algorithm = folder.settings().algorithm
+    names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not names:
+        raise ValueError("--algorithms: name at least one, for example marft,grpo")
+    algorithms = [
+        own_algorithm
+        if name == own_algorithm.name
+        else load_preset(name).model_copy(update={"reward": own_algorithm.reward})
+        for name in names
+    ]
+    silence_transformers()
+    from marft.trainer import credit_report
+    from marft.trainer.credit_audit import audit_credit as run_replay
+
+    with progress_bar("crediting") as advance:
+        advance(len(algorithms))
+        audit = run_replay(folder, algorithms, step, on_done=advance)
+    figures = credit_report.select_heatmaps(audit, episodes)
+    target = folder.replays / f"step_{audit.step:06d}"
+    credit_report.write_credit_report(target, f"{folder.path.resolve().name}: step {audit.step}", audit, figures)
+    console.print(bold(f"{len(audit.episodes)} episodes of step {audit.step}\n"))
+    console.print(credit_report.audit_table(audit), "")
+    if len(algorithms) > 1:
+        console.print(credit_report.agreement_table(audit), "")
+    if figures:
+        console.print(credit_report.action_table(audit, figures), "")
+    for note in credit_report.audit_notes(audit):
+        console.print(note, soft_wrap=True)
+    console.print(f"see {target.with_suffix('.html')}", soft_wrap=True)
+
+
+def graph(path: Path, name: str, step: int) -> None:
+    """``marft graph``.
+
+    Args:
+        path: folder of a run.
+        name: index of the episode in the step, or ``task#sample``.
+        step: recorded training step; 0: the last one.
+    """
+    from marft.evaluation.episode_graph import build_timeline, draw_episode, find_episode, to_file_name
+    from marft.runs.episode_files import read_episodes
+
+    folder = RunFolder.open(path)
+    set_run_folder(folder.path)
+    file = folder.find_recorded(step)
+    episode = find_episode(read_episodes(file), name)
+    console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
+    console.print(build_timeline(episode))
+    target = folder.graphs / f"{file.stem}-{to_file_name(episode.task.id)}-{episode.sample}.svg"
+    target.parent.mkdir(exist_ok=True)
+    draw_episode(episode).savefig(target, metadata={"Date": None})
+    console.print(f"see {target}", soft_wrap=True)
+
+
+def compare(
+    paths: Sequence[Path],
+    gates: Sequence[str] = (),
+    by: str = "",
+    junit: Path | None = None,
+    markdown: Path | None = None,
+    other_tools: bool = False,
+    after_as: str = "",
+) -> bool:
+    """``marft compare``: return True if no gate failed."""
+    if gates or by or junit or markdown or after_as:
+        return _compare_pair(paths, gates, by, junit, markdown, other_tools, after_as)
+    for table in build_comparison_tables([RunFolder.open(path) for path in paths], other_tools):
+        console.print(table)
+    return True
+
+
+def _compare_pair(
+    paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None, other_tools: bool,
+    after_as: str,
+) -> bool:  # fmt: skip
+    from marft.evaluation.comparison import compare_evaluations, read_saved
+    from marft.evaluation.metric_changes import build_changes_table
+
+    if len(paths) != 2:
+        raise ValueError("gates, cohorts, their files and --as are of two runs: marft compare BEFORE AFTER")
+    before, after = (read_saved(RunFolder.open(path)) for path in paths)
+    names = (str(paths[0]), str(paths[1]))
+    comparison = compare_evaluations(before, after, names, gates, by, other_tools=other_tools, after_as=after_as)
+    for label, changes in comparison.changes.items():
+        console.print(build_changes_table(changes, label), "")
+        if comparison.outcome_changes[label].summary:
+            console.print(Text(f"{single_line(label)}: {comparison.outcome_changes[label].summary}"), soft_wrap=True)
+    for label, label_verdicts in comparison.verdicts.items():
+        for verdict in label_verdicts:
+            line = f"{'failed' if verdict.failed else 'passed'}: {verdict.gate.text} ({label}): {verdict.reason}"
+            console.print(Text(single_line(line), style="red" if verdict.failed else ""), soft_wrap=True)
+    if junit:
+        atomic.write_file(junit, comparison.as_junit())
+    if markdown:
+        atomic.write_file(markdown, comparison.as_markdown())
+    return comparison.passed
+
+
+def report(path: Path, against: Sequence[Path]) -> None:
+    """``marft report``."""
+    from marft.evaluation.report import write_report
+
+    folder = RunFolder.open(path)
+    set_run_folder(folder.path)
+    other_folders = [RunFolder.open(other_path) for other_path in against]
+    write_report(folder, other_folders)
+    for problem in describe_unevaluated(other_folders):
+        console.print(f"not shown: {problem}", soft_wrap=True)
+    console.print(f"wrote {folder.report}")
+
+
+def silence_transformers() -> None:
+    """Suppress progress bars and advice from transformers."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _load_run(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolder | None]:
+    """Return settings from a recipe file or a run's folder, with the folder of the run."""
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        set_run_folder(folder.path)
+        return folder.relocated_settings(overrides), folder
+    return load_recipe(path, overrides), None
+
+
+@contextmanager
+def progress_bar(label: str, enabled: bool = True) -> Iterator[ProgressCallback]:
+    """Show a transient progress bar on a terminal.
+
+    Yields:
+        A function that sets the total with an argument, and advances by one step without.
+    """
+    with Progress(console=console, transient=True, disable=not (enabled and console.is_terminal)) as progress:
+        task = progress.add_task(label, total=None)
+
+        def advance(total: int | None = None) -> None:
+            if total is not None:
+                progress.update(task, total=total)
+            else:
+                progress.advance(task)
+
+        yield advance

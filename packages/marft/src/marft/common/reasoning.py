@@ -1,0 +1,156 @@
+"""Reasoning in a turn's text: the part that a model writes before its message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+THINK_START, THINK_END = "<think>", "</think>"
+# gpt-oss: each delimiter has several tokens
+CHANNEL_DELIMITERS = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
+# delimiters of reasoning by model family, used in our chat templates and in others
+DELIMITER_PAIRS = (
+    (THINK_START, THINK_END),  # Qwen, DeepSeek, GLM, SmolLM, Nemotron, Hunyuan, …
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
+    ("◁think▷", "◁/think▷"),  # Kimi
+    CHANNEL_DELIMITERS,
+)
+# delimiters that a model may have as a single token
+DELIMITERS = frozenset(mark for family in DELIMITER_PAIRS if family != CHANNEL_DELIMITERS for mark in family)
+_DELIMITER_PATTERN = re.compile(
+    "|".join(re.escape(mark) for family in DELIMITER_PAIRS for mark in family), re.IGNORECASE
+)
+_CLOSING_BY_OPENING = {begins.casefold(): ends.casefold() for begins, ends in DELIMITER_PAIRS}
+
+
+def find_delimiters(text: str) -> tuple[str, str]:
+    """Return the reasoning delimiters at the start of a text, ``<think>`` by default."""
+    start = text.lstrip()
+    return next((marks for marks in DELIMITER_PAIRS if start.startswith(marks[0])), DELIMITER_PAIRS[0])
+
+
+def strip_delimiters(text: str) -> str:
+    """Return reasoning without its delimiters.
+
+    >>> strip_delimiters("<think>\\nHm.\\n</think>\\n"), strip_delimiters("[THINK]Hm.")
+    ('Hm.', 'Hm.')
+    """
+    begins, ends = find_delimiters(text)
+    return text.strip().removeprefix(begins).removesuffix(ends).strip()
+
+
+def may_start_reasoning(text: str) -> bool:
+    """Return True for an incomplete prefix of an opening reasoning delimiter.
+
+    >>> may_start_reasoning("<thi"), may_start_reasoning(""), may_start_reasoning("It"), may_start_reasoning("<think>")
+    (True, True, False, False)
+    """
+    start = text.lstrip()
+    return any(len(start) < len(begins) and begins.startswith(start) for begins, _ in DELIMITER_PAIRS)
+
+
+def strip_reasoning(text: str) -> str:
+    """Return the parts outside reasoning.
+
+    Reasoning without a closing delimiter extends to the end of the text. Reasoning without an opening delimiter was
+    begun by the prompt.
+
+    >>> strip_reasoning("<think>4?</think>It is 5."), strip_reasoning("4? </think>5"), strip_reasoning("<think>4")
+    ('It is 5.', '5', '')
+    """
+    parts, at, ends = list[str](), 0, ""
+    for mark in _DELIMITER_PATTERN.finditer(text):
+        name = mark[0].casefold()
+        if ends:
+            at, ends = (mark.end(), "") if name == ends else (at, ends)
+        elif name in _CLOSING_BY_OPENING:
+            parts.append(text[at : mark.start()])
+            ends = _CLOSING_BY_OPENING[name]
+        else:
+            parts, at = [], mark.end()
+    return "".join([*parts, "" if ends else text[at:]])
+
+
+def measure_reasoning(text: str, in_reasoning: bool = False) -> int:
+    """Return the length, in characters, of reasoning at the start, including the whitespace after it.
+
+    Unfinished reasoning covers the whole text.
+
+    >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3."
+    >>> text[measure_reasoning(text):]
+    'It is 3.'
+    >>> measure_reasoning("It is 3."), measure_reasoning("[THINK]Hm")
+    (0, 9)
+    >>> measure_reasoning("Hm", in_reasoning=True), measure_reasoning("Hm[/THINK]3", in_reasoning=True)
+    (2, 10)
+
+    Args:
+        in_reasoning: the text continues reasoning that the prompt began.
+    """
+    begins, ends = find_delimiters(text)
+    if in_reasoning and ends not in text:
+        ends = next((mark for _, mark in DELIMITER_PAIRS if mark in text), ends)
+    end = text.rfind(ends)
+    if end >= 0:
+        message = text[end + len(ends) :]
+        return len(text) - len(message.lstrip())
+    return len(text) if in_reasoning or text.lstrip().startswith(begins) else 0
+
+
+def measure_first_reasoning(text: str, in_reasoning: bool) -> int:
+    """Return the length of reasoning at the start, up to the first closing delimiter.
+
+    The text after it may contain more delimiters, for example in the arguments of a tool call.
+
+    >>> [measure_first_reasoning(text, False) for text in ("<think>Hm.</think>{}", "<think>Hm.", "{}")]
+    [18, 10, 0]
+
+    Args:
+        in_reasoning: the text continues reasoning that the prompt began.
+    """
+    if not (in_reasoning or text.lstrip().startswith(THINK_START)):
+        return 0
+    end = text.find(THINK_END)
+    return len(text) if end < 0 else end + len(THINK_END)
+
+
+def ends_in_reasoning(text: str, in_reasoning: bool) -> bool:
+    """Return True if a text ends inside reasoning."""
+    begins, ends = text.rfind(THINK_START), text.rfind(THINK_END)
+    return in_reasoning if begins == ends else begins > ends
+
+
+@dataclass(frozen=True, slots=True)
+class StopString:
+    """Stop string that counts only outside reasoning.
+
+    >>> StopString("</call>", in_reasoning=False).find("<think><call>1</call></think><call>2</call>")
+    36
+
+    Args:
+        text: the string.
+        in_reasoning: texts continue reasoning that the prompt began.
+    """
+
+    text: str
+    in_reasoning: bool
+
+    def find(self, text: str) -> int:
+        """Return the first position outside reasoning, -1 if absent."""
+        at, inside = 0, self.in_reasoning
+        while True:
+            if inside:
+                end = text.find(THINK_END, at)
+                if end < 0:
+                    return -1
+                at = end + len(THINK_END)
+            position, begins = text.find(self.text, at), text.find(THINK_START, at)
+            if position < 0 or begins < 0 or position < begins:
+                return position
+            at, inside = begins + len(THINK_START), True

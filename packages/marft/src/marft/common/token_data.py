@@ -1,0 +1,118 @@
+"""Per-token data in addition to ids: the source of each token, and the alternatives under a grammar.
+
+With a grammar, the policy is a distribution over the tokens that the grammar allows at each position. The masks of
+allowed tokens are stored with the action, so that the learner renormalizes over the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TokenSource(IntEnum):
+    """Source of a token in an action; only sampled tokens have log-probs and are trained."""
+
+    SAMPLED = 0
+    TOOL = 1
+    TEAMMATE = 2
+    FORCED = 3  # the agent's own token, at a position where the grammar allowed no other
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Format constraint on a text: JSON schema, regular expression, or grammar in Lark's format.
+
+    >>> Grammar("regex", "yes|no").kind
+    'regex'
+    """
+
+    kind: Literal["json", "regex", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarMasks:
+    """Allowed tokens at each position where a grammar restricted the choice.
+
+    A mask is packed: token v is bit ``v % 8``, counted from the lowest, of byte ``v // 8``. Tokens beyond the end of a
+    mask are not allowed. Equal masks are stored once.
+
+    >>> GrammarMasks.from_masks([4, 5, 9], [b"\\x06", b"\\x81", b"\\x06"]).which.tolist()
+    [0, 1, 0]
+
+    Args:
+        at: positions in an action's tokens, ascending, [M].
+        which: index into ``table`` for each position, [M].
+        table: distinct packed masks.
+    """
+
+    at: npt.NDArray[np.int32]  # [M]
+    which: npt.NDArray[np.int32]  # [M]
+    table: tuple[bytes, ...]
+
+    @staticmethod
+    def from_masks(at: Sequence[int], masks: Sequence[bytes]) -> GrammarMasks:
+        """Build the table from one mask per position."""
+        table = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
+        which = [table[mask] for mask in masks]
+        return GrammarMasks(np.array(at, np.int32), np.array(which, np.int32), tuple(table))
+
+    @staticmethod
+    def concatenate(parts: Sequence[tuple[int, GrammarMasks]]) -> GrammarMasks | None:
+        """Concatenate masks from consecutive texts; return None without masked positions.
+
+        Args:
+            parts: start of each text in tokens, and its masks.
+        """
+        at = [start + place for start, masks in parts for place in masks.at.tolist()]
+        return (
+            GrammarMasks.from_masks(at, [masks.table[number] for _, masks in parts for number in masks.which])
+            if at
+            else None
+        )
+
+    def mask_indices(self, size: int) -> npt.NDArray[np.int32]:
+        """Return the index into ``table`` for each token, -1 for unmasked tokens, [T].
+
+        >>> GrammarMasks.from_masks([1], [b"\\x06"]).mask_indices(3).tolist()
+        [-1, 0, -1]
+
+        Args:
+            size: number of tokens in the action, T.
+        """
+        indices = np.full(size, -1, np.int32)
+        indices[self.at] = self.which
+        return indices
+
+
+def single_token_mask(token: int) -> bytes:
+    """Return the packed mask for a single token.
+
+    >>> single_token_mask(9)
+    b'\\x00\\x02'
+    """
+    return bytes(token // 8) + bytes([1 << token % 8])
+
+
+def allows_token(mask: bytes, token: int) -> bool:
+    """Return True if a mask allows a token.
+
+    >>> [allows_token(b"\x06", token) for token in (0, 1, 2, 99)]
+    [False, True, True, False]
+    """
+    return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+
+
+def allows_single_token(mask: bytes) -> bool:
+    """Return True if a mask allows exactly one token.
+
+    >>> allows_single_token(single_token_mask(9)), allows_single_token(b"\\x06")
+    (True, False)
+    """
+    return int.from_bytes(mask, "little").bit_count() == 1

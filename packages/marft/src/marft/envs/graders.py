@@ -1,0 +1,336 @@
+"""Graders for table rows: one class per method, with its fields as recipe keys."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import cached_property
+from string import ascii_uppercase
+from typing import Annotated, Any, ClassVar, Literal
+from unicodedata import normalize
+
+import numpy as np
+from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.agents.answers import answer_candidates, extract_answer, reference_answer, strip_markup
+from marft.agents.environment_calls import RefusedError, validate_flag, validate_number
+from marft.agents.loop_threads import await_on_thread
+from marft.agents.task_copies import copy_data
+from marft.common.error_origin import source_location
+from marft.common.reasoning import strip_reasoning
+from marft.config.plugins import import_object
+from marft.config.python_objects import ImportPath
+from marft.config.settings import Fraction, NonEmptyString, NonNegative, NonNegativeCount, Positive, did_you_mean
+from marft.envs.choices import Choices, extract_choice, match_choice, parse_choices, permute_choices
+from marft.envs.fuzzy_graders import FuzzyGrader, QuantityGrader
+from marft.envs.grader_base import (
+    AnswerGrader,
+    Cells,
+    extract_label,
+    format_value,
+    make_binary_grade,
+    read_gold_answers,
+    same_value,
+)
+from marft.envs.single_turn import Grade
+from marft.envs.table_rows import format_cell
+from marft.rewards.grader import Grader, require_math_verify
+from marft.rewards.text_match import contains, extract_number, is_close, normalize_words, parse_scaled_numbers, token_f1
+
+CHOICE_NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # number of a choice
+LETTER, LETTER_CHOICES = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
+
+
+def _parse_numbers(gold: str) -> list[Decimal]:
+    return parse_scaled_numbers(reference_answer(gold))
+
+
+class ExactGrader(AnswerGrader):
+    """Grade 1 if the stated answer equals the correct answer, character by character except for spacing."""
+
+    name: Literal["exact"] = "exact"  # name of the grader
+    ignore_case: bool = False  # ignore the difference between capitals and small letters
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return a text's grade by its stated answer."""
+        statements = {self._normalize(extract_answer(text)), *map(self._normalize, answer_candidates(text))} - {""}
+        golds = read_gold_answers(answer)
+        label = extract_label(answer)
+        values = label if isinstance(label, list) else [label]
+        return make_binary_grade(
+            any(
+                self._normalize(gold) in statements or self._normalize(strip_markup(gold)) in statements
+                for gold in golds
+            )
+            or any(same_value(value, words) for value in values for words in statements)
+            or any(LETTER.fullmatch(gold) and extract_choice(text, LETTER_CHOICES) == gold for gold in golds)
+        )
+
+    def _normalize(self, text: str) -> str:
+        words = " ".join(normalize("NFC", text).split())
+        return words.casefold() if self.ignore_case else words
+
+
+class ContainsGrader(AnswerGrader):
+    """Grade 1 if the text contains the correct answer as whole words."""
+
+    name: Literal["contains"] = "contains"  # name of the grader
+    ignore_case: bool = True  # ignore the difference between capitals and small letters
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return a text's grade by a search in the whole text, without reasoning."""
+        reply = strip_reasoning(text)
+        return make_binary_grade(any(contains(reply, gold, self.ignore_case) for gold in read_gold_answers(answer)))
+
+
+class NumericGrader(AnswerGrader):
+    """Grade 1 if the text's number is within ``tolerance`` of the correct one, or within ``relative`` times the
+    correct one.
+
+    The text's number is the only number in the last box or tag, or the result of an equation there. Otherwise it is
+    the first number after "the answer is", or the result of an equation there. Otherwise it is the last number. Two
+    numbers given together ("5 or 6") count as none.
+    """
+
+    name: Literal["numeric"] = "numeric"  # name of the grader
+    tolerance: NonNegative = 1e-6  # maximum distance from the correct number
+    relative: NonNegative = 0.0  # maximum distance as a fraction of the correct number
+
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+        """Check for a number in every correct answer.
+
+        Raises:
+            ValueError: an answer is not one number.
+        """
+        for gold in read_gold_answers(answer):
+            if len(_parse_numbers(gold)) != 1:
+                raise ValueError(f"holds {gold[:80]!r}, which is not one number")
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return a text's grade by its number."""
+        number_in_text = extract_number(text)
+        if number_in_text is None:
+            return make_binary_grade(False)
+        golds = [_parse_numbers(gold)[0] for gold in read_gold_answers(answer)]
+        return make_binary_grade(any(is_close(gold, number_in_text, self.tolerance, self.relative) for gold in golds))
+
+
+class F1Grader(AnswerGrader):
+    """Grade by the F1 of the words shared by the stated answer and the correct one; solved from ``threshold`` on."""
+
+    name: Literal["f1"] = "f1"  # name of the grader
+    threshold: Fraction = 1.0  # minimum F1 for a solved task
+
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+        """Check that every correct answer contains words.
+
+        Raises:
+            ValueError: an answer has no words to compare.
+        """
+        for gold in read_gold_answers(answer):
+            if not normalize_words(gold):
+                raise ValueError(f"holds {gold[:80]!r}, of which no word is left to compare")
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return the best F1 over the correct answers."""
+        statement = strip_markup(extract_answer(text))
+        score = max((token_f1(strip_markup(gold), statement) for gold in read_gold_answers(answer)), default=0.0)
+        return Grade(score, score >= self.threshold)
+
+
+class ChoiceGrader(AnswerGrader):
+    """Grade 1 if the text means the correct choice, by its letter or its words.
+
+    The correct choice is given as a letter, as the words of a choice, or as its number, counted from ``first``.
+    """
+
+    name: Literal["choice"] = "choice"  # name of the grader
+    # column with a list of choices, or several columns; "": any letter is a choice
+    choices: str | Annotated[tuple[NonEmptyString, ...], Strict(False)] = ""
+    first: Literal[0, 1] = 0  # number of the first choice
+    shuffle: bool = False  # show each task's choices in an order of its own; letters keep their places
+    seed: NonNegativeCount = 0  # seed of the orders
+
+    @model_validator(mode="after")
+    def _check_shuffle(self) -> ChoiceGrader:
+        if self.shuffle and not self.choices:
+            raise PydanticCustomError("choices", "only choices of columns can be shuffled; name them (choices)")
+        return self
+
+    def shuffle_row(self, answer: object, cells: Cells, key: str) -> tuple[object, Cells]:
+        """Return a row's correct answer and cells as shown, with the choices in the task's own order.
+
+        The cell ``shuffled`` lists the original index of each choice.
+
+        Args:
+            key: the task's key, which determines the order.
+        """
+        if not self.shuffle:
+            return answer, cells
+        choices = self._choices(cells)
+        order = permute_choices(choices, f"{self.seed}/{key}")
+        texts, permutation = [choices.texts[index] for index in order], {"shuffled": order}
+        gold = choices.labels[order.index(choices.labels.index(self._gold_label(answer, cells)))]
+        if isinstance(self.choices, str):
+            return gold, {**cells, self.choices: {"text": texts, "label": list(choices.labels)}, **permutation}
+        return gold, {**cells, **dict(zip(self.choices, texts, strict=True)), **permutation}
+
+    def check(self, answer: object, cells: Cells) -> None:
+        """Check for exactly one correct choice in the row, and for empty choices.
+
+        Raises:
+            ValueError: the row cannot be graded.
+        """
+        if isinstance(answer, list) and len(answer) != 1:
+            raise ValueError("holds a list, and one choice is right")
+        gold, choices = self._gold_label(answer, cells), self._choices(cells)
+        if not gold:
+            raise ValueError(f"holds {format_cell(answer)[:80]!r}, which is none of the choices")
+        texts = {label: text.strip() for label, text in zip(choices.labels, choices.texts, strict=False)}
+        empty = [label for label, text in texts.items() if not text]
+        same = [label for label, text in texts.items() if text == texts[gold]]
+        if empty:
+            raise ValueError(f"cannot be graded: choice {empty[0]} is empty")
+        if len(same) > 1:
+            raise ValueError(f"cannot be graded: choices {' and '.join(same)} are the same, and one of them is right")
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
+        """Return a text's grade by its choice."""
+        return make_binary_grade(extract_choice(text, self._choices(cells)) == self._gold_label(answer, cells))
+
+    def _choices(self, cells: Cells) -> Choices:
+        if not self.choices:
+            return LETTER_CHOICES
+        columns = [self.choices] if isinstance(self.choices, str) else list(self.choices)
+        for column in columns:
+            if column not in cells:
+                raise ValueError(f"cannot be read: there is no column {column!r}{did_you_mean(column, cells)}")
+        if not isinstance(self.choices, str):
+            return parse_choices([format_cell(cells[column]) for column in columns])
+        try:
+            return parse_choices(cells[self.choices])
+        except ValueError as error:
+            raise ValueError(f"cannot be read: column {self.choices!r} {error}") from error
+
+    def _gold_label(self, answer: Any, cells: Cells) -> str:
+        choices, answer = self._choices(cells), extract_label(answer)
+        if isinstance(answer, list) and len(answer) == 1:
+            answer = extract_label(answer[0])
+        if isinstance(answer, float | Decimal) and answer == answer.__floor__():
+            answer = int(answer)
+        is_number = isinstance(answer, int) and not isinstance(answer, bool)
+        if not is_number:
+            label = match_choice(format_value(answer), choices)
+            if label or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
+                return label
+        match = CHOICE_NUMBER.fullmatch(format_cell(answer))
+        index = int(match[1]) - self.first if match else -1
+        return (
+            choices.labels[index] if 0 <= index < len(choices.labels) else match_choice(format_value(answer), choices)
+        )
+
+
+class MathGrader(AnswerGrader):
+    """Grade 1 if the text states the correct answer as mathematics; math-verify decides."""
+
+    name: Literal["math"] = "math"  # name of the grader
+    timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
+
+    @model_validator(mode="after")
+    def _check_package(self) -> MathGrader:
+        require_math_verify()
+        return self
+
+    @cached_property
+    def _grader(self) -> Grader:
+        return Grader(self.timeout_seconds)
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
+        """Return a text's grade by mathematical equality."""
+        golds = [reference_answer(right) for right in read_gold_answers(answer)]
+        question = "\n".join(cell for cell in cells.values() if isinstance(cell, str))
+        right = bool(text.strip()) and any(self._grader.equal(gold, text, question=question) for gold in golds)
+        return make_binary_grade(right)
+
+
+class FunctionGrader(AnswerGrader):
+    """Grade by a user function: ``call(row, text)`` returns a reward, a Boolean, or a reward and whether the task
+    is solved. A reward alone leaves the success undefined.
+    """
+
+    needs_answer: ClassVar[bool] = False
+    name: Literal["function"] = "function"  # name of the grader
+    call: ImportPath  # import path of the function, such as my_package.grades:mine
+
+    @field_validator("call")
+    @classmethod
+    def _check_callable(cls, call: str, info: ValidationInfo) -> str:
+        function = import_object(call, info.context)
+        is_valid = callable(function)
+        try:
+            inspect.signature(function).bind({}, "")
+        except TypeError:
+            is_valid = False
+        except ValueError:  # a builtin without a signature
+            pass
+        if not is_valid:
+            raise PydanticCustomError(
+                "function", "{call} is no function of a row and a text; write: def {name}(row, text)",
+                {"call": repr(call), "name": call.rpartition(":")[2].strip()},
+            )  # fmt: skip
+        return call
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return the grade that the function gives a row and a text.
+
+        Raises:
+            TypeError: the function's result is not a grade; the message names the function's file and line.
+        """
+        function = import_object(self.call)
+        result = await_on_thread(function(copy_data(cells), text))
+        if isinstance(result, bool | np.bool_):
+            return make_binary_grade(bool(result))
+        pair = result if isinstance(result, tuple) else (result, None)
+        if len(pair) != 2:
+            raise TypeError(f"{source_location(function)} gave {len(pair)} values; a reward, and whether it is solved")
+        reward, solved = pair
+        try:
+            return Grade(validate_number(reward, "gave"), None if solved is None else validate_flag(solved, "success"))
+        except RefusedError as error:
+            raise TypeError(f"{source_location(function)} {error}") from error
+
+
+GRADERS: Mapping[str, type[AnswerGrader]] = {
+    "choice": ChoiceGrader,
+    "contains": ContainsGrader,
+    "exact": ExactGrader,
+    "f1": F1Grader,
+    "function": FunctionGrader,
+    "fuzzy": FuzzyGrader,
+    "math": MathGrader,
+    "numeric": NumericGrader,
+    "quantity": QuantityGrader,
+}
+
+
+def _parse_grader(value: object, info: ValidationInfo) -> object:
+    """Return a grader from its name, the import path of a function, or a table."""
+    if value is None or isinstance(value, AnswerGrader):
+        return value
+    table = dict(value) if isinstance(value, dict) else {"name": value}
+    if isinstance(value, str) and ":" in value:
+        table = {"name": "function", "call": value}
+    name = table.get("name")
+    if not isinstance(name, str) or name not in GRADERS:
+        hint = did_you_mean(name, GRADERS) if isinstance(name, str) else f"; known: {', '.join(GRADERS)}"
+        raise PydanticCustomError(
+            "grading", "no grading is called {name}{hint}; or the import path of a function, my_package.module:name",
+            {"name": repr(name)[:80], "hint": hint},
+        )  # fmt: skip
+    return GRADERS[name].model_validate(table, context=info.context)
+
+
+GraderSetting = Annotated[SerializeAsAny[AnswerGrader] | None, BeforeValidator(_parse_grader)]

@@ -1,0 +1,50 @@
+"""Scripted policies: play an environment without a model. One function gives the reply of any agent in a team.
+
+They provide demonstrations for small models, agents for checks, and a load for benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from marft.common.types import Task, Tool, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInput:
+    """Input of a scripted policy.
+
+    ``messages`` is the agent's complete input: its instructions, observations and messages, and its earlier turns if it
+    has a memory. The task is available too, for moves that are expensive to compute. A script must not reveal
+    knowledge that the agent could not have.
+    """
+
+    task: Task
+    role: str
+    step: int
+    messages: Sequence[Mapping[str, object]]
+    random: Random = field(compare=False)
+    options: tuple[str, ...] = ()  # options to choose from
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def last_message(self) -> str:
+        """The last message to the agent: an observation with messages from others, or tool outputs."""
+        return str(self.messages[-1]["content"])
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedReply:
+    """Scripted reply, with tool calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class ScriptedPolicy(Protocol):
+    """Scripted policy: returns a reply, using only the input's random generator."""
+
+    def __call__(self, policy_input: PolicyInput, /) -> str | ScriptedReply: ...

@@ -1,0 +1,129 @@
+"""Tool definitions: the descriptions and parameters that agents saw, saved with each evaluation for comparison.
+
+A tool server can change a definition under the same name. Two evaluations with different definitions are not
+evaluations of the same team.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from marft.agents.team import Team
+from marft.common import atomic
+
+FILE_NAME = "tools.json"  # file of a run with the tool definitions at its start
+MAX_TEXT_LENGTH = 80  # characters of a definition, in messages
+MAX_NAMED_CHANGES = 5  # maximum number of changes in an error message
+ToolDefinitions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by role, then by tool: description and parameters
+
+
+def collect_definitions(team: Team) -> ToolDefinitions:
+    """Return the tool definitions of each agent with tools, as JSON values."""
+    tools_by_role = {
+        agent.role: {
+            tool.name: {"description": tool.description, "parameters": tool.parameters} for tool in agent.profile.tools
+        }
+        for agent in team.agents
+        if agent.profile.tools
+    }
+    definitions: ToolDefinitions = json.loads(json.dumps(tools_by_role, default=str))
+    return definitions
+
+
+def hash_definitions(definitions: ToolDefinitions) -> str:
+    """Return a digest of tool definitions that does not depend on their order."""
+    return hashlib.sha256(json.dumps(definitions, sort_keys=True).encode()).hexdigest()
+
+
+def diff_definitions(before: ToolDefinitions, after: ToolDefinitions) -> list[str]:
+    """Return one sentence for each changed field.
+
+    >>> diff_definitions({"a": {"add": {"description": "Add."}}}, {"a": {"add": {"description": "Add. Then mail it."}}})
+    ["agents.a: tool add: description: 'Add.' → 'Add. Then mail it.'"]
+    """
+    return [
+        f"agents.{role}: tool {tool}{change}"
+        for role in sorted({*before, *after})
+        for tool in sorted({*before.get(role, {}), *after.get(role, {})})
+        for change in _diff_tool(before.get(role, {}).get(tool), after.get(role, {}).get(tool))
+    ]
+
+
+def _diff_tool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Iterator[str]:
+    if before is None or after is None:
+        yield " is new" if before is None else " is gone"
+        return
+    before_leaves, after_leaves = dict(_iter_leaves(before)), dict(_iter_leaves(after))
+    for path in sorted({*before_leaves, *after_leaves}):
+        if before_leaves.get(path) != after_leaves.get(path):
+            yield f": {path}: {_format_leaf(before_leaves, path)} → {_format_leaf(after_leaves, path)}"
+
+
+def _iter_leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each text, number and list of a definition with its dotted path, descending into tables."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _iter_leaves(inner, f"{path}.{key}".removeprefix("."))
+    else:
+        yield path, value
+
+
+def _format_leaf(leaves: Mapping[str, object], path: str) -> str:
+    text = repr(leaves[path]) if path in leaves else "nothing"
+    return text if len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"
+
+
+def summarize_changes(changes: list[str]) -> str:
+    """Join the first ``MAX_NAMED_CHANGES`` changes into one text."""
+    more = f"; and {len(changes) - MAX_NAMED_CHANGES} more" if len(changes) > MAX_NAMED_CHANGES else ""
+    return "; ".join(changes[:MAX_NAMED_CHANGES]) + more
+
+
+def check_tools(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> None:
+    """Check that two saved evaluations used the same tool definitions, if both recorded them.
+
+    Raises:
+        ValueError: the definitions differ.
+    """
+    before_tools, after_tools = before.get("tools"), after.get("tools")
+    changes = (
+        diff_definitions(before_tools, after_tools) if before_tools is not None and after_tools is not None else []
+    )
+    if changes:
+        raise ValueError(
+            f"{names[0]} and {names[1]} were evaluated with other definitions of tools: {summarize_changes(changes)}. "
+            "Evaluate both with the same ones, or compare them as they are:  --other-tools (in Python, "
+            "other_tools=True)"
+        )
+
+
+def describe_changes(folder: Path, definitions: ToolDefinitions) -> str:
+    """Return a note about tool definitions changed since the start of the run.
+
+    The note is "" if they are the same, or if the run has no file of definitions.
+
+    Raises:
+        ValueError: the run's file is damaged.
+    """
+    path = folder / FILE_NAME
+    try:
+        recorded = atomic.read_json(path)
+        changes = diff_definitions(recorded, definitions)
+    except FileNotFoundError:
+        return ""
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and tools are held against nothing") from error
+    if not changes:
+        return ""
+    return f"tools are not what they were when the run began ({path}): {summarize_changes(changes)}"
+
+
+def write_definitions(folder: Path, definitions: ToolDefinitions) -> None:
+    """Write the tool definitions of a run, unless its file already exists or no agent has tools."""
+    path = folder / FILE_NAME
+    if definitions and not path.exists():
+        atomic.write_file(path, json.dumps(definitions, indent=1, ensure_ascii=False) + "\n")

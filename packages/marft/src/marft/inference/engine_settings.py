@@ -1,0 +1,102 @@
+"""Settings for ``[engine]``, one class per engine type. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from marft.config.plugin_types import EnginePart
+from marft.config.settings import NonNegativeCount, Positive
+
+if TYPE_CHECKING:
+    from marft.agents.engine import Engine
+    from marft.config.run import RunSettings
+    from marft.inference.caller_thread import CallerThreadExecutor
+    from marft.models.policy_registry import PolicyRegistry
+
+
+class Local(EnginePart):
+    """In-process engine. ``in_order`` admission makes results bitwise independent of timing."""
+
+    supports_grammars: ClassVar[bool] = True
+    streams_tokens: ClassVar[bool] = True
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
+    # how requests join the batch; auto: in_order on CPU, continuous on GPU
+    admission: Literal["auto", "in_order", "continuous"] = "auto"
+
+    def open(
+        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
+    ) -> Engine:
+        """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.local import LocalEngine, LocalPolicy
+
+        own_policies = {name: models.policies[name] for name in policies}
+        return LocalEngine(
+            {
+                name: LocalPolicy(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
+                for name, policy in own_policies.items()
+            },
+            thread,
+            seed=run.seed,
+            max_rows=self.max_rows,
+            prefix_bytes=self.prefix_cache_mb * 2**20,
+            in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
+        )
+
+
+class Vllm(EnginePart):
+    """vLLM in a separate process and Python environment, created by ``marft engine install vllm``.
+
+    One process samples for all adapters of a base model. A fully fine-tuned policy has its own process.
+    """
+
+    supports_grammars: ClassVar[bool] = True
+    streams_tokens: ClassVar[bool] = True
+    separate_weights: ClassVar[bool] = True
+    python: str = ""  # Python of the environment with vLLM; "": the environment made by `marft engine install vllm`
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes per base model; requests are distributed among them
+    # GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas
+    devices: tuple[str, ...] = ()
+    # whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner
+    sleep: bool = False
+    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+    options: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
+
+    def open(
+        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
+    ) -> Engine:
+        """Start vLLM processes with copies of the learner's weights."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.subprocess_engine.vllm import open_vllm
+
+        return open_vllm(self, run, models, policies, thread)
+
+
+class Process(EnginePart):
+    """MARFT's engine in a separate process with copies of the weights; samples during the optimizer step.
+
+    Each base model and each fully fine-tuned policy has its own process.
+    """
+
+    supports_grammars: ClassVar[bool] = True
+    streams_tokens: ClassVar[bool] = True
+    separate_weights: ClassVar[bool] = True
+    device: str = ""  # device for sampling; "": the run's device
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # number of torch CPU threads in the process; 0: the run's value
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
+    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+
+    def open(
+        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
+    ) -> Engine:
+        """Start sampling processes with copies of the learner's weights."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.subprocess_engine.process import open_process
+
+        return open_process(self, run, models, policies, thread)

@@ -1,0 +1,428 @@
+"""Engine in a subprocess; requests are sent again to the next process if a process exits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from marft.agents.engine import Weights
+from marft.common import seeds
+from marft.common.errors import RowFailedError, RunError
+from marft.common.processes.child_process import KILLED, Command
+from marft.common.processes.launcher import Launcher, LocalLauncher, ProcessHandle
+from marft.common.processes.weight_transfer import WeightTransfer
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.common.usage import ENGINE_RESTARTS
+from marft.inference.choice_sampling import sample_choices
+from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
+from marft.inference.grammar_masking import GrammarMasker
+from marft.inference.subprocess_engine.frames import Connection
+from marft.inference.subprocess_engine.grammar_support import add_masks, check_same_version
+from marft.inference.subprocess_engine.messages import (
+    FROM_ENGINE,
+    CancelRequest,
+    CommandCompleted,
+    EngineInit,
+    LoadCommand,
+    Ready,
+    Rejected,
+    RequestFailed,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TokenChunk,
+)
+from marft.inference.subprocess_engine.requests import PendingRequest
+
+MAX_CRASHES = 3  # consecutive crashes without an answer in between
+MAX_STARTS = 8  # limit if the process was killed, which may also happen during startup
+MAX_SEED = 2**63 - 1
+POLL_SECONDS = 1.0  # interval between checks for a message, in seconds
+WARNING_SECONDS = 60.0  # seconds of silence before a warning
+MAX_LOG_LINES = 12  # lines of a crashed engine's output in the error message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SubprocessPolicy:
+    """Policy data for a subprocess engine: weights to send, tokenizer to decode the answers.
+
+    Args:
+        save: writes an adapter in PEFT format or a full model; None: the policy is the base model itself.
+        full_model: whether ``save`` writes a full model.
+        grammar_masker: computes grammar masks if the engine does not report them.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    save: Callable[[Path], None] | None = None
+    full_model: bool = False
+    grammar_masker: GrammarMasker | None = None
+
+
+class SubprocessEngine:
+    """Engine in a subprocess with the protocol in :mod:`marft.inference.subprocess_engine.messages`.
+
+    A process that exits or sends nothing for ``timeout`` seconds is restarted. The new process gets the published
+    weights, and pending requests are sent again with the same keys.
+
+    Args:
+        name: engine name, for messages.
+        command: command that starts the process.
+        init_message: first message to the process.
+        policies: by name.
+        seed: seed of the run.
+        timeout: timeout for messages from the process, in seconds.
+        starter: launches the process, and closes with the engine; None: on this machine.
+
+    Raises:
+        RunError: raised by every request after three crashes or eight kills of the process without an answer in
+            between. Also raised if the engine refuses a request.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Command,
+        init_message: EngineInit,
+        policies: Mapping[str, SubprocessPolicy],
+        *,
+        seed: int,
+        timeout: float,
+        starter: Launcher | None = None,
+    ) -> None:
+        self.name, self.command, self.init_message, self.policies = name, command, init_message, policies
+        self.seed, self.timeout = seed, timeout
+        self.starter = starter or LocalLauncher()
+        self.program = self._grammar_version = ""  # program name, set once the process is ready
+        self._detokenizers = {
+            policy_name: detokenizer_factory(policy.tokenizer, policy.stop_ids)
+            for policy_name, policy in policies.items()
+        }
+        self._weight_transfer = WeightTransfer()
+        self._weights: dict[str, LoadCommand] = {}  # as published
+        self._old_folders: list[
+            tuple[str, set[int]]
+        ] = []  # earlier weight folders, and the requests that may still use them
+        self._pending_commands: dict[int, asyncio.Future[None]] = {}
+        self._pending: dict[int, PendingRequest] = {}
+        self._last_id = 0
+        self._ready: asyncio.Future[None] | None = None
+        self._restarts = 0
+        self._exit_reasons: list[str] = []  # reasons for process exits since the last answer
+        self._sampled_tokens = self._prompt_tokens = 0
+        self._error: BaseException | None = None
+        self._startup_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process and load every policy at version 0.
+
+        Raises:
+            RunError: the process does not start.
+        """
+        self._monitor_task = asyncio.create_task(self._monitor())
+        self._monitor_task.add_done_callback(self._monitor_done)
+        for name in self.policies:
+            await self._load_policy(name, 0)
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
+        """Sample one action; its random stream depends only on the run's seed and the key.
+
+        Raises:
+            RowFailedError: this request failed.
+            RunError: the process failed, or the engine refuses the request.
+        """
+        stop_checker = self._make_stop_checker(policy, sampling)
+        message = SampleRequest(
+            self._next_id(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
+            sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % MAX_SEED,
+            list(self.policies[policy].stop_ids), sampling.alternatives, _streams_tokens(stop_checker, sampling),
+            [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
+        )  # fmt: skip
+        request, own_policy = (
+            await self._run_request(PendingRequest(message, _new_future(), stop_checker, sampling.on_token)),
+            self.policies[policy],
+        )
+        if not request.chunks or not len(request.chunks[0].tokens):
+            raise RunError(f"{self.name}: it ended an action before its first token")
+        completion = request.build_completion(own_policy.tokenizer, own_policy.stop_ids, sampling)
+        self._sampled_tokens += len(completion.tokens)
+        if sampling.grammar is None or own_policy.grammar_masker is None:
+            return completion
+        check_same_version(self._grammar_version)
+        return await asyncio.to_thread(add_masks, completion, sampling.grammar, own_policy.grammar_masker)
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey
+    ) -> tuple[Choice, VersionRange]:
+        """Choose one option: the engine scores every option, and the draw happens in this process.
+
+        Raises:
+            RowFailedError: this request failed.
+            RunError: the process failed, or the engine refuses the request.
+        """
+        message = ScoreRequest(
+            self._next_id(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
+            np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
+        )  # fmt: skip
+        response = (await self._run_request(PendingRequest(message, _new_future()))).scores
+        assert response is not None
+        uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
+        scores = response.log_probs / np.array([option.normaliser for option in options], np.float32)
+        logs = torch.from_numpy(scores).log_softmax(0)
+        (choice,) = sample_choices(options, logs, sampling, [uniform])
+        return choice, VersionRange(response.lowest, response.highest)
+
+    @contextmanager
+    def external_wait(self) -> Iterator[None]:
+        """No-op: requests have no admission order."""
+        yield
+
+    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
+        """Save the policies and load them in the process.
+
+        Raises:
+            RunError: the process failed, or it cannot load the weights.
+        """
+        await asyncio.gather(*(self._load_policy(name, version) for name in policies))
+
+    async def wait_idle(self) -> None:
+        """No-op: the process drops cancelled requests by itself."""
+
+    def version(self, policy: str) -> int:
+        """Return the last published version for a policy."""
+        return self._weights[policy].version
+
+    def usage(self) -> Mapping[str, float]:
+        """Return the number of sampled tokens, prompt tokens and process restarts so far."""
+        return {
+            "sampled_tokens": float(self._sampled_tokens),
+            "prefill/asked": float(self._prompt_tokens),
+            ENGINE_RESTARTS: float(self._restarts),
+        }
+
+    async def close(self) -> None:
+        """Terminate the process and remove its folder."""
+        self._monitor_task.cancel()
+        await asyncio.gather(self._monitor_task, return_exceptions=True)
+        await asyncio.to_thread(self.starter.close)
+        await asyncio.to_thread(self._weight_transfer.close)
+
+    # requests
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _make_stop_checker(self, policy: str, sampling: SamplingParams) -> StopStringChecker | None:
+        return StopStringChecker(self._detokenizers[policy](), sampling.stop) if sampling.stop else None
+
+    async def _run_request(self, request: PendingRequest) -> PendingRequest:
+        if self._error:
+            raise self._error
+        number = request.message.number
+        self._pending[number] = request
+        self._prompt_tokens += len(request.message.prompt)
+        self._send(request.message)
+        try:
+            await request.result
+        finally:
+            del self._pending[number]
+            self._remove_old_folders(number)
+            if request.stopped or request.result.cancelled():
+                self._send(CancelRequest(number))
+        return request
+
+    def _send(self, message: object) -> None:
+        """Send a message to a ready process. A process that becomes ready later gets every pending request then."""
+        if self._ready is not None and self._ready.done():
+            self._connection.send(message)
+
+    async def _load_policy(self, name: str, version: int) -> None:
+        policy, previous = self.policies[name], self._weights.get(name)
+        number = self._next_id()
+        path = await asyncio.to_thread(self._weight_transfer.write, f"{number}", policy.save) if policy.save else ""
+        command = LoadCommand(number, name, version, path, policy.full_model)
+        self._weights[name] = command
+        await self._run_command(command, number)
+        if previous and previous.path:
+            self._old_folders.append((previous.path, set(self._pending)))
+            self._remove_old_folders(number)
+
+    async def _run_command(self, message: object, number: int) -> None:
+        """Run a command in the process, or in its successor, and wait for it to finish."""
+        future = self._pending_commands[number] = _new_future()
+        if self._ready is not None and self._ready.done():
+            await self._send_command(message)
+        if self._error:
+            raise self._error
+        await future
+
+    async def _send_command(self, message: object) -> None:
+        """Send a command with lasting effect, such as new weights.
+
+        If the process exits meanwhile, the next process gets the command during its startup.
+        """
+        child = self._child
+        with suppress(RunError):
+            if isinstance(message, LoadCommand) and message.path:
+                path = await asyncio.to_thread(child.share_folder, Path(message.path))
+                message = replace(message, path=path)
+            if child is self._child:
+                self._connection.send(message)
+
+    def _remove_old_folders(self, number: int) -> None:
+        """Delete weight folders that no request uses after request ``number`` finishes."""
+        for path, users in self._old_folders:
+            users.discard(number)
+            if not users:
+                self._child.release_folder(Path(path))
+                shutil.rmtree(path, ignore_errors=True)
+        self._old_folders = [(path, users) for path, users in self._old_folders if users]
+
+    # process management
+
+    async def _monitor(self) -> None:
+        """Keep a process running, until the task is cancelled or processes exit too often in a row."""
+        last_output = ""
+        try:
+            while (
+                len(self._exit_reasons) < MAX_STARTS
+                and sum(reason != KILLED for reason in self._exit_reasons) < MAX_CRASHES
+            ):
+                self._child = child = await asyncio.to_thread(self.starter.start, self.name, self.command, quiet=True)
+                try:
+                    stop_reason = await self._handle_messages(child)
+                finally:
+                    self._ready = None
+                    await asyncio.to_thread(child.close)
+                self._restarts += 1
+                self._exit_reasons.append(stop_reason or child.outcome())
+                output = "\n".join(list(child.output_tail)[-MAX_LOG_LINES:])
+                last_output = f"{'; the last that it said:' if output else ''}\n{output}".rstrip()
+            self._fail_all(RunError(f"{self.name}: its process {self._exit_reasons[-1]}{last_output}"))
+        except RunError as error:
+            self._fail_all(error)
+
+    async def _handle_messages(self, child: ProcessHandle) -> str:
+        """Handle messages from a process; return the reason for its termination, or "" if the process exited."""
+        self._ready = _new_future()
+        self._connection = await Connection.from_socket(child.socket, FROM_ENGINE)
+        self._connection.send(self.init_message)
+        next_message, idle_seconds = asyncio.ensure_future(self._connection.receive()), 0.0
+        try:
+            while idle_seconds < self.timeout:
+                received, _ = await asyncio.wait([next_message], timeout=POLL_SECONDS)
+                previous, idle_seconds = (
+                    idle_seconds,
+                    idle_seconds + POLL_SECONDS if self._is_busy() and not received else 0.0,
+                )
+                if previous < WARNING_SECONDS <= idle_seconds and self._ready.done():  # startup may take long
+                    self._warn_no_response()
+                if received:
+                    self._handle(next_message.result())
+                    next_message = asyncio.ensure_future(self._connection.receive())
+        except EOFError:
+            return ""
+        except ValueError as error:
+            return f"was ended: {error}"
+        finally:
+            next_message.cancel()
+            if self._startup_task:
+                self._startup_task.cancel()
+            self._connection.close()
+        return f"said nothing for {self.timeout:g} s (engine.patience_seconds), and was ended"
+
+    def _warn_no_response(self) -> None:
+        logging.getLogger("marft").warning(
+            "%s has said nothing for %g s; after %g s it is started again", self.name, WARNING_SECONDS, self.timeout
+        )
+
+    def _is_busy(self) -> bool:
+        return bool(self._pending or self._pending_commands) or self._ready is None or not self._ready.done()
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Ready(program, grammar_version):
+                self.program, self._grammar_version = program, grammar_version
+                self._startup_task = asyncio.create_task(self._initialize())
+            case CommandCompleted(number):
+                loaded = self._pending_commands.pop(number, None)
+                if loaded and not loaded.done():
+                    loaded.set_result(None)
+            case RequestFailed(number, reason):
+                self._fail_request(number, RowFailedError(reason))
+            case Rejected(number, reason):
+                self._reject(number, reason)
+            case TokenChunk() | ScoreResponse():
+                self._exit_reasons.clear()
+                request = self._pending.get(message.number)
+                if request is None or request.result.done():
+                    return
+                if isinstance(message, ScoreResponse):
+                    request.scores = message
+                if isinstance(message, ScoreResponse) or request.add_chunk(message):
+                    request.result.set_result(None)
+
+    async def _initialize(self) -> None:
+        """Initialize a ready process: send the weights, including new ones, then the pending requests."""
+        assert self._ready is not None
+        sent_commands: list[object] = []
+        while missing := [
+            message for message in self._startup_commands() if not any(message is command for command in sent_commands)
+        ]:
+            for message in missing:
+                await self._send_command(message)
+            sent_commands += missing
+        self._ready.set_result(None)
+        for request in self._pending.values():
+            message = request.message
+            stops = request.stop_checker.stops if request.stop_checker else ()
+            request.reset(StopStringChecker(self._detokenizers[message.policy](), stops) if stops else None)
+            self._connection.send(message)
+
+    def _startup_commands(self) -> list[object]:
+        """Return the commands for a new process."""
+        return list(self._weights.values())
+
+    def _reject(self, number: int, reason: str) -> None:
+        error = RunError(f"{self.name}: {reason}")
+        if number < 0:
+            raise error
+        self._fail_request(number, error)
+
+    def _fail_request(self, number: int, error: Exception) -> None:
+        request = self._pending.get(number)
+        if request and not request.result.done():
+            request.result.set_exception(error)
+
+    def _monitor_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        self._error = error
+        for future in [*(request.result for request in self._pending.values()), *self._pending_commands.values()]:
+            if not future.done():
+                future.set_exception(error)
+
+
+def _streams_tokens(stop_checker: StopStringChecker | None, sampling: SamplingParams) -> bool:
+    """Return whether to stream tokens.
+
+    Grammar masks arrive with the last token. If a stop string of the run may end the action early, the engine therefore
+    sends the whole action at once.
+    """
+    return bool(stop_checker or sampling.on_token) and not (stop_checker and sampling.grammar)
+
+
+def _new_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()

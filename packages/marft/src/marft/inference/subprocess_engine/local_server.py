@@ -1,0 +1,332 @@
+"""Server program for MARFT's own engine in a subprocess: the in-process engine with its own weights.
+
+Each adapter version is loaded as a separate adapter. Running requests finish with the weights of their start, and an
+adapter without requests is removed. A full model is replaced in place after all earlier requests have finished; new
+requests wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import traceback
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from marft.common.errors import EpisodeFailedError
+from marft.common.token_data import Grammar
+from marft.common.types import ActionKey, Completion, Option, SamplingParams
+from marft.common.version import __version__
+from marft.config.models import ModelSettings
+from marft.inference.caller_thread import CallerThreadExecutor
+from marft.inference.choice_sampling import ChoiceRequest, score_options
+from marft.inference.decoding import Alternatives, Row
+from marft.inference.local import LocalEngine, LocalPolicy
+from marft.inference.subprocess_engine.frames import Connection
+from marft.inference.subprocess_engine.messages import (
+    HEARTBEAT_SECONDS,
+    NO_BITS,
+    NO_IDS,
+    NO_NUMBERS,
+    NO_POSITIONS,
+    TO_ENGINE,
+    Bits,
+    CancelRequest,
+    CommandCompleted,
+    EngineInit,
+    Heartbeat,
+    Ids,
+    LoadCommand,
+    Numbers,
+    Ready,
+    Rejected,
+    RequestFailed,
+    SampleRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TokenChunk,
+)
+from marft.models.adapter_files import read_adapter
+from marft.models.backbone import Backbone
+from marft.models.half_precision import store_in_half
+from marft.models.loader import load_backbone, load_weights, pick_device, pick_dtype
+from marft.models.memory_allocator import keep_freed_memory
+from marft.models.tokenizer_format import TokenizerFormat, load_format
+
+ANY_POLICY = "any"  # the only policy name; each row selects its own adapter
+START_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
+
+
+class PolicySlot(NamedTuple):
+    """Policy at one version."""
+
+    name: str  # adapter name, unique to these weights
+    policy: str
+    version: int
+    has_adapter: bool
+    loaded: asyncio.Event
+
+    @property
+    def adapter(self) -> str | None:
+        """Adapter name for sampling; None: the base model or a full model."""
+        return self.name if self.has_adapter else None
+
+
+@dataclass(slots=True, eq=False)
+class TokenStream:
+    """Token stream for a request, with the number of tokens sent so far."""
+
+    connection: Connection
+    request: SampleRequest
+    slot: PolicySlot
+    sent_tokens: int = 0
+
+    def send_token(self, token: int, log_prob: float, alternatives: Alternatives) -> None:
+        """Send one token."""
+        self._send(np.array([token], np.int32), np.array([log_prob], np.float32), (alternatives,))
+        self.sent_tokens += 1
+
+    def finish(self, completion: Completion) -> None:
+        """Send the remaining tokens, the finish reason and the grammar masks."""
+        remaining = (
+            completion.tokens[self.sent_tokens :],
+            completion.log_probs[self.sent_tokens :],
+            completion.alternatives[self.sent_tokens :],
+        )
+        self._send(*remaining, completion.finish, *_mask_arrays(completion))
+
+    def _send(
+        self, tokens: Ids, log_probs: Numbers, alternatives: Sequence[Alternatives], finish: str = "", *mask_arrays: Any
+    ) -> None:
+        version, top_arrays = self.slot.version, _alternative_arrays(alternatives, self.request.alternatives)
+        self.connection.send(
+            TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
+        )
+
+
+def main(descriptor: int) -> None:
+    """Serve the run at the opposite end of a connection until the connection closes.
+
+    Tensor work runs on this thread.
+    """
+    thread = CallerThreadExecutor()
+    with suppress(EOFError):
+        thread.wait_for(_serve(socket.socket(fileno=descriptor), thread))
+    thread.shutdown()
+
+
+async def _serve(client: socket.socket, thread: CallerThreadExecutor) -> None:
+    connection = await Connection.from_socket(client, TO_ENGINE)
+    init_message: EngineInit = await connection.receive()
+    try:
+        backbone, format = await asyncio.get_running_loop().run_in_executor(thread, _load_model, init_message)
+    except START_ERRORS as error:
+        connection.send(Rejected(-1, str(error)))
+        raise
+    server = Server(connection, backbone, format, thread, init_message)
+    connection.send(Ready(f"MARFT {__version__}"))
+    heartbeat_task = asyncio.create_task(server.send_heartbeats())
+    try:
+        while True:
+            server.handle(await connection.receive())
+    finally:
+        heartbeat_task.cancel()
+
+
+def _load_model(init_message: EngineInit) -> tuple[Backbone, TokenizerFormat]:
+    options = init_message.options
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    device = pick_device(options["device"])
+    if device.type == "cpu":
+        keep_freed_memory()
+    settings = ModelSettings.model_validate(options["base"])
+    backbone = load_backbone(settings, device, pick_dtype(init_message.dtype, device))
+    store_in_half(backbone)
+    return backbone, load_format(settings)
+
+
+class Server:
+    """Server for requests from a run.
+
+    Args:
+        thread: executor for the tensor work.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        backbone: Backbone,
+        format: TokenizerFormat,
+        thread: CallerThreadExecutor,
+        init_message: EngineInit,
+    ) -> None:
+        self.connection, self.backbone = connection, backbone
+        self.engine = LocalEngine(
+            {ANY_POLICY: LocalPolicy(backbone, None, format.tokenizer, format.stop_ids)}, thread,
+            seed=init_message.seed, max_rows=init_message.max_rows, in_order=False,
+            prefix_bytes=init_message.options["prefix_bytes"],
+        )  # fmt: skip
+        self._slots: dict[str, PolicySlot] = {}
+        self._in_flight: Counter[str] = Counter()  # number of requests, by slot name
+        self._request_finished = asyncio.Event()  # set when a request finishes
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._pending_scores: list[tuple[ScoreRequest, PolicySlot, asyncio.Future[Numbers]]] = []
+
+    def handle(self, message: object) -> None:
+        """Start handling a message."""
+        match message:
+            case SampleRequest() | ScoreRequest():
+                slot = self._slots[message.policy]
+                self._in_flight[slot.name] += 1
+                self._requests[message.number] = task = asyncio.create_task(self._run_request(message, slot))
+                task.add_done_callback(partial(self._request_done, message.number, slot))
+            case CancelRequest(number):
+                if number in self._requests:
+                    self._requests[number].cancel()
+            case LoadCommand():
+                previous, slot = self._slots.get(message.policy), _make_slot(message)
+                self._slots[message.policy] = slot
+                self._start_task(self._load(message, slot, previous))
+
+    async def send_heartbeats(self) -> None:
+        """Send heartbeats while the engine advances to its next token."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self.engine.run_between_tokens(lambda: None)
+            self.connection.send(Heartbeat())
+
+    def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        """Exit the process after an unexpected error: the run starts another process and sends its requests again."""
+        self._background_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            traceback.print_exception(error)
+            os._exit(1)
+
+    def _request_done(self, number: int, slot: PolicySlot, task: asyncio.Task[None]) -> None:
+        self._task_done(task)
+        del self._requests[number]
+        self._in_flight[slot.name] -= 1
+        self._request_finished.set()
+        self._release_slot(slot)
+
+    async def _load(self, command: LoadCommand, slot: PolicySlot, previous: PolicySlot | None) -> None:
+        """Switch a policy to new weights, then confirm."""
+        if previous:
+            await previous.loaded.wait()
+        if command.full_model:
+            while previous and self._in_flight[previous.name]:
+                self._request_finished.clear()
+                await self._request_finished.wait()
+            await self.engine.wait_idle()
+            await self.engine.run_between_tokens(lambda: self._replace_weights(Path(command.path)))
+        elif slot.has_adapter:
+            await self.engine.run_between_tokens(lambda: self._add_adapter(slot.name, Path(command.path)))
+        if previous:
+            self._release_slot(previous)
+        slot.loaded.set()
+        self.connection.send(CommandCompleted(command.number))
+
+    def _add_adapter(self, name: str, folder: Path) -> None:
+        read_adapter(self.backbone, name, folder)
+
+    def _replace_weights(self, folder: Path) -> None:
+        load_weights(self.backbone, folder)
+        self.engine.clear_cache()
+
+    def _release_slot(self, slot: PolicySlot) -> None:
+        """Remove the adapter of an outdated slot after its last request."""
+        if slot.has_adapter and slot != self._slots[slot.policy] and not self._in_flight[slot.name]:
+            self._start_task(self.engine.run_between_tokens(lambda: self.backbone.remove_adapter(slot.name)))
+
+    async def _run_request(self, request: SampleRequest | ScoreRequest, slot: PolicySlot) -> None:
+        await slot.loaded.wait()
+        await (self._sample(request, slot) if isinstance(request, SampleRequest) else self._score(request, slot))
+
+    async def _sample(self, request: SampleRequest, slot: PolicySlot) -> None:
+        loop = asyncio.get_running_loop()
+        stream = TokenStream(self.connection, request, slot)
+
+        def token_callback(token: int, log_prob: float, alternatives: Alternatives) -> None:
+            loop.call_soon_threadsafe(stream.send_token, token, log_prob, alternatives)
+
+        sampling = SamplingParams(
+            request.temperature, request.max_tokens, request.top_p, request.top_k, alternatives=request.alternatives,
+            grammar=Grammar(*request.grammar) if request.grammar else None,  # type: ignore[arg-type]
+        )  # fmt: skip
+        uniforms = np.random.Generator(np.random.Philox(request.seed)).random(request.max_tokens, np.float32)
+        row = Row(
+            slot.adapter, request.prompt, sampling, uniforms, token_callback=token_callback if request.stream else None
+        )
+        try:
+            stream.finish(await self.engine.sample_row(ANY_POLICY, row, ActionKey("", "", 0, 0, "", request.number)))
+        except EpisodeFailedError as failure:
+            self.connection.send(RequestFailed(request.number, failure.reason))
+
+    async def _score(self, request: ScoreRequest, slot: PolicySlot) -> None:
+        result: asyncio.Future[Numbers] = asyncio.get_running_loop().create_future()
+        self._pending_scores.append((request, slot, result))
+        if len(self._pending_scores) == 1:
+            self._start_task(self._score_batch())
+        self.connection.send(ScoreResponse(request.number, await result, slot.version, slot.version))
+
+    async def _score_batch(self) -> None:
+        """Score the options of every request from this event-loop pass, in few batched forwards."""
+        await asyncio.sleep(0)
+        pending, self._pending_scores = self._pending_scores, []
+        requests = [_make_choice_request(request, slot) for request, slot, _ in pending]
+        scores = await self.engine.run_between_tokens(lambda: score_options(self.backbone, requests))
+        for (_, _, result), log_probs in zip(pending, scores, strict=True):
+            if not result.done():
+                result.set_result(log_probs)
+
+
+def _make_slot(command: LoadCommand) -> PolicySlot:
+    has_adapter = bool(command.path) and not command.full_model
+    return PolicySlot(
+        f"{command.policy}@{command.number}", command.policy, command.version, has_adapter, asyncio.Event()
+    )
+
+
+def _make_choice_request(request: ScoreRequest, slot: PolicySlot) -> ChoiceRequest:
+    parts = np.split(request.options, np.cumsum(request.sizes)[:-1])
+    sampling = SamplingParams(temperature=request.temperature)
+    return ChoiceRequest(slot.adapter, request.prompt, [Option(part) for part in parts], sampling, 0.0)
+
+
+def _alternative_arrays(alternatives: Sequence[Alternatives], count: int) -> tuple[Ids, Numbers]:
+    """Return ids and log-probabilities of each token's alternatives, [T, count]; −∞ marks missing entries."""
+    if not count:
+        return NO_IDS, NO_NUMBERS
+    pairs = [[*row, *[(0, -math.inf)] * (count - len(row))] for row in alternatives]
+    table = np.array(pairs, np.float64).reshape(len(alternatives), count, 2)
+    return table[..., 0].astype(np.int32), table[..., 1].astype(np.float32)
+
+
+def _mask_arrays(completion: Completion) -> tuple[Ids, Ids, Bits, Ids]:
+    """Return the grammar masks as arrays."""
+    forced = np.array(completion.forced, np.int32)
+    if completion.masks is None:
+        return NO_POSITIONS, NO_POSITIONS, NO_BITS, forced
+    return (
+        completion.masks.at,
+        completion.masks.which,
+        np.array([list(mask) for mask in completion.masks.table], np.uint8),
+        forced,
+    )

@@ -1,0 +1,228 @@
+"""Loading of a :class:`Backbone` from ``[models.*]``: any Hugging Face id or folder with a supported architecture."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from marft.common.texts import sanitize
+from marft.config.models import ModelSettings
+from marft.models import attention
+from marft.models.backbone import Backbone
+from marft.models.checkpoint_checks import (
+    check_complete,
+    check_finite,
+    check_layer_count,
+    check_not_quantized,
+    check_tensor_shapes,
+    check_weight_index,
+)
+from marft.models.forward_check import select_forward
+from marft.models.half_precision import has_fast_half
+from marft.models.load_lock import with_load_lock
+from marft.models.paths import resolve_path
+from marft.models.quantization import convert_dtype, dequantization_config
+from marft.models.tokenizer_format import (
+    MAX_SHOWN_LENGTH,
+    MODEL_HINT,
+    context_length,
+    describe_cause,
+    first_line,
+    load_config,
+)
+
+TEXT_KEY_MAPPING = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^model\.language_model\.": "model.",
+}  # text weights of multimodal checkpoints: names in the checkpoint, and in the text-only model
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device with this name; ``"auto"`` is the GPU, or the CPU without a GPU.
+
+    Raises:
+        ValueError: the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = "torch knows no such device" if str(error).startswith("Expected one of") else first_line(error)
+        gpu = "'cuda' for an NVIDIA GPU, " if name.casefold().startswith(("gpu", "nvidia")) else ""
+        raise ValueError(f"device: cannot use {name!r} here ({reason}); use {gpu}'cpu' or 'auto'") from error
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype for a setting; ``"auto"`` is bfloat16 on a CUDA GPU and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def training_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the training dtype for full fine-tuning.
+
+    It is the model's own dtype, or float32 on a CPU where half-precision products are not faster.
+    """
+    if device.type == "cpu" and not has_fast_half():
+        return torch.float32
+    return pick_dtype(name, device)
+
+
+@with_load_lock
+def load_backbone(
+    settings: ModelSettings, device: torch.device, dtype: torch.dtype, skip_forward_check: bool = False
+) -> Backbone:
+    """Load and check a base model; its weights are frozen by default.
+
+    Args:
+        skip_forward_check: whether another process selects the forward mode and sends it.
+
+    Raises:
+        ValueError: the model does not exist, is unreadable, or has a computation that MARFT does not support.
+    """
+    attention.register_attention()
+    config, label = load_config(settings), f"models: {settings.path!r}"
+    text, quantization = text_config(config), dequantization_config(config, label)
+    folder = Path(resolve_path(settings.path))
+    check_weight_index(folder, label)
+    if quantization is None:
+        check_not_quantized(folder, label)
+    check_layer_count(text, folder, label)
+    if folder.is_dir():
+        check_tensor_shapes(
+            _build_meta_model(text, dtype, label), text, folder, {} if text is config else TEXT_KEY_MAPPING, label
+        )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,
+            key_mapping=None if text is config else TEXT_KEY_MAPPING, quantization_config=quantization,
+            attn_implementation=attention.attention_implementation(text),
+            use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise ValueError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
+    model, loading_info = loaded
+    assert isinstance(model, PreTrainedModel)
+    if quantization is not None:
+        convert_dtype(model, dtype)
+    if quantization is not None or text is not config:
+        # saved checkpoints are unquantized text-only models with the names of a text-only model
+        model._weight_conversions = None  # type: ignore[assignment]
+    if text is not config and (head := model.get_output_embeddings()) is not None:
+        model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
+    check_complete(model, loading_info, label)
+    torch.nn.Module.to(model, device).eval().requires_grad_(False)
+    check_finite(model.state_dict(), label)
+    backbone = Backbone(model, context_length(config, settings))
+    backbone.fused = backbone.fused and not settings.gradient_checkpointing  # gradient checkpointing recomputes modules
+    if not skip_forward_check:
+        select_forward(backbone, label)
+    if settings.gradient_checkpointing:
+        backbone.checkpoint_activations()
+    return backbone
+
+
+@with_load_lock
+def build_meta_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
+    """Build a base model for weights in other processes: names, shapes and types, without values.
+
+    Raises:
+        ValueError: its configuration cannot be read.
+    """
+    attention.register_attention()
+    config = load_config(settings)
+    label = f"models: {settings.path!r}"
+    text, folder = text_config(config), Path(resolve_path(settings.path))
+    check_layer_count(text, folder, label)
+    model = _build_meta_model(text, dtype, label)
+    backbone = Backbone(model.eval().requires_grad_(False), context_length(config, settings))
+    backbone.mark_remote(device)
+    return backbone
+
+
+def _build_meta_model(config: PreTrainedConfig, dtype: torch.dtype, label: str) -> PreTrainedModel:
+    """Build the configured model without memory, on the device "meta".
+
+    Raises:
+        ValueError: the model cannot be built.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # keeps the run's random state unchanged
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.attention_implementation(config)
+            )
+    except Exception as error:
+        raise ValueError(f"{label}: cannot make what its config.json asks for: {describe_cause(error)}") from error
+    return model
+
+
+@with_load_lock
+def load_weights(backbone: Backbone, folder: Path) -> None:
+    """Load full model weights from a folder written by ``save_pretrained``, with any names and file splits.
+
+    Raises:
+        ValueError: the weights are damaged, or belong to another model.
+    """
+    model, label = backbone.model, f"the weights at {folder}"
+    dtype = torch.float32 if backbone.master_weights else backbone.head.weight.dtype
+    try:
+        loaded: Any = type(model).from_pretrained(
+            folder, config=deepcopy(model.config), dtype=dtype, use_safetensors=True,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise ValueError(f"cannot read {label}: {describe_cause(error)}") from error
+    loaded_model, loading_info = loaded
+    mismatches = {
+        kind: sorted(map(str, loading_info[f"{kind}_keys"]))[:2] for kind in ("missing", "unexpected", "mismatched")
+    }
+    if any(mismatches.values()):
+        problems = ", ".join(f"{kind} {names}" for kind, names in mismatches.items() if names)
+        raise ValueError(f"{label} do not fit: they are of another model ({problems})")
+    check_finite(loaded_model.state_dict(), label)
+    backbone.load_weights(loaded_model.state_dict())
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the text configuration of a multimodal model, or the configuration itself.
+
+    MARFT loads only the language model of a multimodal model.
+    """
+    if not isinstance(getattr(config, "text_config", None), PreTrainedConfig):
+        return config
+    text: PreTrainedConfig = deepcopy(config.get_text_config())
+    for name in ("tie_word_embeddings", "quantization_config"):  # declared for the whole model
+        if hasattr(config, name):
+            setattr(text, name, getattr(config, name))
+    return text
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:
+    """Check for an embedding row for every token of the tokenizer.
+
+    Raises:
+        ValueError: the tokenizer belongs to another model.
+    """
+    # added tokens may exceed the model's vocabulary
+    rows, added = backbone.head.weight.shape[0], tokenizer.added_tokens_encoder
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"models.{name}: its tokenizer has {tokenizer.vocab_size} tokens and its model knows {rows}; they are not "
+            "of the same model"
+        )
+    ids = {id: token for token, id in tokenizer.get_vocab().items() if token not in added}
+    if (last := max(ids, default=0)) >= rows:
+        raise ValueError(
+            f"models.{name}: its tokenizer.json gives {sanitize(ids[last][:MAX_SHOWN_LENGTH])!r} the id {last}, and "
+            f"its model knows {rows} tokens; they are not of the same model, or the file was changed: get the model "
+            "again"
+        )

@@ -1,0 +1,220 @@
+"""``marft export``: write a checkpoint of a run as a self-contained folder, atomically."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from marft.common import atomic
+from marft.common.user_modules import is_export
+from marft.common.version import __version__
+from marft.config.load import to_toml
+from marft.config.python_objects import MissingObjectError
+from marft.config.run import CheckpointSettings, RunSettings
+from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
+from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, read_record
+from marft.runs.episode_files import read_rows
+from marft.runs.export.manifest import CARD, RECIPE, list_unlisted, write_manifest
+from marft.runs.export.model_card import render_model_card
+from marft.runs.export.path_references import find_path_references, list_local_folders
+from marft.runs.export.recipe import ExportRecipe, export_recipe, trust_flag
+from marft.runs.export.weights import WeightExporter
+from marft.runs.run_folder import RunFolder
+
+EVALUATION_KEYS = (
+    "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
+    "reward_interval",
+)  # fmt: skip
+CHANGE_KEYS = ("name", "digest", "organization", "added", "removed")
+
+
+def export_run(
+    folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, force: bool = False,
+    target_team: TeamChange | None = None, note: Callable[[str], None] = lambda _: None,
+) -> Path:  # fmt: skip
+    """Export a checkpoint of a run and return the folder.
+
+    Args:
+        checkpoint: ``best``, ``last``, a step or ``step_000050``.
+        output: target folder; None: ``exports/<run>``.
+        merged: also export each base model with the adapter merged, for programs without adapter support.
+        force: overwrite another export.
+        target_team: reorganization of the exported team; None exports the team as trained.
+        note: receives messages for the user.
+
+    Raises:
+        ValueError: the checkpoint does not exist or is damaged, its agents cannot play as ``target_team``, or other
+            files are in the target folder.
+    """
+    name = folder.path.resolve().name
+    target = output or Path("exports") / (f"{name}-as-{target_team.name}" if target_team else name)
+    _check_target(target, force)
+    name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
+    record = read_record(CheckpointManager(folder, CheckpointSettings()).find(name))
+    trained = _read_recipe(record)
+    run = apply_team_change(trained, target_team) if target_team else trained
+    changed = describe_team_change(trained, run, target_team) if target_team else {}
+    recipe = tomllib.loads(to_toml(run))
+    learned_instructions = {
+        old_roles.role: old_roles.instructions
+        for old_roles in (record.state.profiles.current_versions() if record.state.profiles else ())
+    }
+    old_roles = changed.get("told", {role: role for role in learned_instructions})
+    for agent in recipe["agents"]:
+        agent["instructions"] = learned_instructions.get(old_roles.get(agent["role"], ""), agent["instructions"])
+    export = export_recipe(recipe, Path(run.recipe_folder or "."))
+    atomic.remove_stale_dirs(target.parent)
+    with atomic.new_folder(target) as staging:
+        _copy_files(export, staging)
+        weights = WeightExporter(run, record, export, staging)
+        weights.write(merged)
+        (staging / RECIPE).write_text(tomli_w.dumps(export.table, multiline_strings=True), encoding="utf-8")
+        references = list(find_path_references(staging, list_local_folders(folder, recipe)))
+        table = _build_manifest(folder, record, recipe, export, weights, changed)
+        if not table["evaluations"]:
+            suffix, flag = (f" as {target_team.name}", f" --as {target_team.name}.toml") if target_team else ("", "")
+            note(
+                f"no evaluation of {record.path.name}{suffix} is saved, so the model card has no figures; first:  "
+                f"marft eval {folder.path} --checkpoint base,{record.path.name}{flag}"
+            )
+        write_manifest(staging, table)
+        card = render_model_card(
+            table, target.resolve().name, trust_flag(export.table), [reference.location for reference in references]
+        )
+        (staging / CARD).write_text(card, encoding="utf-8")
+    for sentence in export.omitted:
+        note(f"left out: {sentence}")
+    for reference in references:
+        note(reference.describe(export.find_source(reference.file)))
+    return target
+
+
+def _read_recipe(record: CheckpointRecord) -> RunSettings:
+    """Return the recipe saved with a checkpoint.
+
+    Raises:
+        ValueError: the recipe cannot be read, or refers to Python objects that an export cannot contain.
+    """
+    try:
+        return record.read_recipe()
+    except MissingObjectError as error:
+        names = ", ".join(f"{name} ({location})" for location, name in error.missing.items())
+        raise ValueError(
+            f"{record.path} cannot be exported: others read an export from files, and what was given in Python lies in "
+            f"none: {names}. Put it into a module that can be imported (my_module.py beside the recipe), name it in "
+            f"the recipe (my_module:{next(iter(error.missing.values()))}), train from that recipe, and export that run"
+        ) from error
+
+
+def _check_target(target: Path, force: bool) -> None:
+    """Check a target folder before an export.
+
+    Raises:
+        ValueError: the folder is in use; only another export may be overwritten, and only with ``force``.
+    """
+    if not target.exists() and not target.is_symlink():
+        return
+    if target.is_symlink() or not target.is_dir() or (any(target.iterdir()) and not is_export(target)):
+        raise ValueError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
+    if any(target.iterdir()) and not force:
+        raise ValueError(f"{target} holds an export already; choose --output, or let this one take its place (--force)")
+    for file in list_unlisted(target) if target.is_dir() else ():
+        raise ValueError(
+            f"{target} holds what the export there did not bring: {file}. Move that away, or choose --output"
+        )
+
+
+def _copy_files(export: ExportRecipe, staging: Path) -> None:
+    for name, source in {**export.code, **export.copied}.items():
+        target = staging / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        elif source.is_file():
+            shutil.copyfile(source, target)
+        else:
+            raise ValueError(f"{source} is not there any more, and the team needs it")
+
+
+def _build_manifest(
+    folder: RunFolder,
+    record: CheckpointRecord,
+    recipe: Mapping[str, Any],
+    export: ExportRecipe,
+    weights: WeightExporter,
+    changed: Mapping[str, Any],
+) -> dict[str, Any]:
+    state, table = record.state, export.table
+    return {
+        "marft": __version__,
+        "name": table["name"],
+        "made": date.today().isoformat(),
+        "checkpoint": {
+            "name": record.path.name, "step": state.step, "environment_steps": state.environment_steps,
+        },
+        "organization": table["team"],
+        "channel": table["channel"],
+        "agents": table["agents"],
+        "reorganized": {key: changed[key] for key in CHANGE_KEYS if key in changed},
+        "sees": {} if changed else _find_visible_agents(folder),
+        "tools": table.get("tools", {}),
+        "policies": {name: entry.model_dump() for name, entry in weights.policies.items()},
+        "models": {name: entry.model_dump() for name, entry in weights.models.items()},
+        "evaluations": list(_select_evaluations(folder, record.path.name, changed.get("digest", ""))),
+        "training": _training_settings(recipe),
+        "paths": export.paths,
+        "code": sorted(export.code),
+        "requires": export.list_requirements(),
+        "left_out": export.omitted,
+    }  # fmt: skip
+
+
+def _training_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return training settings for the model card."""
+    rollout, environment = recipe["rollout"], recipe["environment"]
+    return {
+        "algorithm": recipe["algorithm"]["name"],
+        "level": recipe["algorithm"]["level"],
+        "learning_rate": recipe["algorithm"]["optimizer"]["learning_rate"],
+        "tasks_per_step": rollout["tasks_per_step"],
+        "samples_per_task": rollout["samples_per_task"],
+        "environment": environment["name"],
+        "seed": recipe["seed"],
+        "trained": [name for name, policy in recipe["policies"].items() if policy["train"] != "frozen"],
+    }
+
+
+def _select_evaluations(folder: RunFolder, checkpoint: str, digest: str) -> Iterator[dict[str, Any]]:
+    """Yield the evaluations for the checkpoint and its base.
+
+    Nothing is yielded if the checkpoint was not evaluated.
+
+    Args:
+        digest: digest of the team's reorganization; "" for the team as trained.
+    """
+    evaluations: list[dict[str, Any]] = folder.read_evaluations(scenarios=True)
+    selected = [
+        saved
+        for saved in evaluations
+        if saved.get("reorganized", {}).get("digest", "") == digest and not saved.get("scenarios")
+    ]
+    if any(evaluation["checkpoint"] == checkpoint for evaluation in selected):
+        for evaluation in selected:
+            if evaluation["checkpoint"] in ("base", checkpoint):
+                yield {key: evaluation[key] for key in EVALUATION_KEYS if key in evaluation}
+
+
+def _find_visible_agents(folder: RunFolder) -> dict[str, list[str]]:
+    """Return the agents that each agent saw in the last recorded episodes; empty without recordings."""
+    seen: dict[str, set[str]] = {}
+    for row in read_rows(folder.find_recorded(0)) if folder.recorded_steps() else ():
+        if row["agent"] is not None:
+            visible: Any = row["sees"]
+            seen.setdefault(str(row["agent"]), set()).update(name.split("/")[1] for name in visible)
+    return {role: sorted(visible) for role, visible in sorted(seen.items())}

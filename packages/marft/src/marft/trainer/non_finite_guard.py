@@ -1,0 +1,145 @@
+"""Guard against non-finite numbers: revert a training step that produces them.
+
+Policies, optimizers and critic return to their state before the step. Adam's moments would otherwise keep an overflow
+forever, and a checkpoint with NaN would become the newest intact checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from marft.common.errors import RunError
+from marft.common.types import ActionCredit, Episode
+from marft.models.dtensors import local_shard
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.learner_state import CRITIC, LearnerState, find_non_finite, iterate_trained_parts
+from marft.trainer.optimizers import optimizer_tensors, restore_moments
+from marft.trainer.rank_group import SINGLE_RANK, Ranks
+
+MAX_CONSECUTIVE = 5  # consecutive reverted steps before the run stops
+
+
+class Snapshot:
+    """Snapshot in host memory: the trained state before a training step.
+
+    A step copies each trained parameter and Adam's two moments: 12 bytes per parameter. That is 44 MB for a LoRA with
+    3.7 million parameters, and 37 GB for a full model with 3.1 billion. The memory is allocated once and overwritten in
+    every step, because new pages cost several times as much as the copy. The memory is not pinned: pinning rounds each
+    tensor up to a power of two.
+    """
+
+    def __init__(self, learner: LearnerState) -> None:
+        self._learner = learner
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._copied: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the current state."""
+        self._copied = [
+            (self._copy_tensors(part, parameters), self._copy_tensors(part, optimizer_tensors(optimizer, parameters)))
+            for part, parameters, optimizer in iterate_trained_parts(self._learner)
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the state from the last :meth:`take`."""
+        parts = iterate_trained_parts(self._learner)
+        for (_, parameters, optimizer), (values, moments) in zip(parts, self._copied, strict=True):
+            for name, parameter in parameters.items():
+                local_shard(parameter).copy_(values[name])
+            restore_moments(optimizer, parameters, moments)
+        for policy in self._learner.optimizers.values():
+            policy.sync_weights()
+
+    def _copy_tensors(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy ``tensors`` into their buffers; the names of Adam's tensors (``<parameter>.exp_avg``, …) match no
+        parameter.
+        """
+        for name, tensor in ((name, local_shard(tensor.detach())) for name, tensor in tensors.items()):
+            if (part, name) not in self._buffers:
+                self._buffers[part, name] = torch.empty_like(tensor, device="cpu")
+            self._buffers[part, name].copy_(tensor)
+        return {name: self._buffers[part, name] for name in tensors}
+
+
+class NonFiniteGuard:
+    """Learner wrapper that reverts steps with non-finite results.
+
+    Args:
+        learner: learner to wrap.
+        note: callback for warnings, with suggested changes.
+        ranks: ranks that train together; all of them revert a step, or none.
+    """
+
+    def __init__(self, learner: Learner, note: Callable[[str], None], ranks: Ranks = SINGLE_RANK) -> None:
+        self._learner, self._note, self._snapshot = learner, note, Snapshot(learner)
+        self.ranks = ranks
+        self._snapshot_step = -1  # step of the latest snapshot
+        self._consecutive = 0
+
+    def learn(
+        self,
+        episodes: Sequence[Episode],
+        progress: Progress,
+        on_credit: Callable[[list[ActionCredit]], None] = lambda _: None,
+    ) -> dict[str, float]:
+        """Run one training step → metrics; ``undone_steps`` counts reverted steps.
+
+        Args:
+            episodes: scored episodes.
+            progress: progress of training.
+            on_credit: callback for the credit of each action; not called for a reverted step.
+
+        Raises:
+            RunError: several steps in a row were reverted.
+        """
+        self._snapshot.take()
+        self._snapshot_step = progress.step
+        credit_records: list[ActionCredit] = []
+        metrics = self._learner.learn(episodes, progress, credit_records.extend)
+        broken = list(
+            dict.fromkeys(name for names in self.ranks.gather(find_non_finite(self._learner)) for name in names)
+        )
+        if broken:
+            self._snapshot.restore()
+            self._consecutive += 1
+            problem = f"step {progress.step + 1}: {', '.join(broken)} did not stay finite, so the step was undone"
+            suggestions = "; ".join(text for name in broken if (text := suggest_fix(self._learner, name)))
+            if self._consecutive == MAX_CONSECUTIVE:
+                raise RunError(f"{problem}, the {MAX_CONSECUTIVE}th in a row. What was saved is whole; {suggestions}")
+            self._note(f"{problem}; {suggestions}")
+        else:
+            self._consecutive = 0
+            on_credit(credit_records)
+        return metrics | {"undone_steps": float(bool(broken))}
+
+    def revert(self, step: int) -> None:
+        """Restore the snapshot taken at the start of a step; no-op if the step had not started.
+
+        Args:
+            step: number of training steps before it.
+        """
+        if self._snapshot_step == step:
+            self._snapshot.restore()
+
+
+def suggest_fix(learner: Learner, name: str) -> str:
+    """Return a suggested change of settings for the non-finite part ``name``.
+
+    The result is "" for a policy on other ranks, which report it themselves.
+    """
+    if name == CRITIC:
+        return f"lower algorithm.critic.learning_rate (now {learner.settings.critic.learning_rate:g})"
+    optimizer = learner.optimizers.get(name.removeprefix("policies."))
+    if optimizer is None:
+        return ""
+    rate, largest = optimizer.learning_rate, optimizer.settings.max_gradient_norm
+    return (
+        f"lower {name}.learning_rate or algorithm.optimizer.learning_rate (now {rate:g}), "
+        f"algorithm.optimizer.max_gradient_norm (now {largest:g}) or weight_decay"
+    )

@@ -1,0 +1,404 @@
+"""Distributed learner: the first rank, in the main process, leads the other ranks."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from marft.common.errors import RunError
+from marft.common.processes.launcher import ProcessHandle, start_all
+from marft.common.processes.locked_folder import LockedFolder
+from marft.common.types import ActionCredit, Episode
+from marft.config.run import RunSettings
+from marft.models.policy_registry import PolicyRegistry
+from marft.runs.checkpoints import CheckpointRecord, State, restore
+from marft.trainer.credit_log import CreditCallback
+from marft.trainer.critic import Critic
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.ranks.backends import RanksLostError
+from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
+from marft.trainer.ranks.group import RankGroup, open_store
+from marft.trainer.ranks.messages import (
+    GatherOptimizer,
+    LoadCheckpoint,
+    OperationDone,
+    RankConnection,
+    RankFailure,
+    RankFaultError,
+    StartRank,
+    TrainStep,
+    is_peer_error,
+)
+from marft.trainer.ranks.program import rank_command
+from marft.trainer.ranks.rank_worker import RankWorker, open_group
+from marft.trainer.ranks.signals import SignalWatcher
+from marft.trainer.run_init import RunInit
+
+T = TypeVar("T")
+EXIT_REPORT_SECONDS = 10.0  # time for a rank to report its failure after another rank noticed a problem
+LOADING_SECONDS = 300.0  # minimum timeout for other ranks to load their models after this rank
+RANKS_LOST = "ranks_lost"  # name of the metric
+PREFIX = "marft-ranks-"  # prefix of the rendezvous folder
+
+
+class DistributedLearner:
+    """Distributed learner: this process, the first rank, leads the other ranks, its child processes.
+
+    A lost rank aborts the training step. If every rank holds the full state, the state before the step is restored. The
+    ranks are then started again, and the step is repeated with the same episodes.
+
+    Args:
+        run: recipe of the run.
+        lost_count: number of losses since the last finished step.
+
+    Raises:
+        ValueError: a component of the recipe is unavailable on a rank.
+        RunError: a rank ended during its start.
+    """
+
+    def __init__(self, run: RunSettings, lost_count: int = 0) -> None:
+        self.run, self._lost_count = run, lost_count
+        select_device(run, run.training.ranks - 1)  # raises before any process starts
+        self._peers: list[_Peer] = []
+        self._peer_run = build_peer_run(run)
+        self._starter = open_rank_starter(run)
+        self._folder = LockedFolder(Path(tempfile.gettempdir()), PREFIX)
+        self._signals = SignalWatcher(self._end_peers)
+        self._start_count = 0
+        self._group: RankGroup | None = None
+        self._worker: RankWorker | None = None
+        try:
+            self._start_peers()  # ranks load their models while this process loads its own
+        except BaseException:
+            self.close()
+            raise
+
+    def join(self, models: PolicyRegistry) -> None:
+        """Set the models to train, and form the process group."""
+        self.models = models
+        self._wait_for_peers(
+            LOADING_SECONDS
+        )  # check that all ranks are ready: a rendezvous with a missing rank times out late
+        group = self._form_group()
+        with self._translate_errors():
+            self._worker = RankWorker(self.run, models, group)
+        self._wait_for_peers()
+
+    @property
+    def learner(self) -> Learner:
+        """Learner of this rank."""
+        return self._own_worker.learner
+
+    @property
+    def learner_state(self) -> DistributedLearner:
+        """Checkpoint state, collected from every rank."""
+        return self
+
+    def load(self, start: RunInit) -> State:
+        """Load a run's start on every rank → run state.
+
+        Raises:
+            ValueError: the weights do not fit the models.
+        """
+        state = start.load(self.models, self)
+        if start.record is not None:
+            self._run_on_ranks(LoadCheckpoint(str(start.record.path), start.resume), self._own_worker.gather)
+        return state
+
+    def restore(self, record: CheckpointRecord) -> None:
+        """Restore a checkpoint on every rank."""
+        restore(record, self.models, self)
+        self._run_on_ranks(LoadCheckpoint(str(record.path), True), self._own_worker.gather)
+
+    def set_note_callback(self, note: Callable[[str], None]) -> None:
+        """Set the callback for warnings, for example about reverted steps."""
+        self._note = note
+        self._own_worker.set_note_callback(note)
+
+    def learn(
+        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback = lambda _: None
+    ) -> dict[str, float]:
+        """Run a training step on every rank → metrics; ``ranks_lost`` counts repetitions.
+
+        Raises:
+            RanksLostError: sharded ranks were lost, or ranks were lost twice in the step.
+            RunError: a rank cannot continue, for a reason outside MARFT.
+        """
+        parts = self.learner.state_dict()
+        rates = {name: optimizer.learning_rate for name, optimizer in self.optimizers.items()}
+        progress = progress._replace(advantages=dict(progress.advantages))
+        message = TrainStep([_without_data(episode) for episode in episodes], progress, rates)
+        try:
+            return self._learn(message, on_credit)
+        except RanksLostError as error:
+            if self.run.training.shard:
+                raise
+            retry_note = "the other ranks are started again, and the step is learned once more"
+            self._note(f"step {progress.step + 1}: {error}; {retry_note}")
+        self._own_worker.guard.revert(progress.step)
+        self.learner.load_state_dict(parts)
+        self._lost_count += 1
+        try:
+            self._restart_peers()
+            return self._learn(message, on_credit)
+        except RanksLostError as error:
+            error.times += self._take_lost_count()
+            raise
+
+    def _learn(self, message: TrainStep, on_credit: CreditCallback) -> dict[str, float]:
+        credit_records: list[ActionCredit] = []  # reported once, after all ranks have finished
+        metrics = self._run_on_ranks(message, lambda: self._own_worker.learn(message, credit_records.extend))
+        if credit_records:
+            on_credit(credit_records)
+        return metrics | {RANKS_LOST: float(self._take_lost_count())}
+
+    def _take_lost_count(self) -> int:
+        count, self._lost_count = self._lost_count, 0
+        return count
+
+    # learner state
+
+    @property
+    def optimizers(self) -> Mapping[str, PolicyOptimizer]:
+        """Policy optimizers of this rank."""
+        return self.learner.optimizers
+
+    @property
+    def critic(self) -> Critic | None:
+        """Critic of this rank."""
+        return self.learner.critic
+
+    def not_finite(self) -> list[str]:
+        """Return the names for this rank's parts with a non-finite number."""
+        return find_non_finite(self)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state of credit and schedule, equal on every rank."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore the state of credit and schedule on this rank."""
+        self.learner.load_state_dict(state)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Return the optimizer state from every rank, unsharded."""
+        if not self.run.training.shard:
+            return self.learner.optimizer_state()
+        return self._run_on_ranks(GatherOptimizer(), self.learner.optimizer_state)
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the optimizer state on this rank."""
+        self.learner.load_optimizer_state(state)
+
+    # other ranks
+
+    @property
+    def _own_worker(self) -> RankWorker:
+        assert self._worker is not None, "nobody learns yet"
+        return self._worker
+
+    def _start_peers(self) -> None:
+        """Start the other ranks."""
+        from transformers.utils import logging
+
+        self._start_count += 1
+        self._init_method = str(self._folder.path / f"meeting {self._start_count}")
+        if self._starter.host:
+            self._store, self._init_method = open_store(self._starter.host)
+        settings = pickle.dumps(self._peer_run)
+        names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
+        for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
+            peer = _Peer(child, self.run.training.rank_patience_seconds)
+            self._peers.append(peer)
+            with suppress(OSError):  # an early exit is detected before the rendezvous
+                peer.send(StartRank(settings, self._init_method, rank, logging.get_verbosity()))
+
+    def _form_group(self) -> RankGroup:
+        try:
+            with self._signals.waiting():
+                self._group = open_group(self.run, self._init_method, 0, self.models.device)
+        except (RuntimeError, OSError) as error:
+            raise self._explain_error(error) from error
+        return self._group
+
+    def _restart_peers(self) -> None:
+        """Restart the other ranks with this rank's state."""
+        self._close_peers()
+        self._own_worker.group.close()
+        self._start_peers()
+        self._wait_for_peers(LOADING_SECONDS)
+        self._own_worker.join(self._form_group())
+        self._wait_for_peers()
+        state = self._own_worker.state()
+        for peer in self._peers:
+            peer.send(state)
+        self._wait_for_peers()
+
+    def _run_on_ranks(self, message: object, operation: Callable[[], T]) -> T:
+        """Run an operation on every rank, this rank included → this rank's result.
+
+        Raises:
+            RanksLostError: a rank was lost during the operation.
+        """
+        with self._translate_errors():
+            for peer in self._peers:
+                peer.send(message)
+            with self._signals.waiting():
+                result = operation()
+            self._wait_for_peers()
+        return result
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate communication errors into their cause."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, RunError) or not is_peer_error(error):
+                raise
+            raise self._explain_error(error) from error
+
+    def _wait_for_peers(self, min_seconds: float = 0.0) -> None:
+        """Wait until every rank has finished its operation.
+
+        Args:
+            min_seconds: minimum timeout in seconds, even if ``rank_patience_seconds`` is smaller.
+
+        Raises:
+            ValueError: a rank has failed.
+            RunError: a rank has failed.
+            RankFaultError: a rank has failed.
+            RanksLostError: a rank was lost.
+        """
+        patience = max(self.run.training.rank_patience_seconds, min_seconds)
+        for peer in self._peers:
+            try:
+                peer.pid = peer.receive(patience).pid
+            except (EOFError, TimeoutError) as error:
+                raise self._explain_error(error) from error
+
+    def _explain_error(self, error: Exception) -> Exception:
+        """Return the exception for a problem on other ranks: a rank's own failure, else a rank loss."""
+        ends = [peer.exit_report() for peer in self._peers]
+        for rank, (failed, _) in enumerate(ends, 1):
+            if failed is not None and failed.kind != "gone":
+                return _build_error(failed, rank)
+        lost_ranks = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
+        if not lost_ranks and isinstance(error, TimeoutError):  # the rank answers by now
+            patience = self.run.training.rank_patience_seconds
+            lost_ranks = [
+                f"a rank said nothing for {patience:g} s; a larger training.rank_patience_seconds waits longer"
+            ]
+        return RanksLostError(" and ".join(lost_ranks) if lost_ranks else f"ranks cannot reach each other ({error})")
+
+    def _close_peers(self) -> None:
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.child.end()
+        for peer in peers:
+            peer.close()
+
+    def _end_peers(self) -> None:
+        for peer in self._peers:
+            peer.child.end()
+
+    def close(self) -> None:
+        """Stop the other ranks and release resources."""
+        self._signals.close()
+        self._close_peers()
+        if self._group is not None:
+            self._group.close()
+        self._starter.close()
+        self._folder.close()
+
+    def __enter__(self) -> DistributedLearner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Peer:
+    """Connection to another rank."""
+
+    def __init__(self, child: ProcessHandle, patience: float) -> None:
+        self.child, self.connection = child, RankConnection(child.socket, patience)
+        self.pid = 0  # process id, after the start
+        self._pending = 1  # pending answers: one per message, plus the ready message
+        self._failed: RankFailure | None = None
+
+    def send(self, message: object) -> None:
+        """Send a message to the rank.
+
+        Raises:
+            OSError: the rank has ended, or does not read the message.
+        """
+        self._pending += 1
+        self.connection.send(message)
+
+    def receive(self, seconds: float) -> OperationDone:
+        """Wait for the rank's reply.
+
+        Raises:
+            EOFError: the rank has failed or ended.
+            TimeoutError: no reply arrived in time.
+        """
+        reply = self._read_reply(seconds)
+        if self._failed:
+            raise EOFError(self._failed.message)
+        assert isinstance(reply, OperationDone)
+        return reply
+
+    def _read_reply(self, seconds: float) -> object:
+        reply = self.connection.receive(seconds)
+        self._pending -= 1
+        self._failed = reply if isinstance(reply, RankFailure) else None
+        return reply
+
+    def exit_report(self) -> tuple[RankFailure | None, str]:
+        """Return the failure report, if any, and a description for the end of the process.
+
+        The description is empty if the process still runs and owes no reply.
+        """
+        try:
+            while not self._failed:
+                self._read_reply(EXIT_REPORT_SECONDS if self._pending else 0.0)
+        except EOFError:
+            return None, self.child.outcome()
+        except TimeoutError:
+            if not self._pending:
+                return None, ""
+            self.child.end()
+            self.child.outcome()  # waits for the end
+            return None, "hung, and was ended"
+        return self._failed, ""
+
+    def close(self) -> None:
+        """Close the connection and release the process."""
+        self.connection.close()
+        self.child.close()
+
+
+def _without_data(episode: Episode) -> Episode:
+    """Return an episode without its task's data, which may not pickle and is not needed for training."""
+    return replace(episode, task=replace(episode.task, data={}))
+
+
+def _build_error(failed: RankFailure, rank: int) -> Exception:
+    if failed.kind == "value":
+        return ValueError(failed.message)
+    if failed.kind == "run":
+        return RunError(failed.message)
+    error = RankFaultError(f"in rank {rank}: {failed.message}")
+    error.add_note(failed.trace)
+    return error
