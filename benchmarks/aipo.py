@@ -36,7 +36,7 @@ MODES: tuple[Mode, ...] = ("sampled", "greedy")
 ATTEMPTS = 64  # of the untuned model, none of which may solve a task
 POOL = {"train": 120, "test": 120}  # tasks that are tried
 WARM_UP = {"model": 500, "helper": 400}  # steps
-STEPS, FALLS_FROM, GONE_FROM = 120, 60, 100
+STEPS, ANNEAL_START, ANNEAL_END = 120, 60, 100
 COEFFICIENT = 1.0
 UNBOUNDED = 1e9
 Arm = Mapping[str, Any]
@@ -66,7 +66,7 @@ def main() -> None:
     jobs = [
         Job(
             recipe(arm, seed, output, made, hard), arguments.tasks, {"case": arm, "checkpoint": digest(made["model"])},
-            ("base", "last"), MODES, curves=("accuracy", "consultations", "teammate_weight", "kl"),
+            ("base", "last"), MODES, curves=("accuracy", "helper_calls", "teammate_weight", "kl"),
         )
         for seed in range(arguments.seeds)
         for arm in arguments.arms
@@ -86,11 +86,11 @@ def name_of(arm: str, seed: int) -> str:
 def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Path | None) -> RunSettings:
     """The recipe of one arm."""
     changes = ARMS[arm]
-    helper = {"policy": "helper", "sees": [], "sampling": {"max_new_tokens": 32, "temperature": 1.0}}
+    helper = {"policy": "helper", "context": [], "sampling": {"max_new_tokens": 32, "temperature": 1.0}}
     consulting = {
         "helpers": {kind: {**helper, "instructions": text} for kind, text in unknown_rules.HELPERS.items()},
-        "budget": 0.5, "falls_from": FALLS_FROM, "gone_from": GONE_FROM, "told": "never",
-        "call": unknown_rules.CALL, "reply": unknown_rules.REPLY,
+        "budget": 0.5, "anneal_start": ANNEAL_START, "anneal_end": ANNEAL_END, "visible": "never",
+        "call_template": unknown_rules.CALL, "reply_template": unknown_rules.REPLY,
     }  # fmt: skip
     helped = "consulting" not in changes
     models = {"base": {"path": str(made["model"])}} | ({"helper": {"path": str(made["helper"])}} if helped else {})
@@ -157,7 +157,7 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
-        asked = np.mean([sum(filter(None, row["curves"]["consultations"])) for row in mine])
+        asked = np.mean([sum(filter(None, row["curves"]["helper_calls"])) for row in mine])
         solved = {
             (when, mode): np.mean([r[when][mode] for r in mine]) for when in ("before", "after") for mode in MODES
         }
@@ -174,7 +174,7 @@ def plot(rows: Sequence[Row]) -> Figure:
     axes = figure.subplots()
     for case in dict.fromkeys(row["case"] for row in rows):
         band(axes, [[v or 0.0 for v in row["curves"]["accuracy"]] for row in rows if row["case"] == case], case)
-    for step in (FALLS_FROM, GONE_FROM):
+    for step in (ANNEAL_START, ANNEAL_END):
         axes.axvline(step, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="training step", ylabel="solved, with what help there is", title="helpers leave between the lines")
     axes.legend(fontsize=8)

@@ -56,7 +56,7 @@ from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
     "said": (
-        "--environment.coverage", "said", "--environment.kinds", '["temporal"]', "--environment.budget", "52",
+        "--environment.coverage", "all", "--environment.kinds", '["temporal"]', "--environment.budget", "52",
         "--environment.days", "6", "--environment.facts", "1",
         "--training.steps", "20", "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.epochs", "4",
     ),

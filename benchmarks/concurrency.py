@@ -51,7 +51,7 @@ SIZES = (1, 2, 4, 8, 12)
 EPISODES, AT_ONCE = 32, 96  # episodes of a chain; actions of a parallel team at the same time
 ROLES = [f"agent_{letter}" for letter in "abcdefghijkl"]
 SAID = "7" * ACTION  # every digit is a token
-CHAIN = {"organization": "chain", "sees": "previous"}
+CHAIN = {"organization": "chain", "visible": "previous"}
 Row = dict[str, Any]
 
 
@@ -115,7 +115,7 @@ def branches(repetitions: int = 21) -> Row:
 def _branches(lengths: Sequence[tuple[int, int]], repetitions: int) -> Row:
     def team(count: int) -> RunSettings:
         of = {f"{part}_{n}": length for n in range(count) for part, length in zip("ab", lengths[n], strict=True)}
-        return recipe(of, {"organization": "graph", "sees": {f"b_{n}": [f"a_{n}"] for n in range(count)}})
+        return recipe(of, {"organization": "graph", "visible": {f"b_{n}": [f"a_{n}"] for n in range(count)}})
 
     with LocalRolloutRunner(team(len(lengths))) as whole, LocalRolloutRunner(team(1)) as alone:
         rows = []
@@ -143,7 +143,7 @@ def _spans(actions: Sequence[Action]) -> tuple[float, float, float]:
 
 def crowd(episodes: int, rows: int) -> Row:
     lengths = dict.fromkeys(ROLES[:CROWD], ACTION)
-    run = recipe(lengths, CHAIN, rollout={"max_live_episodes": episodes}, engine={"max_rows": rows})
+    run = recipe(lengths, CHAIN, rollout={"max_concurrent_episodes": episodes}, engine={"max_batch_size": rows})
     with LocalRolloutRunner(run) as rollouts:
         play(rollouts, 8, "warm-up")
         before = machine.footprint()

@@ -43,7 +43,7 @@ WORLD = (  # cells by their numbers, which the tiny model reads sooner than the 
 SIXTEEN = ("--rollout.tasks_per_step", "1")
 FOUR = (*SIXTEEN, "--rollout.samples_per_task", "4")
 IMAGINED = (  # as long as real ones; what was lived once is believed (e⁻¹ = 0.37), for this world has no chance in it
-    *FOUR, "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
+    *FOUR, "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.max_uncertainty", "0.5",
 )  # fmt: skip
 ARMS = {
     "recipe": (),
@@ -51,7 +51,7 @@ ARMS = {
     "few": FOUR,
     "replay": (*SIXTEEN, "--rollout.reuse", "4"),
     "dyna": IMAGINED,
-    "anywhere": (*IMAGINED, "--dyna.begins", "anywhere"),
+    "anywhere": (*IMAGINED, "--dyna.start_from", "anywhere"),
     "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
     "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.check", "false"),
 }
@@ -176,12 +176,12 @@ def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
     """Of one run."""
     rows = list(folder.read_metrics())
     curve = crossed(rows)
-    off = [row["step"] for row in rows if row.get("imagined/on") == 0.0]
+    off = [row["step"] for row in rows if row.get("imagined/enabled") == 0.0]
     return {
         "arm": arm, "seed": seed, "changes": changes_of(arm), "arrived": arrived(curve),
         "played": curve[-1][0], "last": curve[-1][1],
         "steps": len(rows), "imagined": sum(row.get("imagined/episodes", 0.0) for row in rows),
-        "cut": sum(row.get("imagined/cut", 0.0) for row in rows), "off": off[0] if off else None,
+        "cut": sum(row.get("imagined/rejected", 0.0) for row in rows), "off": off[0] if off else None,
         "off_steps": len(off), "wall_seconds": sum(row["seconds"] for row in rows),
         "curve": [point for point in curve if point[0] % WINDOW == 0 or point is curve[-1]],
     }  # fmt: skip

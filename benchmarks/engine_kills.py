@@ -33,7 +33,7 @@ from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
-VLLM = "{ kind = 'vllm', options = { enforce_eager = true } }"
+VLLM = "{ kind = 'vllm', engine_args = { enforce_eager = true } }"
 SERVER = b"apart.vllm_server"
 
 

@@ -93,7 +93,9 @@ def measure(world: str, settings: World, arm: ARM, seed: int, arguments: argpars
     points = curve(folder, arguments.tasks)
     rows = folder.read_metrics()
     told = {
-        name: [row.get(name) for row in rows] for name in rows[-1] if name.endswith(("/information", "/hidden_entropy"))
+        name: [row.get(name) for row in rows]
+        for name in rows[-1]
+        if name.endswith(("/message_information", "/hidden_entropy"))
     }
     found = _read(path)
     one = {"seconds": sum(row["seconds"] for row in rows), "curve": points, **({"told": told} if told else {})}

@@ -41,7 +41,7 @@ KINDS = {
     "worker": b"marft.rollout.workers.worker",
     "engine": b"marft.inference.subprocess_engine.",
 }  # what is in their command lines
-SUMS = ("workers_lost", "episodes_played_again", "tasks_set_aside", "engine_restarts")
+SUMS = ("workers_lost", "episodes_retried", "tasks_excluded", "engine_restarts")
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     shutil.rmtree(arguments.output, ignore_errors=True)
-    options = ["--rollout.processes", str(arguments.processes)]
+    options = ["--rollout.workers", str(arguments.processes)]
     options += ["--engine", arguments.engine] if arguments.engine else []
     options += ["--cluster", "{ engine = { gpus = 0.0 } }"] if arguments.cluster else []
     run = recipe(arguments, "killed", options)
@@ -72,7 +72,7 @@ def main() -> None:
     for number in range(arguments.undisturbed):
         found["undisturbed"].append(undisturbed(arguments, number))
         save(arguments, found)
-    wrong = [found[name] for name in ("lost", "twice", "failed", "unplayed", "tasks_set_aside")]
+    wrong = [found[name] for name in ("lost", "twice", "failed", "unplayed", "tasks_excluded")]
     sys.exit(any(wrong) or killer.done.total() < arguments.kills)
 
 
@@ -184,8 +184,8 @@ def save(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
         "",
         f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
         f" recorded twice, {found['failed']} failed, {found['unplayed']} with a reward and nothing played",
-        f"- {found['workers_lost']:.0f} workers lost, {found['episodes_played_again']:.0f} attempts played again, "
-        f"{found['tasks_set_aside']:.0f} tasks set aside, {found['engine_restarts']:.0f} restarts of an engine",
+        f"- {found['workers_lost']:.0f} workers lost, {found['episodes_retried']:.0f} attempts played again, "
+        f"{found['tasks_excluded']:.0f} tasks set aside, {found['engine_restarts']:.0f} restarts of an engine",
         f"- accuracy, sampled, on {arguments.tasks} tasks: {found['sampled']:.1%}; of runs in which nothing is killed: "
         + (", ".join(f"{accuracy:.1%}" for accuracy in found["undisturbed"]) or "none was made"),
         f"- {found['seconds']:.0f} s",

@@ -38,8 +38,8 @@ from marft_lab.federated.settings import FederationSettings, parse_federation
 HERE = Path(__file__).parent
 SITES = ("north", "east", "south", "west")
 ARMS: Mapping[str, dict[str, Any]] = {
-    "average of products": {"name": "average", "of": "products"},
-    "average of factors": {"name": "average", "of": "factors"},
+    "average of products": {"name": "average", "quantity": "products"},
+    "average of factors": {"name": "average", "quantity": "factors"},
     "gossip on a ring": {"name": "gossip", "graph": "ring"},
     "alone": {"name": "alone"},
 }
@@ -126,7 +126,7 @@ def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed
     shared = changes_of(given.tasks_per_step // len(SITES))
     sites = {
         site: {"recipe": "demo",
-               "changes": {**shared, "environment": {**shared["environment"], "site": at, "skew": skew}}}
+               "overrides": {**shared, "environment": {**shared["environment"], "site": at, "skew": skew}}}
         for at, site in enumerate(SITES)
     }  # fmt: skip
     own = {"rounds": given.rounds, "steps": given.steps, "seed": seed, "combine": ARMS[arm], "sites": sites}

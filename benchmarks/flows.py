@@ -81,7 +81,7 @@ def digest() -> str:
 
 
 def rows_of(seed: int, output: Path) -> list[Row]:
-    run = recipe(seed, {"organization": "orchestrated", "most": 6}, router=True)
+    run = recipe(seed, {"organization": "orchestrated", "max_calls": 6}, router=True)
     world = run.environment
     assert isinstance(world, Workshop)
     by_habit = Bench(run, world, flow_world.by_habit, ("router", *SEATS))

@@ -36,10 +36,10 @@ TEAMS = {
 }
 TIMES = (
     "second",
-    "gateway/overdue",
+    "gateway/idle_timeouts",
     "workers_lost",
-    "episodes_played_again",
-    "tasks_set_aside",
+    "episodes_retried",
+    "tasks_excluded",
 )  # parts of names of what may differ
 WEIGHTS = (
     "critic.safetensors",

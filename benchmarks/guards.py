@@ -45,7 +45,7 @@ LOST_KEY = [{"name": "function", "call": "guards_terms:digits_of_a_lost_key"}]
 STUDIES: dict[str, dict[str, Any]] = {
     "clean": {},
     "collapse": HOT,
-    "returned": {**HOT, "guards.on_collapse": "return"},
+    "returned": {**HOT, "guards.on_collapse": "rollback"},
     "hack": {"rewards": HACK},
     "collusion": {
         "rewards": LOST_KEY,

@@ -42,7 +42,7 @@ OTHER_SETTINGS = {  # of the algorithm, by what a table calls them
     "plain": (),
     "lower-rate": ("--algorithm.optimizer.learning_rate", "2e-4"),
     "decaying-rate": ("--algorithm.optimizer.schedule", "linear"),
-    "banded": ("--algorithm.sampler_correction", "{ level = 'geometric', low = 0.8, high = 1.25 }"),
+    "banded": ("--algorithm.sampler_correction", "{ level = 'geometric', mask_low = 0.8, mask_high = 1.25 }"),
     "whole-actions": ("--algorithm.sampler_correction", "{ level = 'action' }"),
 }
 MEASURED = {"seconds": ".0f", "idle": ".0%", "overlap": ".0%", "oldest": ".0f", "ess": ".3f"}
@@ -149,7 +149,7 @@ def measured(folder: RunFolder) -> dict[str, float]:
     """Of all steps."""
     rows = folder.read_metrics()
     seconds = sum(row["seconds"] for row in rows)
-    overlaps = [row["ahead/overlap"] for row in rows[1:] if "ahead/overlap" in row]
+    overlaps = [row["async/overlap"] for row in rows[1:] if "async/overlap" in row]
     return {
         "seconds": seconds,
         "learning": sum(row["seconds/learning"] for row in rows),

@@ -94,8 +94,8 @@ def measured(steps: int, reuse: bool) -> dict[str, float]:
     return {
         "steps": steps,
         "reuse": reuse,
-        "asked": usage["prefill/asked"] / len(episodes),
-        "computed": usage["prefill/computed"] / len(episodes),
+        "asked": usage["prefill/prompt_tokens"] / len(episodes),
+        "computed": usage["prefill/computed_tokens"] / len(episodes),
         "seconds": seconds,
         "memory_mb": watch.most["memory_mb"] - before,
     }

@@ -74,7 +74,7 @@ class Outcome:
 def conversations(count: int) -> list[Conversation]:
     """Of the world, the same each time."""
     keys: dict[str, Any] = {
-        "style": "plain", "people": PEOPLE, "days": DAYS, "facts": FACTS, "talk": TALK, "questions": QUESTIONS
+        "style": "plain", "people": PEOPLE, "days": DAYS, "facts": FACTS, "filler_lines": TALK, "questions": QUESTIONS
     }  # fmt: skip
     world = Memory(**keys)
     drawn = [world.generate_task(Random(number)).data for number in range(count)]
@@ -170,7 +170,7 @@ def row_of(name: str, budget: int, construction: str, some: Sequence[Conversatio
 
 async def _filled(name: str) -> list[MemoryStore]:
     made: Any = find_plugin("memories", name)
-    part = made(capacity=CAPACITY)
+    part = made(max_bytes=CAPACITY)
     stores = [open_store(part) for _ in range(AT_ONCE)]
 
     async def fill(number: int, store: MemoryStore) -> None:

@@ -99,7 +99,7 @@ def routers(seed: int, tasks: int, output: Path) -> list[Job]:
             "agents": [
                 {"role": "router", "policy": "router", "instructions": "Call a worker.", "answers": True}, *workers,
             ],
-            "team": {"organization": "orchestrated", "most": 1},
+            "team": {"organization": "orchestrated", "max_calls": 1},
             "environment": {"name": "organizations:Boxes"},
             "algorithm": {"name": "marft", "optimizer": {"learning_rate": 5e-4}},
             "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": 30},

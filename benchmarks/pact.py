@@ -52,8 +52,8 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
     "last": {"name": "last"},
     "summary": {"name": "raw"},
-    "structured": {"name": "record", "fields": {DID: FIELDS[DID]}, "otherwise": "nothing"},
-    "rules": {"name": "record", "fields": FIELDS, "otherwise": "nothing"},
+    "structured": {"name": "record", "fields": {DID: FIELDS[DID]}, "fallback": "none"},
+    "rules": {"name": "record", "fields": FIELDS, "fallback": "none"},
     "model": {"name": "raw"},
 }
 WRITTEN = {"summary": "summary", "model": "record"}  # by scribes, who are told so
@@ -86,7 +86,7 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
                 }
                 for role, (policy, text, longest) in told.items()
             ],
-            "team": {"organization": "graph", "sees": sees}, "channel": STRATEGIES[strategy],
+            "team": {"organization": "graph", "visible": sees}, "channel": STRATEGIES[strategy],
             "environment": {"name": "whereabouts:Whereabouts", "topology": topology},
             "algorithm": {"name": "marft", "level": "action", "optimizer": {"learning_rate": 5e-4}},
             "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": STEPS},

@@ -82,7 +82,7 @@ def save_model(folder: Path, kind: str, sizes: dict[str, int], vocabulary: int) 
 
 def recipe(folder: Path, case: dict[str, Any]) -> RunSettings:
     """A chain of two agents, each with a policy of its own."""
-    lora = {"rank": 8, "alpha": 16.0, "targets": case.get("targets", ["q_proj", "v_proj"])}
+    lora = {"rank": 8, "alpha": 16.0, "target_modules": case.get("targets", ["q_proj", "v_proj"])}
     whole = {"model": "base", "train": "full", "learning_rate": 1e-6}
     action, prompt = case.get("action", 40), case.get("prompt", 100)
     roles = ("reasoner", "actor")

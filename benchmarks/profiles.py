@@ -55,8 +55,8 @@ STARTS = {
 }
 ARMS = ("profile", "weights", "both")
 PROFILES = {
-    "every": 5, "last": 20, "candidates": 8, "tasks": 64, "accept": "no worse",
-    "proposer": {"name": "edits", "sentences": list(POOL), "longest": 3},
+    "every": 5, "last_step": 20, "candidates": 8, "tasks": 64, "accept": "no_worse",
+    "proposer": {"name": "edits", "sentences": list(POOL), "max_sentences": 3},
 }  # fmt: skip
 Row = dict[str, Any]
 
@@ -87,7 +87,7 @@ class Counting(Callback):
         self.tokens += count_tokens([episode])
 
     def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
-        self.tokens += int(metrics.get("profiles/tokens", 0))
+        self.tokens += int(metrics.get("prompt_optimization/tokens", 0))
         self.curve.append((self.tokens, metrics["accuracy"]))
 
     def wants_stop(self) -> bool:
@@ -129,7 +129,7 @@ class Bench:
         overrides += ["--sinks", "[]", "--training.record_episodes_every", "0", "--checkpoints.every", "100000"]
         for number, text in enumerate(STARTS[self.start].values()):
             overrides += [f"--agents.{number}.instructions", json.dumps(text)]
-        with_profiles = ["--profiles", _toml(PROFILES)] if profiles else []
+        with_profiles = ["--prompt_optimization", _toml(PROFILES)] if profiles else []
         return load_recipe(Path(str(bundled_recipe("demo"))), [*overrides, *with_profiles])
 
     def _row(self, arm: str, seed: int, name: str) -> Row:

@@ -69,7 +69,7 @@ def forms(size: int) -> dict[str, dict[str, Any]]:
     children = {one: names[2 * n + 1 : 2 * n + 3] for n, one in enumerate(names)}
     graphs = {"star": {"actor": names}, "tree": {**children, "actor": names[:1]}} if len(names) > 1 else {}
     found: dict[str, dict[str, Any]] = {
-        **{name: {"team": {"organization": "graph", "sees": sees}} for name, sees in graphs.items()},
+        **{name: {"team": {"organization": "graph", "visible": sees}} for name, sees in graphs.items()},
         "debate": {"team": {"organization": "debate", "judge": "actor"}},
         "mixture": {"team": {"organization": "mixture-of-agents"}},
     }

@@ -99,7 +99,7 @@ EFFECTS: dict[str, Draw] = {
 def judged(differences: Floats, settings: ShadowSettings) -> tuple[Floats, Floats]:
     """After how many sessions each team is promoted, and stopped; what comes first counts, and infinity is never."""
     teams, sessions = differences.shape
-    width = settings.high - settings.low
+    width = settings.max_score - settings.min_score
     limit = (1 - settings.margin / width) / 2
     up, down = np.zeros((teams, len(BET_FRACTIONS))), np.zeros((teams, len(BET_FRACTIONS)))
     most_up, most_down = np.zeros(teams), np.zeros(teams)
@@ -110,7 +110,7 @@ def judged(differences: Floats, settings: ShadowSettings) -> tuple[Floats, Float
         down += log_factors(1 - x, 1 - limit)
         np.maximum(most_up, log_capital(up), out=most_up)
         np.maximum(most_down, log_capital(down), out=most_down)
-        if count < settings.least:
+        if count < settings.min_sessions:
             continue
         open_ = np.isinf(at).all(0)
         stopped = open_ & (most_down >= math.log(1 / settings.false_stops))
@@ -143,7 +143,7 @@ def simulated(teams: int, sessions: int, seed: int) -> list[dict[str, Any]]:
             "stopped": float(np.isfinite(stopped).mean()),
             "median": float(np.median(at)) if np.isfinite(np.median(at)) else None,
             "mean_sessions": float(np.minimum(at, sessions).mean()),
-            "fixed": fixed(differences, settings.least),
+            "fixed": fixed(differences, settings.min_sessions),
         })  # fmt: skip
     return rows
 
@@ -156,9 +156,9 @@ def server(run: Path, record: Path, shadow: Path | None, core: str, priority: st
         [
             "--shadow",
             str(shadow),
-            "--shadow.most",
+            "--shadow.max_sessions",
             "1000000",
-            "--shadow.least",
+            "--shadow.min_sessions",
             "1000000",
             "--shadow.priority",
             priority,

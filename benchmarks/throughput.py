@@ -100,7 +100,7 @@ def recipe(folder: Path, agents: int, vocabulary: int, observation: int) -> dict
             }
             for n in range(agents)
         ],
-        "team": {"organization": "chain", "sees": "previous"},
+        "team": {"organization": "chain", "visible": "previous"},
         "environment": {"name": "throughput:Numbers", "vocabulary": vocabulary, "length": shared},
         "rollout": {"tasks_per_step": EPISODES, "samples_per_task": 1},
         "algorithm": {

@@ -75,7 +75,7 @@ def job_of(level: str, seed: int, tasks: int, steps: int, output: Path, checkpoi
             "agents": [
                 {
                     "role": "reasoner", "policy": "reasoner", "instructions": REASONER, "tools": ["calculator"],
-                    "tool_use": {"rounds": 2}, "sampling": {"max_new_tokens": 192},
+                    "tool_use": {"max_rounds": 2}, "sampling": {"max_new_tokens": 192},
                 },
                 {
                     "role": "actor", "policy": "actor", "instructions": ACTOR, "answers": True,

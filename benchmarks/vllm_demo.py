@@ -23,7 +23,7 @@ from marft.evaluation.session import evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 
-ENGINES = {"in process": (), "vLLM": ("--engine", "{ kind = 'vllm', options = { enforce_eager = true } }")}
+ENGINES = {"in process": (), "vLLM": ("--engine", "{ kind = 'vllm', engine_args = { enforce_eager = true } }")}
 CLOSE = 1e-4  # nats
 
 

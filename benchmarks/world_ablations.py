@@ -29,8 +29,8 @@ ARMS: Mapping[str, Mapping[str, World]] = {
     "plan_path": {
         "marft, as the recipe": World("plan_path"),
         "by agent and turn (a state's candidates)": World("plan_path", changes=TREE),
-        "by agent alone": World("plan_path", changes=(*TREE, "--algorithm.credit.compared", "agent")),
-        "by turn alone": World("plan_path", changes=(*TREE, "--algorithm.credit.compared", "turn")),
+        "by agent alone": World("plan_path", changes=(*TREE, "--algorithm.credit.group_by", "agent")),
+        "by turn alone": World("plan_path", changes=(*TREE, "--algorithm.credit.group_by", "turn")),
     },
     "memory": {
         "comam, with local rewards": World("memory"),

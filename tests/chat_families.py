@@ -75,7 +75,7 @@ class Family:
     declared: tuple[str, ...] = ()
     rewrites: str = ""
     said: str = "It is 3."
-    whole: str = ""
+    drop_truncated: str = ""
     marks: tuple[str, ...] = ()
     tools: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -163,7 +163,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3, no thinking": Family(
         QWEN3, **QWEN, options={"enable_thinking": False}, rewrites=REWRITES,
         **{key: text + "<think>\n\n</think>\n\n" for key, text in chatml("").items()},
-        whole=chatml("")["opening"] + chatml("")["later"] + "<think>\n\n</think>\n\n",
+        drop_truncated=chatml("")["opening"] + chatml("")["later"] + "<think>\n\n</think>\n\n",
     ),
     "hermes": Family(
         {"default": EACH + BEGINS, "tool_use": hermes_system("") + PLAIN_TURNS + BEGINS}, **QWEN, **chatml("")
@@ -175,7 +175,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "smollm3": Family(
         SMOLLM3, CHATML, **smollm3("/think"), marks=THINK, said=THOUGHT,
-        whole=smollm3("/think")["opening"] + chatml("", says=THOUGHT)["later"],
+        drop_truncated=smollm3("/think")["opening"] + chatml("", says=THOUGHT)["later"],
     ),
     "smollm3, no thinking": Family(
         SMOLLM3, CHATML, **smollm3("/no_think", "<think>\n\n</think>\n"), marks=THINK,
@@ -259,7 +259,7 @@ FAMILIES: dict[str, Family] = {
         marks=THINK, said="Hm.\n</think>\n\nIt is 3.", rewrites=OTHERWISE,
         opening="<｜begin▁of▁sentence｜>Be brief.<｜User｜>1 + 2?<｜Assistant｜><think>\n",
         default="<｜begin▁of▁sentence｜><｜User｜>1 + 2?<｜Assistant｜><think>\n", later="",
-        whole="<｜begin▁of▁sentence｜>Be brief.<｜User｜>1 + 2?<｜Assistant｜>\n\nIt is 3.<｜end▁of▁sentence｜>"
+        drop_truncated="<｜begin▁of▁sentence｜>Be brief.<｜User｜>1 + 2?<｜Assistant｜>\n\nIt is 3.<｜end▁of▁sentence｜>"
         "<｜User｜>Sure?<｜Assistant｜><think>\n",
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ RECIPE = Path(__file__).parents[1] / "benchmarks" / "cold_start.toml"
 def cold(output: Path, **changes: Any) -> RunSettings:
     """The benchmark's recipe, with a few tasks."""
     drawn = {} if "environment" in changes else {"environment.train_tasks": 64, "environment.held_out_tasks": 16}
-    few = {"synthesis.tasks": 6, "synthesis.attempts": 3, "synthesis.per_task": 2, "synthesis.played_together": 6}
+    few = {"synthesis.tasks": 6, "synthesis.attempts": 3, "synthesis.max_per_task": 2, "synthesis.save_every": 6}
     return load_recipe(RECIPE, changes={"output": str(output), "device": "cpu", **drawn, **few, **changes})
 
 

@@ -64,7 +64,7 @@ def scripted(
     recipe: str, skill: float, count: int, tasks: Iterable[Task] | None = None, **changes: Any
 ) -> list[Episode]:
     """Episodes that the script plays, on demonstrations where no tasks are given; nothing is cut short."""
-    run = load_recipe(recipe, changes={"models.base.path": "tiny-tools", "models.base.context": 1024, **changes})
+    run = load_recipe(recipe, changes={"models.base.path": "tiny-tools", "models.base.context_length": 1024, **changes})
     agents = tuple(
         one.model_copy(update={"sampling": one.sampling.model_copy(update={"max_new_tokens": LONG // 50})})
         for one in run.agents

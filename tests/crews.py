@@ -167,7 +167,7 @@ def crew(output: Path, environment: dict[str, Any], *overrides: str, processes: 
     """The team of :mod:`tests.helpers` on an environment, in worker processes."""
     from tests.helpers import settings  # with it comes torch, which workers have no use for
 
-    return settings("tiny", output, "--rollout.processes", str(processes), *overrides, environment=environment)
+    return settings("tiny", output, "--rollout.workers", str(processes), *overrides, environment=environment)
 
 
 def told(episodes: Sequence[Episode]) -> list[Any]:

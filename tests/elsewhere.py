@@ -72,7 +72,7 @@ class _Factories(TorchDispatchMode):
 class _FromLists(TorchFunctionMode):
     """``torch.tensor(list, device=…)`` fills a tensor of the host and sends it; so does an index that is a list."""
 
-    sleep = False
+    asleep = False
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
@@ -80,7 +80,7 @@ class _FromLists(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         given = dict(kwargs or {})
         place = given.get("device")
-        if function is torch.tensor and not self.sleep and place is not None and torch.device(place) == DEVICE:
+        if function is torch.tensor and not self.asleep and place is not None and torch.device(place) == DEVICE:
             return torch.tensor(*args, **{**given, "device": CPU}).to(DEVICE)
         if function is Tensor.tolist and isinstance(args[0], Elsewhere):
             return args[0].cpu().tolist()

@@ -72,4 +72,4 @@ def _paths(organization: Flow, bare: Episode) -> list[tuple[str, ...]]:
 
     seed = derive_seed(0, "organization", bare.stream, bare.task.id, bare.sample)
     context = match_context(organization.flow, bare.task.prompt)
-    return [sample_step_path(organization.flow, context, seed, 0, organization.most, organization.temperature)]
+    return [sample_step_path(organization.flow, context, seed, 0, organization.max_nodes, organization.temperature)]

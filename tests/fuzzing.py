@@ -58,7 +58,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of th
     "graph": {"sees": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
     "orchestrated": {"router": "reasoner"},
-    "program": {"call": "tests.fuzzing:solve", "wait_seconds": 5.0},
+    "program": {"call": "tests.fuzzing:solve", "idle_timeout_seconds": 5.0},
     "reflective": {"actor": "actor", "critic": "reasoner", "reviser": "actor"},
     "record": {"fields": {"state": "leaving (.+)"}},
     "format": {"pattern": "a+", "agents": ["actor"], "clip": [0.0, 1.0]},

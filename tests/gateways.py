@@ -66,7 +66,7 @@ def game_of(
     solve: Solve | None, *roles: str, engine: FakeEngine | None = None, steps: Sequence[Any] = (), **program: Any
 ) -> Game:
     given = {"call": ObjectPlaceholder(solve)} if solve else {}
-    part = Program(**given, **{"timeout_seconds": 60.0, "wait_seconds": 30.0, **program})
+    part = Program(**given, **{"timeout_seconds": 60.0, "idle_timeout_seconds": 30.0, **program})
     script = Script(list(steps) or [ends()] * 1000)
     return game(script, *(roles or ("a",)), organization=part, engine=engine)
 

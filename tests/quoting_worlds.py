@@ -64,7 +64,7 @@ class Turn:
     text: str
     sees: frozenset[int]
     quotes: frozenset[int]
-    whole: bool
+    drop_truncated: bool
 
 
 @dataclass
@@ -143,7 +143,7 @@ class World:
             return "  " + text.replace("\n", "\n\n   ").replace(". ", ".\n") + "\n"
         if how == "json":
             return json.dumps({"from": turn.role, "content": text}, ensure_ascii=rng.random() < 0.5)
-        if turn.whole or how in ("as it is", "json"):
+        if turn.drop_truncated or how in ("as it is", "json"):
             return text
         words = text.split(" ")
         if how == "cut":

@@ -48,11 +48,12 @@ def log_sigmoid(x: float) -> float:
 
 def loss(
     better: float, worse: float, mean_log_prob: float, lengths: tuple[int, int], *, beta: float, kind: str = "sigmoid",
-    smoothing: float = 0.0, margin: float = 0.0, length_price: float = 0.0, imitation: float = 0.0,
+    label_smoothing: float = 0.0, margin: float = 0.0, length_penalty: float = 0.0, nll_coefficient: float = 0.0,
 ) -> float:  # fmt: skip
     """Of one comparison (Rafailov et al. 2023, eq. 7), from the log-ratios of its sides."""
     h = better - worse
     if kind == "ipo":
-        return (h - 1 / (2 * beta)) ** 2 - imitation * mean_log_prob
-    z = beta * h + length_price * (lengths[0] - lengths[1]) - margin
-    return -(1 - smoothing) * log_sigmoid(z) - smoothing * log_sigmoid(-z) - imitation * mean_log_prob
+        return (h - 1 / (2 * beta)) ** 2 - nll_coefficient * mean_log_prob
+    z = beta * h + length_penalty * (lengths[0] - lengths[1]) - margin
+    soft = -(1 - label_smoothing) * log_sigmoid(z) - label_smoothing * log_sigmoid(-z)
+    return soft - nll_coefficient * mean_log_prob

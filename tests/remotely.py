@@ -37,7 +37,7 @@ class ChatRenderer(FakeRenderer):
 
 @contextmanager
 def asking(server: Server, **changes: Any) -> Iterator[Endpoint]:
-    endpoint = Endpoint("teacher", EndpointSettings(url=server.url, **{"retries": 0, **changes}), "gpt-x")
+    endpoint = Endpoint("teacher", EndpointSettings(url=server.url, **{"max_retries": 0, **changes}), "gpt-x")
     try:
         yield endpoint
     finally:
@@ -72,6 +72,6 @@ def ask(engine: Router, prompt: Prompt | None = None, sampling: SamplingParams |
 def team(server: Server, output: Path, *overrides: str, **endpoint: Any) -> RunSettings:
     """A remote reasoner and an actor that trains, with a critic."""
     table = recipe("tiny", output, environment={"name": "tests.plugins:Flaky", "alternates": True})
-    table["models"]["teacher"] = {"path": "gpt-x", "endpoint": {"url": server.url, "retries": 0, **endpoint}}
+    table["models"]["teacher"] = {"path": "gpt-x", "endpoint": {"url": server.url, "max_retries": 0, **endpoint}}
     table["policies"]["reasoner"] = {"model": "teacher", "train": "frozen"}
     return parse_recipe(table, overrides)

@@ -93,7 +93,7 @@ class Halfway(CreditPart):
 
 
 class Stranger(CreditPart):
-    grouped_by: ClassVar[Any] = "tasks"
+    comparison_group: ClassVar[Any] = "tasks"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         return CreditOutput(())

@@ -49,7 +49,7 @@ def job_of(team: str, level: str, entropy: str, seed: int, factor: int, tasks: i
     algorithm = ", ".join(f"{part} = {{ learning_rate = {rate} }}" for part, rate in rates.items())
     overrides = ["--algorithm", f"{{ name = '{preset}', level = '{level}', {algorithm} }}"]
     for policy in policies:
-        overrides += [f"--policies.{policy}.lora", "{ rank = 8, alpha = 16, targets = ['q_proj', 'v_proj'] }"]
+        overrides += [f"--policies.{policy}.lora", "{ rank = 8, alpha = 16, target_modules = ['q_proj', 'v_proj'] }"]
     overrides += ["--rollout", "{ tasks_per_step = 4, samples_per_task = 1 }", "--seed", str(seed)]
     overrides += ["--training.steps", str(STEPS if factor == FACTOR else PUBLISHED_STEPS)]
     overrides += ["--output", output, "--name", f"{team}-{level}-{entropy}-x{factor}-{seed}"]

@@ -39,7 +39,7 @@ def team_of(size: int, overrides: Sequence[str]) -> RunSettings:
             "models": {"base": {"path": "tiny"}},
             "policies": {agent["role"]: {"model": "base", "lora": {"rank": 8, "alpha": 16}} for agent in agents},
             "agents": agents,
-            "team": {"organization": "chain", "sees": "previous"},
+            "team": {"organization": "chain", "visible": "previous"},
             "environment": {
                 "name": "reasoning_gym", "dataset": "chain_sum", "params": sums,
                 # with one term there are ninety questions in all

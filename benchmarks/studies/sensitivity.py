@@ -23,7 +23,11 @@ def _hops(name: str, value: str) -> list[str]:
 FACTORS: Factors = {
     "learning rate": LEARNING_RATE,
     "clip": CLIP,
-    "entropy": {"0": [], "0.01": ["--algorithm.entropy", "0.01"], "0.1": ["--algorithm.entropy", "0.1"]},
+    "entropy": {
+        "0": [],
+        "0.01": ["--algorithm.entropy_coefficient", "0.01"],
+        "0.1": ["--algorithm.entropy_coefficient", "0.1"],
+    },
     "λ": {"0.5": _hops("lambda", "0.5"), "0.95": [], "1": _hops("lambda", "1.0")},
     "γ": {"0.9": _hops("gamma", "0.9"), "0.99": _hops("gamma", "0.99"), "1": []},
     "agent-by-agent interval": {

@@ -46,7 +46,7 @@ class Coins(EnvironmentPart):
 
 def recipe(setting: Setting) -> RunSettings:
     """GRPO with one update of all completions, without KL to the base, as TRL has it."""
-    lora = {"rank": setting.rank, "alpha": 16.0, "targets": TARGETS}
+    lora = {"rank": setting.rank, "alpha": 16.0, "target_modules": TARGETS}
     return parse_recipe(
         {
             "name": "versus",

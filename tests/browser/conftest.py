@@ -44,7 +44,7 @@ class Seen:
             assert time.monotonic() < ends, expression
             time.sleep(0.03)
 
-    def told(self, selector: str, text: str) -> None:
+    def visible(self, selector: str, text: str) -> None:
         """Wait until an element's text has this in it."""
         self.until("([where, text]) => document.querySelector(where)?.textContent.includes(text)", [selector, text])
 

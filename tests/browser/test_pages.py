@@ -135,16 +135,16 @@ def test_a_run_that_trains_is_followed_until_the_server_is_gone(
 def test_episodes_are_found_sorted_and_opened_by_keys(seen: Seen) -> None:
     page = seen.page
     seen.open("run/team/episodes", ".inside .line")
-    seen.told(".filters .hint", "154 episodes")
+    seen.visible(".filters .hint", "154 episodes")
     assert page.locator(".inside .line").count() < 40
     page.locator(".virtual").press("End")
     page.wait_for_selector("#line-153.active")
     page.get_by_label("Search episodes").fill("short 12")
-    seen.told(".filters .hint", "11 episodes")
+    seen.visible(".filters .hint", "11 episodes")
     assert "q=short+12" in page.url
     page.locator("button:text-is('Clear')").click()
     page.get_by_label("Lowest reward").fill("1.2")
-    seen.told(".filters .hint", "3 episodes")
+    seen.visible(".filters .hint", "3 episodes")
     page.get_by_label("Sort by reward, highest first").click()
     seen.placed("sort=reward")
     page.locator(".virtual").focus()
@@ -273,7 +273,7 @@ def test_evaluations_stand_on_the_page_of_their_run_and_open_their_episodes(seen
     assert "no field 'gone'" in page.locator(".evaluated .bad").inner_text()
     page.locator(".evaluated a:text-is('base-sampled')").click()
     seen.placed("run/other/episodes", "step=base-sampled")
-    seen.told(".filters", "1 episode")
+    seen.visible(".filters", "1 episode")
     assert page.locator(".filters select").first.input_value() == "base-sampled"
 
 
@@ -288,7 +288,7 @@ def test_what_the_team_is_worth_stands_on_the_page_of_its_run(seen: Seen) -> Non
     page.locator(".worth-lanes .act").nth(1).click()
     assert page.locator(".contributed tr.selected").inner_text().split("\t")[:3] == ["coder", "−0.75", "1, 0.5"]
     page.locator(".worth .attempt-tabs button", has_text="other").click()
-    seen.told(".contributed tbody", "not sampled again")
+    seen.visible(".contributed tbody", "not sampled again")
     seen.open("run/team", ".worth .ask")
     assert page.locator(".worth .command").inner_text().startswith("marft worth /")
 

@@ -50,24 +50,24 @@ def test_what_is_evaluated_and_recorded_meanwhile_comes_to_the_page_of_the_run(
     watching: Seen, growing: RunFolder, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     watching.open("run/growing", ".team .seat")
-    watching.told(".tile", "about 55.5 s left")
-    watching.told(".seats", f"step {STEPS}:")
+    watching.visible(".tile", "about 55.5 s left")
+    watching.visible(".seats", f"step {STEPS}:")
     assert watching.page.locator(".evaluated table").count() == 0
     evaluate(growing, tiny_tokenizer)
     record(growing, STEPS + 1)
     watching.page.wait_for_selector(".evaluated a:text-is('base-sampled')")
-    watching.told(".seats", f"step {STEPS + 1}:")
+    watching.visible(".seats", f"step {STEPS + 1}:")
 
 
 def test_a_step_of_the_team_that_was_chosen_stays(watching: Seen, growing: RunFolder) -> None:
     watching.open("run/growing?step=2", ".team .seat")
-    watching.told(".seats", "step 2:")
+    watching.visible(".seats", "step 2:")
     asked = len(of_team(watching))
     record(growing, STEPS + 1)
-    watching.told("a.tile .more", "steps")
-    watching.told("a.tile strong", f"{STEPS + 1}")
+    watching.visible("a.tile .more", "steps")
+    watching.visible("a.tile strong", f"{STEPS + 1}")
     assert len(of_team(watching)) == asked, "and is not drawn anew"
-    watching.told(".seats", "step 2:")
+    watching.visible(".seats", "step 2:")
 
 
 def of_team(seen: Seen) -> list[str]:
@@ -76,9 +76,9 @@ def of_team(seen: Seen) -> list[str]:
 
 def test_that_there_are_new_episodes_is_said_and_the_list_stays_where_it_is(watching: Seen, growing: RunFolder) -> None:
     watching.open("run/growing/episodes", ".inside .line .tag")
-    watching.told(".filters .hint", "24 episodes")
+    watching.visible(".filters .hint", "24 episodes")
     record(growing, STEPS + 1)
-    watching.told(".filters .hint", "24 episodes · new steps are recorded")
+    watching.visible(".filters .hint", "24 episodes · new steps are recorded")
 
 
 def test_every_filter_of_an_address_is_asked_for_and_can_be_cleared(seen: Seen) -> None:
@@ -90,7 +90,7 @@ def test_every_filter_of_an_address_is_asked_for_and_can_be_cleared(seen: Seen) 
     *_, last = (parse_qs(urlsplit(url).query) for url in seen.requests if "/team/episodes?" in url)
     assert {name: value for name, (value,) in last.items() if name in filters} == filters
     seen.page.get_by_text("Clear all filters").click()
-    seen.told(".filters .hint", "154 episodes")
+    seen.visible(".filters .hint", "154 episodes")
     *_, last = (parse_qs(urlsplit(url).query) for url in seen.requests if "/team/episodes?" in url)
     assert {name: value for name, (value,) in last.items() if name in filters} == {"sort": "tokens", "order": "asc"}
 
@@ -105,7 +105,7 @@ def test_while_steps_are_still_read_it_says_how_far_that_has_come_and_looks_agai
 
     seen.page.route("**/team/episodes?*", answer)
     seen.open("run/team/episodes", ".inside .line .tag")
-    seen.told(".filters .hint", "154 episodes in 1 of 3 steps; the others are being read")
+    seen.visible(".filters .hint", "154 episodes in 1 of 3 steps; the others are being read")
     seen.until("document.querySelector('.filters .hint').textContent === '154 episodes'")
     assert time.monotonic() < ends + 5
     seen.page.unroute_all(behavior="wait")

@@ -87,7 +87,7 @@ class Critic:
         """V, in the units of rewards."""
         with torch.no_grad():
             value = self.value(head, read).item()
-        return self.scales[head].denormalize(value) if self.settings.normalise_values else value
+        return self.scales[head].denormalize(value) if self.settings.normalize_values else value
 
     def value(self, head: str, read: Reading) -> Tensor:
         """What a head says: two hidden layers on the normalised hidden state."""
@@ -118,7 +118,7 @@ class Critic:
         """Step on every minibatch of every epoch → gradients before and after clipping, metrics."""
         steps, losses = [], []
         said, goals = list(old), list(targets)
-        if self.settings.normalise_values:
+        if self.settings.normalize_values:
             for head, scale in self.scales.items():
                 mine = [i for i, (owner, _) in enumerate(reads) if owner == head]
                 for i in mine:

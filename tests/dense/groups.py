@@ -62,7 +62,7 @@ def of_episodes(cases: Sequence[Case]) -> list[Entry]:
 
 def grpo(cases: Sequence[Case], s: Any) -> list[Judged]:
     """Shao et al. 2024; without scale Dr. GRPO (Liu et al. 2025)."""
-    return to_episodes(cases, relative(of_episodes(cases), s.scale))
+    return to_episodes(cases, relative(of_episodes(cases), s.scale_rewards))
 
 
 def rloo(cases: Sequence[Case], s: Any) -> list[Judged]:
@@ -106,7 +106,7 @@ def agent_group(cases: Sequence[Case], s: Any) -> list[Judged]:
         Entry((cases[n].episode.task.id, agent), earned_by(cases[n], agent), all_costs(cases[n], agent))
         for n, agent in rows
     ]
-    found = dict(zip(rows, relative(entries, s.scale), strict=True))
+    found = dict(zip(rows, relative(entries, s.scale_rewards), strict=True))
     return [Judged(case.spread([found[n, a.agent] for a in case.actions])) for n, case in enumerate(cases)]
 
 
@@ -123,7 +123,7 @@ def magrpo(cases: Sequence[Case], s: Any) -> list[Judged]:
         )
         for n, step in rows
     ]
-    found = dict(zip(rows, relative(entries, s.scale), strict=True))
+    found = dict(zip(rows, relative(entries, s.scale_rewards), strict=True))
     return [Judged(case.spread([found[n, a.step] for a in case.actions])) for n, case in enumerate(cases)]
 
 
@@ -136,7 +136,7 @@ def _magrpo_cross(cases: Sequence[Case], s: Any) -> list[Judged]:
         reward = sum(earned(case) for case in held) / len(held)
         cost = sum(all_costs(case) for case in held) / len(held)
         entries.append(Entry((key.task, key.agent, key.call), reward, cost))
-    found = dict(zip(keys, relative(entries, s.scale), strict=True))
+    found = dict(zip(keys, relative(entries, s.scale_rewards), strict=True))
     return [
         Judged(
             case.spread([found.get(a.key, 0.0) for a in case.actions]),
@@ -176,7 +176,7 @@ def comam(cases: Sequence[Case], s: Any) -> list[Judged]:
         mixed = local[n, agent] + weight * team[n]
         cost = all_costs(cases[n], agent)
         entries.append(Entry((cases[n].episode.task.id, agent), mixed, cost))
-    found = dict(zip(rows, relative(entries, s.scale), strict=True))
+    found = dict(zip(rows, relative(entries, s.scale_rewards), strict=True))
     return [Judged(case.spread([found[n, a.agent] for a in case.actions])) for n, case in enumerate(cases)]
 
 
@@ -208,7 +208,7 @@ def tree(cases: Sequence[Case], s: Any) -> list[Judged]:
         before = tuple((a.id, tuple(a.tokens.tolist())) for a in case.actions if a.index < action.index)
         key = (case.episode.task.id, action.id, tuple(action.prompt.tolist()), before)
         entries.append(Entry(key, pay.team + pay.own.get(action.agent, 0.0), case.cost(k)))
-    found = dict(zip(rows, relative(entries, s.scale), strict=True))
+    found = dict(zip(rows, relative(entries, s.scale_rewards), strict=True))
     return [
         Judged(
             case.spread([found.get((n, k), 0.0) for k in range(len(case.actions))]),
@@ -224,7 +224,7 @@ def counterfactual(cases: Sequence[Case], s: Any) -> list[Judged]:
     for case in cases:
         fork, numbers, trained = case.episode.fork, [], []
         for action in case.actions:
-            mine = fork is None or (s.symmetric and action.id == fork.at)
+            mine = fork is None or (s.train_on_resamples and action.id == fork.at)
             origin = fork.origin if fork else case.episode.name
             others = [
                 earned(other) - all_costs(other)

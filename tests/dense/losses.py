@@ -75,11 +75,11 @@ def policy_loss(
         for j, (now, entropy) in enumerate(zip(score.log_probs, score.entropies, strict=True)):
             seen.kl.append(k3(row.old[j], now.item()))
             seen.entropies.append(entropy.item())
-            total = total - s.entropy * token_weight * entropy
-            if s.kl.coefficient and s.kl.place == "loss":
+            total = total - s.entropy_coefficient * token_weight * entropy
+            if s.kl.coefficient and s.kl.apply_to == "loss":
                 total = total + s.kl.coefficient * token_weight * kl_term(s.kl.estimator, now, row.base[j], row.old[j])
             if row.solved:
-                total = total - s.nll / counts.successful_tokens(row) * now
+                total = total - s.nll_coefficient / counts.successful_tokens(row) * now
         if s.teammate_text.coefficient:
             total = total + _teammates(row, score, s.teammate_text) / max(1, counts.teammate_tokens(row))
     return total, seen
@@ -112,7 +112,7 @@ def surrogate(objective: Any, now: Tensor, old: float, advantage: float, scale: 
     if objective.name in ("reinforce", "dpo"):  # Williams 1992; of a comparison nothing is one action's alone
         return -advantage * now, 0.0
     if objective.name == "cispo":  # MiniMax-M1, 2025: the weight is cut, the gradient never
-        return -min(r, 1 + objective.high) * advantage * now, float(r > 1 + objective.high)
+        return -min(r, 1 + objective.clip_high) * advantage * now, float(r > 1 + objective.clip_high)
     low, high = 1 - scale * objective.clip, 1 + scale * (objective.clip_high or objective.clip)  # Schulman et al. 2017
     worth, clipped = ratio * advantage, False
     if worth.item() > min(high, max(low, r)) * advantage:
@@ -144,7 +144,7 @@ def sampler_weights(row: Row, s: Any) -> list[float]:
     weights = []
     for log in logs:
         weight = math.exp(max(-LIMIT, min(LIMIT, log)))
-        masked = s.high and not s.low <= weight <= s.high
+        masked = s.mask_high and not s.mask_low <= weight <= s.mask_high
         weights.append(0.0 if masked else min(weight, s.cap))
     return weights
 

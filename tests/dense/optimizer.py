@@ -30,7 +30,7 @@ def rate_at(settings: Any, step: int, steps: int) -> float:
         return 1.0
     done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
     left = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return settings.final_fraction + (1 - settings.final_fraction) * left
+    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left
 
 
 class AdamW:

@@ -106,7 +106,7 @@ def best(cases: Sequence[Case], s: Any) -> list[Judged]:
     """1 for what solved its task, or was the best of a group (Yuan et al. 2023); what was said before counts once."""
     kept: dict[str, set[ActionKey]] = {}
     said: dict[object, set[object]] = {}
-    by_agent = s.kept == "best" and s.judged_by == "own"
+    by_agent = s.select == "best" and s.judged_by == "own"
     entries = []
     for case in cases:
         for agent in dict.fromkeys(a.agent for a in case.actions) if by_agent else ("",):
@@ -116,13 +116,13 @@ def best(cases: Sequence[Case], s: Any) -> list[Judged]:
     for group, pay, mine, case in sorted(entries, key=lambda entry: -entry[1]):
         others = [other[1] for other in entries if other[0] == group]
         good = case.episode.success if case.episode.success is not None else pay > 0
-        if s.kept == "best":
+        if s.select == "best":
             good = max(others) - min(others) >= EQUAL and pay > max(others) - EQUAL
         words = tuple((a.agent, tuple(a.prompt.tolist()), tuple(a.tokens.tolist())) for a in mine)
-        full = s.per_task and len(kept.get(repr(group), ())) >= s.per_task
+        full = s.max_per_task and len(kept.get(repr(group), ())) >= s.max_per_task
         if not good or not mine or (s.distinct and words in said.setdefault(group, set())) or full:
             continue
-        if s.whole and any(a.finish == "length" for a in mine):
+        if s.drop_truncated and any(a.finish == "length" for a in mine):
             continue
         said.setdefault(group, set()).add(words)
         kept.setdefault(repr(group), set()).update(a.key for a in mine)
@@ -137,10 +137,10 @@ def loss_of(better: Tensor, worse: Tensor, nll: Tensor, lengths: tuple[int, int]
     """The loss of one comparison, from the log-ratios of its sides and what the better one's decisions cost in nats."""
     h = better - worse
     if o.loss == "ipo":
-        return (h - 1 / (2 * o.beta)) ** 2 + o.imitation * nll
-    z = o.beta * h + o.length_price * (lengths[0] - lengths[1]) - o.margin
+        return (h - 1 / (2 * o.beta)) ** 2 + o.nll_coefficient * nll
+    z = o.beta * h + o.length_penalty * (lengths[0] - lengths[1]) - o.margin
     right, wrong = torch.nn.functional.logsigmoid(z), torch.nn.functional.logsigmoid(-z)
-    return -(1 - o.smoothing) * right - o.smoothing * wrong + o.imitation * nll
+    return -(1 - o.label_smoothing) * right - o.label_smoothing * wrong + o.nll_coefficient * nll
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Comparing:
 
     def metrics(self, before: Mapping[str, float]) -> dict[str, float]:
         """What is reported: no loss of single actions, and no KL of actions that are in no pair."""
-        names = ("accuracy", "margin", "better_log_ratio", "worse_log_ratio")
+        names = ("accuracy", "margin", "chosen_log_ratio", "rejected_log_ratio")
         columns = zip(*self.seen, strict=True)
         found = {f"preference/{n}": math.fsum(c) / len(self.seen) for n, c in zip(names, columns, strict=False)}
         return {name: value for name, value in before.items() if name not in ("policy_loss", "kl_to_base")} | found

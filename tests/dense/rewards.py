@@ -32,8 +32,8 @@ def payments(episode: Episode, settings: Any, limits: Mapping[str, int], trained
     if settings.shaping != "none":
         _shape(episode, pays, settings.shaping, settings.shaping_weight)
     for pay in pays:
-        pay.team *= settings.team
-        pay.own = {agent: settings.own * reward for agent, reward in pay.own.items()}
+        pay.team *= settings.team_weight
+        pay.own = {agent: settings.own_weight * reward for agent, reward in pay.own.items()}
     if settings.overlong_buffer:
         _price_length(episode, pays, settings.overlong_buffer, limits, trained)
     return pays

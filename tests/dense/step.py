@@ -109,7 +109,7 @@ class DenseLearner:
         costs = []
         for action in episode.actions:
             row = [0.0] * action.num_decisions
-            if self.s.kl.place == "reward" and action.key in base:  # k1 of each decision; nobody else pays
+            if self.s.kl.apply_to == "reward" and action.key in base:  # k1 of each decision; nobody else pays
                 row = [
                     self.s.kl.coefficient * max(-20.0, min(20.0, o - b))
                     for o, b in zip(old[action.key], base[action.key], strict=True)
@@ -158,7 +158,7 @@ class DenseLearner:
             for k, action in enumerate(episode.actions)
             if action.policy in self.trained and (not verdict.trained or verdict.trained[k])
         ]  # fmt: skip
-        if self.s.normalise_advantages:
+        if self.s.normalize_advantages:
             flat = [a for row in rows for a in row.advantages]
             mean = sum(flat) / len(flat)
             deviation = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1)) if len(flat) > 1 else 0.0
@@ -168,9 +168,9 @@ class DenseLearner:
 
     def _z(self, action: Action) -> float:
         """Z of eq. 6. A choice is normalised option by option."""
-        if self.s.normalisation == "none" or action.choice is not None:
+        if self.s.normalization == "none" or action.choice is not None:
             return 1.0
-        if self.s.normalisation == "tokens":
+        if self.s.normalization == "tokens":
             return float(action.num_decisions)
         return float(
             max(1, len(action.agent_text.split()) + sum(len(text.split()) for text in action.intermediate_texts))
@@ -377,7 +377,7 @@ class DenseLearner:
     def _surrogate(self, rows: Sequence[Row], scale: float) -> float:
         """The objective alone, over all of a phase."""
         bare = self.s.model_copy(update={
-            "entropy": 0.0, "nll": 0.0, "kl": self.s.kl.model_copy(update={"coefficient": 0.0}),
+            "entropy_coefficient": 0.0, "nll_coefficient": 0.0, "kl": self.s.kl.model_copy(update={"coefficient": 0.0}),
             "teammate_text": self.s.teammate_text.model_copy(update={"coefficient": 0.0}),
         })  # fmt: skip
         scores = [self._scores(row.action) for row in rows]

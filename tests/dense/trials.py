@@ -22,7 +22,7 @@ SMOOTH: Table = {"optimizer": {"epsilon": 1e-4}}  # a gradient of nearly nothing
 STARTS: Mapping[str, Table] = {  # what options are added to
     "action": {"name": "gspo", "objective": {"name": "ppo", "clip": 0.2}, "epochs": 2},
     "token": {"name": "dapo", "dynamic_sampling": 0, "epochs": 2},
-    "critic": {"name": "marft", "kl_stop": 0.0, "normalise_advantages": True},
+    "critic": {"name": "marft", "kl_stop": 0.0, "normalize_advantages": True},
     "token critic": {"name": "ppo", "kl_stop": 0.0},
     "turns": {"name": "happo", "kl_stop": 0.0},
     "a2po": {"name": "a2po", "kl_stop": 0.0},

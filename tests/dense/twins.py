@@ -26,7 +26,7 @@ from tests.helpers import settings
 
 POLICIES: Mapping[str, Any] = {
     "planner": {"model": "base"},
-    "solver": {"model": "base", "lora": {"rank": 4, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"]}},
+    "solver": {"model": "base", "lora": {"rank": 4, "alpha": 6.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}},
     "frozen": {"model": "base", "train": "frozen"},
 }
 ROUNDING = 1e-5  # by which weights may be off for what was rounded in steps before, as a norm

@@ -40,7 +40,7 @@ def test_a_hundred_tests_of_numbers_have_a_hundred_numbers() -> None:
 def test_instructions_that_contradict_each_other_are_named() -> None:
     kinds = ("change_case:english_lowercase", "detectable_format:multiple_sections")
     with pytest.raises(ValueError, match=r"nobody can follow 2 of the kinds .*lowercase.* or for longer texts"):
-        Instructions(kinds=kinds, least=2).generate_task(Random(0))
+        Instructions(kinds=kinds, min_instructions=2).generate_task(Random(0))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_instructions_that_contradict_each_other_are_named() -> None:
         ({"alphabet": ("a b", "c"), "words": 0}, "single words"),
         ({"alphabet": ("?", "c"), "words": 0}, r"and not \?"),
         ({"characters": 4}, "it may take 5 to tell what has to be told, and 4 come through"),
-        ({"path": "line", "speakers": ("a", "b"), "size": 2, "words": 0, "characters": 17}, "may take 18 to tell"),
+        ({"topology": "line", "speakers": ("a", "b"), "size": 2, "words": 0, "characters": 17}, "may take 18 to tell"),
     ],
 )
 def test_a_channel_that_what_is_needed_never_comes_through_is_refused(keys: dict[str, Any], says: str) -> None:

@@ -19,7 +19,7 @@ from tests.marft.cli.test_cli import run
 from tests.nights import some
 
 QUICK: dict[str, Any] = {"tasks": 1, "held_out_tasks": 0, "most_steps": 6, "processes": False, "hold_seconds": 0.25}
-WORDS = ("--here", "--played", "1", "--most-steps", "6", "--hold-ms", "250", "--slow-ms", "500")
+WORDS = ("--in-process", "--num-tasks", "1", "--step-limit", "6", "--hold-ms", "250", "--slow-ms", "500")
 
 
 class TestTheCommand:
@@ -55,7 +55,9 @@ class TestTheCommand:
             (("nobody",), "no environment is called 'nobody'; known:"),
             (("nowhere.toml",), "no recipe at nowhere.toml"),
             (("relay", "--nobodys-key", "3"), "unknown key 'nobodys-key'"),
-            (("--here",), "Missing argument"),
+            (("math", "--split", "x"), "path: is missing"),  # a key of its own, and not a misspelled --step-limit
+            (("relay", "--split", "x"), "no option is called '--split'; did you mean '--step-limit'?"),
+            (("--in-process",), "Missing argument"),
         ],
     )
     def test_refuses_in_words(self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:

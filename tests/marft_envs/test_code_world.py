@@ -250,7 +250,7 @@ def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_p
 def test_held_out_problems_meet_all_their_tests_and_have_time_for_them(tmp_path: Path) -> None:
     many = [{"input": [n, 1], "output": n + 1} for n in range(101)]
     found = [{**ROW, "question": f"Add {n}.", "tests": many} for n in range(40)]
-    world = rows(tmp_path, *found, most_tests=50, all_seconds=10.0)
+    world = rows(tmp_path, *found, max_tests=50, timeout_seconds=10.0)
     for split, tests, seconds in (("train", 50, 10), ("validation", 100, 20), ("test", 100, 20)):
         benches = [world.start(task, 0).judge for task in world.tasks(split)]  # type: ignore[arg-type]
         assert benches
@@ -276,8 +276,8 @@ def test_rows_that_cannot_be_graded_are_refused_with_place_and_remedy_or_left_ou
         everything(rows(tmp_path, change))
     assert "problems.jsonl, line 1" in str(caught.value)
     if "layout that" not in words:
-        assert "leave_out" in str(caught.value)
-        assert everything(rows(tmp_path, change, ungradable="leave_out")) == []
+        assert 'ungradable = "skip"' in str(caught.value)
+        assert everything(rows(tmp_path, change, ungradable="skip")) == []
 
 
 def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class TestPrograms:
         path = written(tmp_path, "problems.jsonl", row)
         with pytest.raises(ValueError, match=rf"line 1, read as .*{says}.*ungradable"):
             Code(path=path).tasks("train")
-        assert Code(path=path, ungradable="leave_out").tasks("train") == []
+        assert Code(path=path, ungradable="skip").tasks("train") == []
 
     def test_a_right_program_of_another_python_makes_no_wrong_ones(self) -> None:
         bench = ProblemJudge(Problem("Print.", reference="print 1"), Limits(), 0.0)
@@ -184,7 +184,7 @@ class TestOthers:
         path = written(tmp_path, "rows.jsonl", row)
         with pytest.raises(ValueError, match=rf"line 1: {name} .*{says}.*unknown"):
             Instructions(path=path).tasks("train")
-        assert Instructions(path=path, unknown="leave_out").tasks("train") == []
+        assert Instructions(path=path, unknown="skip").tasks("train") == []
 
     @pytest.mark.parametrize("error", ["inf", "nan", "-1", "1e-1,x"])
     def test_a_tolerance_that_lets_everything_pass_is_refused(self, tmp_path: Path, error: str) -> None:

@@ -181,7 +181,7 @@ class TestDrawn:
 
     @pytest.mark.parametrize("results", [1, 2])
     def test_an_oracle_searches_on_where_one_search_shows_less_than_it_needs(self, results: int) -> None:
-        world = gaia(train_tasks=60, held_out_tasks=1, levels=[2, 3], results=results)
+        world = gaia(train_tasks=60, held_out_tasks=1, levels=[2, 3], max_results=results)
         assert all(played(world, task, ("solver",))[0].success for task in world.tasks("train"))
 
     def test_a_team_that_says_nothing_answers_nothing(self) -> None:
@@ -248,7 +248,7 @@ class TestTools:
                 assert re.match(rf"\[\d+\] {title}\b", session.search(title))
 
     def test_several_steps_end_with_the_first_answer_that_is_stated(self) -> None:
-        session = self.session(steps=3)
+        session = self.session(max_steps=3)
 
         async def attempt() -> list[Step]:
             await session.reset()
@@ -365,7 +365,7 @@ class TestMetadata:
     @pytest.mark.parametrize(
         ("keys", "says"),
         [
-            ({"Final answer": "?"}, r"line 1: the answer is not told .* leave such rows out: ungradable = 'leave_out'"),
+            ({"Final answer": "?"}, r"line 1: the answer is not told .* leave such rows out: ungradable = 'skip'"),
             ({"Level": 4}, "Level is '4'; it is 1, 2 or 3"),
             ({"file_name": "gone.csv"}, "its file 'gone.csv' is not in"),
             ({"file_name": "../gone.csv"}, "it is a name, without folders"),
@@ -379,7 +379,7 @@ class TestMetadata:
 
     def test_rows_without_an_answer_are_left_out_where_that_is_said(self, tmp_path: Path) -> None:
         rows = [row(n, **({"Final answer": "?"} if n % 2 else {})) for n in range(60)]
-        world = gaia(path=metadata(tmp_path, *rows), ungradable="leave_out")
+        world = gaia(path=metadata(tmp_path, *rows), ungradable="skip")
         assert sum(len(world.tasks(split)) for split in ("train", "validation", "test")) == 30  # type: ignore[arg-type]
 
     def test_pages_without_questions_from_a_file_are_refused(self) -> None:

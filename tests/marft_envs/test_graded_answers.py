@@ -63,7 +63,7 @@ def misjudged(kind: str, folder: Path) -> Iterator[str]:
         path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
         grading = {"name": kind} | ({"choices": "choices"} if with_choices else {})
         shares = {"validation": 0.0, "test": 0.0}
-        table = Table.model_validate({"path": str(path), "grading": grading, "shares": shares})
+        table = Table.model_validate({"path": str(path), "grading": grading, "split_fractions": shares})
         for pair, task in zip(mine, table.tasks("train"), strict=True):
             try:
                 said = bool(answer(table, task, pair["text"]).success)
@@ -161,7 +161,7 @@ def test_numbers_of_few_bits_are_the_shortest_decimals_that_mean_them(
         path = tmp_path / f"{name}.parquet"
         pq.write_table(pa.table({"question": ["?"], "answer": cell}), path)
         shares = {"validation": 0.0, "test": 0.0}
-        table = Table.model_validate({"path": str(path), "grading": grading, "shares": shares})
+        table = Table.model_validate({"path": str(path), "grading": grading, "split_fractions": shares})
         said = "2.2" if short == pa.float16() else str(np.float32(number))
         assert answer(table, table.tasks("train")[0], said).success, name
 
@@ -172,7 +172,7 @@ def test_another_moment_is_no_right_answer_and_a_map_is_a_table(tmp_path: Path) 
     path = tmp_path / "map.parquet"
     cell = pa.array([[("ground_truth", "7")]], type=pa.map_(pa.string(), pa.string()))
     pq.write_table(pa.table({"question": ["?"], "answer": cell}), path)
-    table = Table.model_validate({"path": str(path), "shares": {"validation": 0.0, "test": 0.0}})
+    table = Table.model_validate({"path": str(path), "split_fractions": {"validation": 0.0, "test": 0.0}})
     assert answer(table, table.tasks("train")[0], "7").success
 
 
@@ -186,7 +186,7 @@ def judged(folder: Path, grading: object, right: object, text: str, **cells: obj
         path = folder / "rows.parquet"
         pq.write_table(pa.Table.from_pylist([row]), path)
     shares = {"validation": 0.0, "test": 0.0}
-    table = Table.model_validate({"path": str(path), "grading": grading, "shares": shares})
+    table = Table.model_validate({"path": str(path), "grading": grading, "split_fractions": shares})
     return bool(answer(table, table.tasks("train")[0], text).success)
 
 
@@ -245,7 +245,7 @@ def test_an_answer_in_a_thought_has_no_vote_and_is_not_recorded() -> None:
     said = [r"<think>\boxed{4}", r"<think>\boxed{4}", r"\boxed{5}"]
     actions = [make_action(text=text, index=number) for number, text in enumerate(said)]
     assert majority_vote(actions).text == r"\boxed{5}"
-    record = Record(fields={"answer": r"\\boxed\{(.+?)\}"}, otherwise="nothing")
+    record = Record(fields={"answer": r"\\boxed\{(.+?)\}"}, fallback="none")
     assert record.carry([Message("a", said[0]), Message("a", said[2])]) == [None, Message("a", "answer: 5")]
 
 

@@ -93,7 +93,7 @@ class TestGymnasium:
 
     @pytest.mark.parametrize(("limit", "solved"), [(1.0, True), (10.5, False)])
     def test_a_threshold_of_what_is_earned_says_whether_it_is_solved(self, limit: float, solved: bool) -> None:
-        session, _ = begun(Gymnasium(game=WALK, kwargs={"size": 2}, solved_from=limit))
+        session, _ = begun(Gymnasium(game=WALK, kwargs={"size": 2}, success_threshold=limit))
         step = acted(session, solver="0")
         assert step.success is solved
 
@@ -187,14 +187,14 @@ class TestPettingZoo:
 
     def test_a_game_is_over_once_nobody_of_the_team_plays_however_long_others_go_on(self) -> None:
         seats = {"clerk": "cyd"}
-        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, seats=seats, others=True), seed=1)
+        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, seats=seats, random_others=True), seed=1)
         step = acted(session, clerk="0")
         assert (step.terminated, step.truncated, step.reward) == (True, False, 0.0)
         assert session.game.active_agents == ("ann", "bob")
 
     def test_others_play_at_random_under_the_seed(self) -> None:
         environment = PettingZoo(
-            game=NIM, seats={"north": "player_1"}, others=True, team_reward="north", kwargs={"heap": 30}
+            game=NIM, seats={"north": "player_1"}, random_others=True, team_reward="north", kwargs={"heap": 30}
         )
 
         def game(seed: int) -> list[str]:
@@ -212,7 +212,7 @@ class TestPettingZoo:
         assert any(game(1) != game(seed) for seed in range(2, 6))
 
     def test_who_is_out_is_not_asked_and_who_stays_goes_on(self) -> None:
-        session, shown = begun(PettingZoo(game=MEETING, solved_from=1.0))
+        session, shown = begun(PettingZoo(game=MEETING, success_threshold=1.0))
         assert shown.turn == ("ann", "bob", "cyd")
         shown = acted(session, ann="0", bob="1", cyd="2").observation
         assert shown.turn == ("ann", "bob")
@@ -230,7 +230,7 @@ class TestPettingZoo:
         assert (step.terminated, step.truncated) == (False, True)
 
     def test_what_others_do_pays_the_team_as_well(self) -> None:
-        environment = PettingZoo(game=NIM, seats={"north": "player_1"}, others=True, kwargs={"heap": 2})
+        environment = PettingZoo(game=NIM, seats={"north": "player_1"}, random_others=True, kwargs={"heap": 2})
         session, _ = begun(environment)
         step = acted(session, north="0")  # the other one takes the last
         assert (step.terminated, step.agent_rewards) == (True, {"north": -1.0})
@@ -271,7 +271,7 @@ class TestPettingZoo:
         twice = list(PettingZoo(game=NIM, seats={"north": "player_1"}).problems(["north", "player_1"]))
         assert "two roles play 'player_1'" in twice[0]
         with pytest.raises(ValidationError, match="name whom the roles play"):
-            PettingZoo(game=NIM, others=True)
+            PettingZoo(game=NIM, random_others=True)
 
 
 class TestWords:

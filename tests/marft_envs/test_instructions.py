@@ -84,7 +84,9 @@ def test_every_kind_has_a_case_and_ifevals_are_all_known() -> None:
 @given(st.integers(0, 2**40), st.integers(1, 5))
 @examples(max_examples=60, deadline=None)
 def test_everything_that_is_drawn_is_followed_by_the_script_and_counts_as_solved(seed: int, most: int) -> None:
-    world = Instructions(seed=seed, train_tasks=3, held_out_tasks=1, most=most, kinds=tuple(KINDS), reward="all")
+    world = Instructions(
+        seed=seed, train_tasks=3, held_out_tasks=1, max_instructions=most, kinds=tuple(KINDS), reward="all"
+    )
     script = world.script()
     assert script is not None
     for task in world.tasks("train"):
@@ -99,14 +101,14 @@ def test_everything_that_is_drawn_is_followed_by_the_script_and_counts_as_solved
 
 
 def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -> None:
-    world = Instructions(train_tasks=300, held_out_tasks=1, most=5)
+    world = Instructions(train_tasks=300, held_out_tasks=1, max_instructions=5)
     for task in world.tasks("train"):
         kinds = [KINDS[one["id"]] for one in task.data["instructions"]]
         groups = [kind.group or kind.id for kind in kinds]
         assert len(set(groups)) == len(groups)
         assert len(kinds) == 1 or not any(kind.is_exclusive for kind in kinds)
     assert {one["id"] for task in world.tasks("train") for one in task.data["instructions"]} == set(GENERATED_KINDS)
-    pairs = Instructions(train_tasks=40, held_out_tasks=1, least=2, most=2, longest=9)
+    pairs = Instructions(train_tasks=40, held_out_tasks=1, min_instructions=2, max_instructions=2, max_words=9)
     assert {len(task.data["instructions"]) for task in pairs.tasks("train")} == {2}
     assert all(
         one["given"].get("num_words", 0) <= 9 for task in pairs.tasks("train") for one in task.data["instructions"]
@@ -114,7 +116,7 @@ def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -
 
 
 def test_a_team_is_told_every_instruction_and_their_order_makes_no_other_task() -> None:
-    world = Instructions(kinds=("punctuation:no_comma", f"{F}title", "startend:quotation"), least=3)
+    world = Instructions(kinds=("punctuation:no_comma", f"{F}title", "startend:quotation"), min_instructions=3)
     drawn = [world.generate_task(Random(seed)) for seed in range(200)]
     for drawing in drawn:
         asked = from_dicts(drawing.data["instructions"])
@@ -128,7 +130,7 @@ def test_a_team_is_told_every_instruction_and_their_order_makes_no_other_task() 
 
 
 def test_without_skill_the_script_forgets_something_and_an_editor_repairs_it() -> None:
-    world = Instructions(train_tasks=60, held_out_tasks=1, least=2)
+    world = Instructions(train_tasks=60, held_out_tasks=1, min_instructions=2)
     weak, good = world.script(0.0), world.script(1.0)
     assert weak is not None and good is not None  # noqa: PT018  both are there
     lost = 0
@@ -159,7 +161,7 @@ def test_the_reward_is_the_share_or_all() -> None:
         return (await world.start(task, 0).step(JointAction(make_action(text=text)))).reward
 
     kinds = ("punctuation:no_comma", f"{F}title")
-    keys = {"kinds": kinds, "least": 2, "most": 2, "train_tasks": 1, "held_out_tasks": 1}
+    keys = {"kinds": kinds, "min_instructions": 2, "max_instructions": 2, "train_tasks": 1, "held_out_tasks": 1}
     assert asyncio.run(reward(Instructions(**keys), "a")) == 0.5
     assert asyncio.run(reward(Instructions(**keys, reward="all"), "a")) == 0.0
     nobody = asyncio.run(Instructions(**keys).start(Instructions(**keys).tasks("train")[0], 0).step(JointAction()))
@@ -269,7 +271,7 @@ def test_rows_that_ask_for_what_is_not_known_are_refused_or_left_out(
     with pytest.raises(ValueError, match=words) as caught:
         everything(rows(tmp_path, {**ROW, **change}))
     assert "input.jsonl, line 1" in str(caught.value)
-    assert everything(rows(tmp_path, {**ROW, **change}, {**ROW, "prompt": "b"}, unknown="leave_out")) == ["input/1"]
+    assert everything(rows(tmp_path, {**ROW, **change}, {**ROW, "prompt": "b"}, unknown="skip")) == ["input/1"]
 
 
 def test_damaged_rows_and_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
@@ -278,5 +280,5 @@ def test_damaged_rows_and_settings_that_cannot_be_meant_are_refused(tmp_path: Pa
             everything(rows(tmp_path, {**ROW, **change}))
     with pytest.raises(ValidationError, match="did you mean"):
         Instructions(kinds=("keywords:existance",))
-    with pytest.raises(ValidationError, match="least"):
-        Instructions(kinds=("punctuation:no_comma",), least=2)
+    with pytest.raises(ValidationError, match="min_instructions"):
+        Instructions(kinds=("punctuation:no_comma",), min_instructions=2)

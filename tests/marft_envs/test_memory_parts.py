@@ -34,7 +34,7 @@ from tests.visits import by_script
 
 TEAM = ["writer", "retriever", "answerer"]
 PLAIN: dict[str, Any] = {
-    "style": "plain", "people": 3, "days": 6, "facts": 2, "talk": 1, "questions": 4, "train_tasks": 10,
+    "style": "plain", "people": 3, "days": 6, "facts": 2, "filler_lines": 1, "questions": 4, "train_tasks": 10,
     "held_out_tasks": 5,
 }  # fmt: skip
 
@@ -173,12 +173,12 @@ class TestLevels:
 
     def test_what_an_entry_makes_old_is_on_none_of_them(self) -> None:
         """Not even where it goes down while both are written."""
-        store = opened("hierarchical", recent=1, picks=9)
+        store = opened("hierarchical", recent=1, top_k=9)
         run(store.write([Entry("Ann is in Rome.", "ann"), Entry("Bea left.", "bea"), Entry("Ann is in Oslo.", "ann")]))
         assert "Rome" not in run(store.read("Ann Bea", 1000)).text
 
     def test_no_text_is_shown_twice_and_no_more_than_so_many_are_recent(self) -> None:
-        store = opened("hierarchical", recent=2, picks=9)
+        store = opened("hierarchical", recent=2, top_k=9)
         run(store.write([Entry("Look there.", "", "working"), *facts(range(4))]))
         texts = run(store.read("Where does person0x live?", 1000)).texts
         assert len(texts) == len(set(texts)) == 5
@@ -186,7 +186,7 @@ class TestLevels:
         assert [entry.kind for entry in held].count("factual") == 2
 
     def test_what_has_no_room_among_the_recent_goes_down_and_is_not_lost(self) -> None:
-        store = opened("hierarchical", recent=100, picks=100, capacity=65_536)
+        store = opened("hierarchical", recent=100, top_k=100, max_bytes=65_536)
         run(store.write([Entry(f"{n} " + "long " * 1000, f"key{n}") for n in range(5)]))
         texts = run(store.read("long", 10**6)).texts
         assert sorted(int(text.split()[0]) for text in texts) == [0, 1, 2, 3, 4]
@@ -238,7 +238,7 @@ class TestWrites:
         assert memory.size <= 2000
 
     def test_half_of_a_keys_words_find_it_where_half_is_asked_for(self) -> None:
-        store = opened("key_value", least=0.5)
+        store = opened("key_value", min_overlap=0.5)
         run(store.write([Entry("Rome", "ann city")]))
         assert [run(store.read(query, 10)).texts for query in ("ann", "bea")] == [("Rome",), ()]
 
@@ -247,7 +247,7 @@ class TestTheirOwnFunctions:
     @pytest.mark.parametrize("name", ["twice", "later"])
     def test_vectors_may_be_somebody_elses(self, name: str) -> None:
         async def read() -> tuple[str, ...]:
-            store = opened("index", embed=f"tests.marft_envs.test_memory_parts:{name}", dimensions=8, picks=1)
+            store = opened("index", embed=f"tests.marft_envs.test_memory_parts:{name}", dimensions=8, top_k=1)
             await store.write([Entry("aeaeae"), Entry("tntn"), Entry("")])
             return (await store.read("tnnt", 10)).texts
 
@@ -272,7 +272,7 @@ class TestTheirOwnFunctions:
 
     def test_a_summary_of_somebody_elses_goes_when_a_part_of_it_is_forgotten(self) -> None:
         async def read() -> list[str]:
-            store = opened("summary", condense="tests.marft_envs.test_memory_parts:shorter")
+            store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:shorter")
             await store.write(facts([1]))
             await store.write(facts([2]))
             whole = (await store.read("", 100)).text
@@ -282,10 +282,10 @@ class TestTheirOwnFunctions:
         assert run(read()) == ["Person1x lives at place1y and Person2x lives at place2y.", ""]
 
     def test_a_summary_keeps_its_size_whoever_makes_it(self) -> None:
-        store = opened("summary", condense="tests.marft_envs.test_memory_parts:talkative", tokens=20)
+        store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:talkative", tokens=20)
         run(store.write(facts([1])))
         assert run(store.read("", 1000)).texts == ()
-        store = opened("summary", condense="tests.marft_envs.test_memory_parts:no_list")
+        store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:no_list")
         with pytest.raises(ValueError, match="must give a list of texts; it gave a str"):
             run(store.write(facts([1])))
 
@@ -298,8 +298,8 @@ class TestTheirOwnFunctions:
         [
             ("index", {"embed": "tests.marft_envs.test_memory_parts:PLAIN"}, "is no function of texts"),
             ("index", {"embed": "nowhere:thing"}, "cannot import"),
-            ("summary", {"condense": "tests.marft_envs.test_memory_parts:TEAM"}, "is no function of texts"),
-            ("index", {"dimensions": 1024, "capacity": 16_384}, "take a capacity of at least 65536 bytes"),
+            ("summary", {"summarizer": "tests.marft_envs.test_memory_parts:TEAM"}, "is no function of texts"),
+            ("index", {"dimensions": 1024, "max_bytes": 16_384}, "take max_bytes of at least 65536"),
         ],
     )
     def test_what_cannot_be_is_refused_at_once(self, name: str, keys: dict[str, Any], told: str) -> None:
@@ -309,7 +309,7 @@ class TestTheirOwnFunctions:
 
 class TestAsTools:
     def test_agents_remember_recall_and_forget(self) -> None:
-        source = MemoryToolSettings(store=part("index", picks=3), budget=20).connect()
+        source = MemoryToolSettings(store=part("index", top_k=3), budget=20).connect()
         assert [tool.name for tool in source.tools] == ["remember", "recall", "forget"]
         session, other = (source.open(Task("t", ""), 0) for _ in range(2))
 
@@ -338,7 +338,7 @@ class TestAsTools:
 
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_every_system_stands_in_a_recipe_and_is_read_again(self, name: str) -> None:
-        table = {"name": "memory", "store": {"name": name, "construction": "lazy", "working": 2}}
+        table = {"name": "memory", "store": {"name": name, "construction": "lazy", "max_working_entries": 2}}
         made = parse_recipe(noted(table))
         assert f'name = "{name}"' in to_toml(made)
         assert parse_recipe(tomllib.loads(to_toml(made))) == made
@@ -355,7 +355,7 @@ class TestInTheWorld:
     def test_with_room_enough_a_flawless_team_answers_as_well_as_it_reads(
         self, style: Any, ways: dict[str, str]
     ) -> None:
-        world = Memory(**{**PLAIN, "style": style}, store=part("index", picks=100), budget=10_000, **ways)
+        world = Memory(**{**PLAIN, "style": style}, store=part("index", top_k=100), budget=10_000, **ways)
         plays = [by_script(world, task, TEAM) for task in world.tasks("train")[:5]]
         assert [play.reward for play in plays] == [pytest.approx(1.0)] * 5
         assert len(plays[0].steps) == world.tasks("train")[0].data["fewest_steps"]

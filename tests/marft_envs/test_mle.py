@@ -252,7 +252,7 @@ class TestInTheJail:
         ],
     )
     def test_a_program_that_ends_otherwise_leaves_nothing(self, program: str, seconds: float, printed: str) -> None:
-        left = run_program(program, {}, SandboxSettings(seconds=seconds))
+        left = run_program(program, {}, SandboxSettings(timeout_seconds=seconds))
         assert (left.submission, left.printed) == (None, printed)
 
 

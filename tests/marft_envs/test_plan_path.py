@@ -57,13 +57,13 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
 @FEW
 @given(st.lists(WAY, min_size=1, max_size=12))
 def test_the_published_reward_is_that_of_the_published_worker(ways: list[str]) -> None:
-    environment = world(moves="one", reward="published", steps=9)
+    environment = world(moves="one", reward="published", max_steps=9)
     steps = play(of_map(environment), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(published_return(ROWS, ways, 9))
 
 
 def test_what_is_published_pays_for_moves_that_cannot_be_read_and_for_ten_thousand() -> None:
-    environment = world(reward="published", steps=20)
+    environment = world(reward="published", max_steps=20)
     assert [step.reward for step in play(of_map(environment), ["hm", ""])] == [-2.0, -2.0]
     ended = play(of_map(environment), ["up " * 1000] * 20)
     assert [step.terminated for step in ended] == [False] * 9 + [True]
@@ -76,8 +76,8 @@ def test_what_is_published_pays_for_moves_that_cannot_be_read_and_for_ten_thousa
 @given(st.lists(WAY, min_size=1, max_size=12), st.sampled_from(["one", "list"]))
 def test_progress_pays_the_share_of_the_way_that_is_done_and_success_the_goal(ways: list[str], moves: str) -> None:
     answers = list(ways) if moves == "one" else [", ".join(ways)]
-    steps = play(of_map(world(moves=moves, steps=12)), answers)
-    alone = play(of_map(world(moves=moves, steps=12, reward="success")), answers)
+    steps = play(of_map(world(moves=moves, max_steps=12)), answers)
+    alone = play(of_map(world(moves=moves, max_steps=12, reward="success")), answers)
     assert sum(step.reward for step in steps) == pytest.approx(steps[-1].info["progress"])
     assert sum(step.reward for step in alone) == float(bool(alone[-1].success))
     assert steps[-1].success == alone[-1].success == (steps[-1].info["progress"] == 1.0)
@@ -85,7 +85,7 @@ def test_progress_pays_the_share_of_the_way_that_is_done_and_success_the_goal(wa
 
 
 def test_illegal_moves_and_what_is_no_move_are_told_and_cost_a_step() -> None:
-    steps = play(of_map(world(moves="one", steps=5)), ["up", "hm", "left 3", None, "down"])
+    steps = play(of_map(world(moves="one", max_steps=5)), ["up", "hm", "left 3", None, "down"])
     told = [step.observation.text.split("\n")[0] for step in steps]
     assert told == [
         "up is blocked.",
@@ -101,18 +101,18 @@ def test_illegal_moves_and_what_is_no_move_are_told_and_cost_a_step() -> None:
 
 def test_a_shortest_way_is_one_without_a_single_move_more_and_whoever_arrives_last_has_not_failed() -> None:
     rows, shortest = ("S.G", "###", "..."), 1.0 + 1.5
-    [*_, last] = play(of_map(world(moves="one", reward="published", steps=2), rows), ["right", "right"])
+    [*_, last] = play(of_map(world(moves="one", reward="published", max_steps=2), rows), ["right", "right"])
     assert (last.success, last.terminated) == (True, True)
     assert last.reward == pytest.approx(-0.01 + shortest)
     [*_, last] = play(of_map(world(moves="one", reward="published"), rows), ["up", "right", "right"])
     assert last.reward == pytest.approx(-0.01 + shortest - 0.5)
 
 
-@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 8), ({"moves": "list"}, 5), ({"steps": 3}, 3)])
+@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 8), ({"moves": "list"}, 5), ({"max_steps": 3}, 3)])
 def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, object], most: int) -> None:
-    environment = world(**keys, farthest=4)
+    environment = world(**keys, max_moves=4)
     steps = play(of_map(environment), ["up"] * 20)
-    assert len(steps) == environment.max_steps == most
+    assert len(steps) == environment.step_bound == most
     assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
 
 
@@ -136,10 +136,10 @@ def test_one_move_a_step_is_one_and_a_list_goes_on_from_where_it_came_to() -> No
 
 def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> None:
     answer = spoken("down", tool="right", critic="left 3")
-    [step] = play(of_map(world(moves="one", steps=1, local_reward=2.0)), [answer])
+    [step] = play(of_map(world(moves="one", max_steps=1, local_reward=2.0)), [answer])
     assert step.reward == pytest.approx(0.25)
     assert step.agent_rewards == {"tool": pytest.approx(0.0), "critic": 0.0}
-    [step] = play(of_map(world(moves="one", steps=1, local_reward=2.0)), [spoken("right", tool="down")])
+    [step] = play(of_map(world(moves="one", max_steps=1, local_reward=2.0)), [spoken("right", tool="down")])
     assert (step.reward, step.agent_rewards) == (0.0, {"tool": pytest.approx(0.5)})
     assert not play(of_map(world(moves="one")), [answer])[0].agent_rewards
 
@@ -161,7 +161,7 @@ def test_who_is_shown_what() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"nearest": 5, "farthest": 3}, "no task is so"),
+        ({"min_moves": 5, "max_moves": 3}, "no task is so"),
         ({"actions": "choices"}, "choices are single moves"),
         ({"walls": 0.9}, "less than or equal to 0.6"),
         ({"view": "map"}, "near"),
@@ -177,11 +177,11 @@ def test_roles_that_nobody_has_and_mazes_that_are_none_are_refused_with_the_reme
         load_recipe("plan_path", changes={"models.base.path": "tiny", "environment.map_for": ["tol"]})
     with pytest.raises(ValueError, match=r"environment\.mover: no agent has the role 'plan'"):
         load_recipe("plan_path_single", changes={"models.base.path": "tiny", "environment.actions": "choices"})
-    with pytest.raises(ValueError, match="lower nearest or walls, or raise farthest or size"):
-        world(size=3, nearest=9).tasks("train")
+    with pytest.raises(ValueError, match="lower min_moves or walls, or raise max_moves or size"):
+        world(size=3, min_moves=9).tasks("train")
 
 
-@pytest.mark.parametrize("keys", [{"size": 4}, {"size": 5, "nearest": 4, "farthest": 4}, {"walls": 0.45, "size": 6}])
+@pytest.mark.parametrize("keys", [{"size": 4}, {"size": 5, "min_moves": 4, "max_moves": 4}, {"walls": 0.45, "size": 6}])
 def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on(keys: dict[str, int]) -> None:
     environment = world(**keys, train_tasks=80, held_out_tasks=20)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
         goal = next((r, row.index("G")) for r, row in enumerate(task.data["map"]) if "G" in row)
         start = next((r, row.index("S")) for r, row in enumerate(task.data["map"]) if "S" in row)
         assert task.data["fewest_moves"] == relaxed(task.data["map"], goal)[start]
-        assert keys.get("nearest", 1) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
+        assert keys.get("min_moves", 1) <= task.data["fewest_moves"] <= keys.get("max_moves", 99)
         assert task.prompt == first_shown(environment.start(task, 0)).text
     assert read_tasks(environment, "train")
 
@@ -216,7 +216,7 @@ def test_so_many_cells_are_walls(walls: float) -> None:
 def test_a_script_of_skill_solves_every_maze_in_the_fewest_steps(name: str, changes: dict[str, object]) -> None:
     table: dict[str, object] = {f"environment.{key}": value for key, value in changes.items()}
     if "actions" in changes:
-        table["team"] = {"organization": "turns", "order": "one after another"}
+        table["team"] = {"organization": "turns", "order": "sequential"}
     few = {"models.base.path": "tiny", "environment.train_tasks": 30, "environment.held_out_tasks": 5}
     run = load_recipe(name, changes={**few, **table})
     episodes = by_script(run)

@@ -32,20 +32,20 @@ FEW: dict[str, Any] = {"train_tasks": 40, "held_out_tasks": 5}
 KINDS: dict[str, dict[str, Any]] = {
     "the default": {},
     "two that tell one": {"speakers": ["north", "east"], "values": 3},
-    "a line": {"speakers": ["north", "east"], "values": 3, "path": "line"},
+    "a line": {"speakers": ["north", "east"], "values": 3, "topology": "line"},
     "a sum": {"answer": "sum", "values": 8},
     "a sum along a line of four": {
         "answer": "sum",
         "values": 50,
         "speakers": ["a", "b", "c"],
-        "path": "line",
+        "topology": "line",
         "size": 2,
     },
     "several symbols": {"size": 3, "values": 12},
     "an alphabet of two": {"alphabet": ["lo", "hi"]},
     "erased": {"noise": 0.2, "words": 6},
-    "replaced": {"noise": 0.1, "words": 9, "hit": "replace"},
-    "dropped": {"noise": 0.2, "words": 6, "hit": "drop"},
+    "replaced": {"noise": 0.1, "words": 9, "noise_effect": "replace"},
+    "dropped": {"noise": 0.2, "words": 6, "noise_effect": "drop"},
     "the sender pays": {"paid_by": "sender"},
 }
 
@@ -124,7 +124,7 @@ class TestTheScript:
             with ScriptedTeam(run, run.environment.script(skill)) as team:
                 episodes = list(team.play(run.environment.tasks("validation")[: 400 if NIGHT else 100]))  # type: ignore[attr-defined]
             metrics = episode_metrics(episodes, ("north", "south"), lambda _: 0)
-            told.append(metrics["agents/north/information"])
+            told.append(metrics["agents/north/message_information"])
             solved.append(metrics["accuracy"])
         assert abs(told[0]) < 0.15
         assert told[0] + 0.1 < told[1] < told[2] - 1
@@ -166,7 +166,7 @@ class TestNobodyCanAnswerAlone:
         assert made(speakers=["a", "b"], values=3, size=2).guess_rate == pytest.approx(1 / 81)
 
     def test_one_that_is_alone_hears_nothing_and_answers_at_once(self) -> None:
-        relay = made(alone=True, answerer="solver")
+        relay = made(answerer_only=True, answerer="solver")
         plays = played(relay, 1.0)
         assert {len(play.steps) for play in plays} == {1}
         assert "From" not in plays[0].observations[0].full_text
@@ -218,14 +218,14 @@ class TestWhatComesThrough:
     def test_a_word_that_is_replaced_becomes_any_that_may_be_said(
         self, alphabet: list[str], others: tuple[str, ...]
     ) -> None:
-        relay = made(noise=1.0, hit="replace", words=0, characters=10_000, alphabet=alphabet)
+        relay = made(noise=1.0, noise_effect="replace", words=0, characters=10_000, alphabet=alphabet)
         shown = step_by_step(relay, {"north": "hi " * 100}, {"south": "x"})[0].observation.views["south"]
         assert set(shown.rpartition(": ")[2].split()) == set(others)
 
 
 class TestWhoHearsWhom:
     def test_along_a_line_each_hears_the_one_before_alone(self) -> None:
-        relay = made(answer="sum", speakers=["a", "b", "c"], path="line", values=100)
+        relay = made(answer="sum", speakers=["a", "b", "c"], topology="line", values=100)
         steps = step_by_step(relay, {"a": "one"}, {"b": "two"}, {"c": "three"}, {"south": "x"})
         assert [set(step.observation.views) for step in steps[:3]] == [{"b"}, {"c"}, {"south"}]
         assert [step.observation.turn for step in steps[:3]] == [("b",), ("c",), ("south",)]
@@ -233,7 +233,7 @@ class TestWhoHearsWhom:
         assert [view.splitlines()[1:] for view in heard] == [["From a: one"], ["From b: two"], ["From c: three"]]
 
     def test_what_is_hidden_is_the_part_of_whoever_spoke_and_words_are_counted_over_the_episode(self) -> None:
-        relay = made(answer="sum", speakers=["a", "b"], path="line", values=100)
+        relay = made(answer="sum", speakers=["a", "b"], topology="line", values=100)
         task = relay.tasks("train")[0]
         session = relay.start(task, 0)
         steps = [asyncio.run(session.step(answered(relay, "one", role))) for role in ("a", "b", "south")]
@@ -249,7 +249,7 @@ class TestWhoHearsWhom:
         assert first.observation.views == {"south": f"Part: {own}\nFrom north: one\nFrom east: two"}
 
     def test_thoughts_are_neither_heard_nor_paid_for(self) -> None:
-        relay = made(price=0.1)
+        relay = made(word_cost=0.1)
         thinking = replace(make_action("north", text="well, red it is: red"), thought=len("well, red it is: "))
         step = asyncio.run(relay.start(relay.tasks("train")[0], 0).step(JointAction(None, (thinking,))))
         assert step.observation.views["south"].endswith("\nFrom north: red")
@@ -258,18 +258,18 @@ class TestWhoHearsWhom:
 
 class TestRewards:
     def test_words_cost_the_team(self) -> None:
-        relay = made(price=0.1)
+        relay = made(word_cost=0.1)
         answer = " ".join(relay.tasks("train")[0].data["answer"])
         steps = step_by_step(relay, {"north": "one two three four"}, {"south": answer})
         assert [step.reward for step in steps] == [pytest.approx(-0.4), 1.0]
         assert steps[-1].success
 
     def test_or_whoever_says_them(self) -> None:
-        first, *_ = step_by_step(made(paid_by="sender", price=0.1), {"north": "one two"}, {"south": "x"})
+        first, *_ = step_by_step(made(paid_by="sender", word_cost=0.1), {"north": "one two"}, {"south": "x"})
         assert (first.reward, first.agent_rewards) == (0.0, {"north": pytest.approx(-0.2)})
 
     def test_all_words_together_cost_at_most_half_of_what_an_answer_is_worth(self) -> None:
-        first, *_ = step_by_step(made(price=1.0), {"north": "word " * 1000}, {"south": "x"})
+        first, *_ = step_by_step(made(word_cost=1.0), {"north": "word " * 1000}, {"south": "x"})
         assert first.reward == -0.5
 
     def test_a_wrong_or_missing_answer_earns_nothing(self) -> None:
@@ -295,10 +295,10 @@ class TestRewards:
         assert step.info["hidden"] == {"north": relay.tasks("train")[0].data["parts"]["north"][0]}
 
     def test_several_messages_together_cost_at_most_as_much(self) -> None:
-        relay = made(speakers=["north", "east"], values=3, price=1.0, paid_by="sender")
+        relay = made(speakers=["north", "east"], values=3, word_cost=1.0, paid_by="sender")
         first, *_ = step_by_step(relay, {"north": "one", "east": "two"}, {"south": "x"})
         assert first.agent_rewards == {"north": -0.5, "east": 0.0}
-        line = made(answer="sum", speakers=["a", "b", "c"], path="line", price=0.1)
+        line = made(answer="sum", speakers=["a", "b", "c"], topology="line", word_cost=0.1)
         said = [{"a": "one " * 3}, {"b": "two " * 3}, {"c": "three"}]
         rewards = [step.reward for step in step_by_step(line, *said, {"south": "x"})]
         assert rewards == pytest.approx([-0.3, -0.2, 0.0, 0.0])
@@ -320,7 +320,7 @@ class TestWhatIsRefused:
             ({"alphabet": ["a"]}, "one word tells nothing"),
             ({"alphabet": ["a", "b"], "words": 2}, "it takes 3 words"),
             ({"size": 4}, "it takes 4 words"),
-            ({"speakers": ["a", "b"], "values": 3, "path": "line", "words": 1}, "it takes 2 words"),
+            ({"speakers": ["a", "b"], "values": 3, "topology": "line", "words": 1}, "it takes 2 words"),
         ],
     )
     def test_what_nobody_could_play(self, keys: dict[str, Any], said: str) -> None:
@@ -329,9 +329,9 @@ class TestWhatIsRefused:
 
     def test_and_nothing_that_can_be_played(self) -> None:
         assert made(speakers=["a", "b", "c"], values=4).guess_rate == 1 / 64
-        assert made(speakers=["a", "b"], values=3, path="line", words=2).min_words == 2
-        assert made(speakers=["a", "b"], answer="sum", path="line", words=1).min_words == 1
-        assert not list(made(alone=True).problems(["south"]))
+        assert made(speakers=["a", "b"], values=3, topology="line", words=2).min_words == 2
+        assert made(speakers=["a", "b"], answer="sum", topology="line", words=1).min_words == 1
+        assert not list(made(answerer_only=True).problems(["south"]))
 
     def test_a_team_that_lacks_a_role_or_has_one_too_many(self) -> None:
         assert "'north' holds a part" in " ".join(made().problems(["south", "west"]))

@@ -17,7 +17,7 @@ from marft_envs.memory.session import MAX_OPTIONS, MemoryRules, MemorySession
 from tests.visits import joint
 
 KEYS: dict[str, Any] = {
-    "writer": "writer", "retriever": "retriever", "answerer": "answerer", "budget": 4000, "picks": 2, "retrieval": "text",
+    "writer": "writer", "retriever": "retriever", "answerer": "answerer", "budget": 4000, "top_k": 2, "retrieval": "text",
     "grading": "exact", "local_weight": 1.0, "threshold": 1.0,
 }  # fmt: skip
 NOTES = ("Ann lives in Rome.", "Bea is a cook.", "Cal likes rice.")
@@ -43,12 +43,12 @@ def test_a_retriever_picks_as_many_notes_as_it_may_each_once() -> None:
     for picks, said, read in (
         (2, "1 2 3", NOTES[:2]), (2, "3 3 1", (NOTES[2], NOTES[0])), (1, "2, 1", NOTES[1:2]), (9, "0 4 2", NOTES[1:2])
     ):  # fmt: skip
-        _, (picked,) = shown_after("\n".join(NOTES), said, picks=picks)
+        _, (picked,) = shown_after("\n".join(NOTES), said, top_k=picks)
         assert picked.observation.views["answerer"].splitlines()[:-2] == list(read)
 
 
 def test_who_picks_more_than_it_may_earns_what_it_may_pick_alone() -> None:
-    _, (picked,) = shown_after("\n".join(reversed(NOTES)), "1 2 3", picks=2)  # Ann's is the third
+    _, (picked,) = shown_after("\n".join(reversed(NOTES)), "1 2 3", top_k=2)  # Ann's is the third
     assert picked.agent_rewards == {"retriever": 0.0}
 
 
@@ -70,7 +70,7 @@ def test_a_writer_is_told_what_could_not_be_done() -> None:
 
 @pytest.mark.parametrize(("notes", "picks", "count"), [(3, 2, 1 + 3 + 3), (20, 3, MAX_OPTIONS), (150, 1, 151)])
 def test_a_retriever_that_chooses_can_pick_every_note_alone(notes: int, picks: int, count: int) -> None:
-    first, _ = shown_after("\n".join(f"Note {n}." for n in range(notes)), picks=picks, retrieval="choices")
+    first, _ = shown_after("\n".join(f"Note {n}." for n in range(notes)), top_k=picks, retrieval="choices")
     options = first.options["retriever"]
     assert len(set(options)) == len(options) == count
     assert {"none", *map(str, range(1, notes + 1))} <= set(options)

@@ -32,7 +32,7 @@ from tests.visits import by_script, visit
 TEAM = ["writer", "retriever", "answerer"]
 ALONE = {"writer": "solver", "retriever": "", "answerer": "solver"}
 PLAIN: dict[str, Any] = {
-    "style": "plain", "people": 3, "days": 3, "facts": 2, "talk": 1, "questions": 2, "budget": 150, "train_tasks": 20,
+    "style": "plain", "people": 3, "days": 3, "facts": 2, "filler_lines": 1, "questions": 2, "budget": 150, "train_tasks": 20,
     "held_out_tasks": 10,
 }  # fmt: skip
 ONE_FACT = tuple(kind for kind in KINDS if kind != "multi")  # each question takes one, or none
@@ -109,7 +109,7 @@ class TestTruth:
     def test_days_are_as_long_as_is_said(self) -> None:
         world = memory(**FULL)
         chunks = world.tasks("train")[0].data["chunks"]
-        assert [len(chunk["lines"]) for chunk in chunks] == [world.facts + world.talk] * world.days
+        assert [len(chunk["lines"]) for chunk in chunks] == [world.facts + world.filler_lines] * world.days
         assert len({chunk["date"] for chunk in chunks}) == world.days
 
 
@@ -131,7 +131,7 @@ class TestSplits:
 
 class TestPlaying:
     @pytest.mark.parametrize(("keys", "roles"), [
-        (PLAIN, TEAM), ({**PLAIN, "retrieval": "choices", "picks": 2}, TEAM), ({**PLAIN, **ALONE}, ["solver"]),
+        (PLAIN, TEAM), ({**PLAIN, "retrieval": "choices", "top_k": 2}, TEAM), ({**PLAIN, **ALONE}, ["solver"]),
         (FULL, TEAM), ({**PLAIN, "retrieval": "words", "kinds": ONE_FACT}, TEAM),
         ({**FULL, "retrieval": "words", "kinds": ONE_FACT}, TEAM), ({**PLAIN, "retriever": ""}, ["writer", "answerer"]),
     ])  # fmt: skip
@@ -161,7 +161,7 @@ class TestPlaying:
             assert text == f"{above}\n\nQuestion: {question}"
 
     def test_who_retrieves_by_words_reads_the_question_alone(self) -> None:
-        world = memory(**{**PLAIN, "retrieval": "words", "picks": 2, "kinds": ["abstention"]})
+        world = memory(**{**PLAIN, "retrieval": "words", "top_k": 2, "kinds": ["abstention"]})
         noted = iter(["ANN: likes rice", "Ann likes soup.\nAnnie likes cake.", "Bea likes Ann."])
 
         def said(role: str, *_: object) -> str:
@@ -227,7 +227,7 @@ class TestPlaying:
 class TestLocalRewards:
     def played(self, writes: str, picks: str, kinds: tuple[str, ...] = ("single", "multi")) -> Any:
         """An episode whose writer notes all of the lines or nothing, and whose retriever picks the same."""
-        world = memory(**{**PLAIN, "budget": 1000, "picks": 20}, kinds=kinds, local_weight=1.0)
+        world = memory(**{**PLAIN, "budget": 1000, "top_k": 20}, kinds=kinds, local_weight=1.0)
 
         def says(role: str, shown: Observation, *_: object) -> str:
             if role == "writer":
@@ -255,8 +255,8 @@ class TestLocalRewards:
 
     def test_a_writer_may_earn_the_share_of_all_that_is_said(self) -> None:
         """Who notes the events alone holds all that is asked, and a part of what is said."""
-        keys = {**PLAIN, "budget": 1000, "picks": 20, "kinds": ("temporal",), "local_weight": 1.0}
-        world = memory(**keys, coverage="said")
+        keys = {**PLAIN, "budget": 1000, "top_k": 20, "kinds": ("temporal",), "local_weight": 1.0}
+        world = memory(**keys, coverage="all")
 
         def events(role: str, shown: Observation, *_: object) -> str:
             day, *lines = shown.views.get(role, "").split("\n\nNotes")[0].splitlines()
@@ -271,7 +271,7 @@ class TestLocalRewards:
 
     def test_what_is_said_of_a_file_is_not_known(self) -> None:
         with pytest.raises(ValueError, match="facts of a file are not known"):
-            memory(path="conversations.json", coverage="said")
+            memory(path="conversations.json", coverage="all")
 
     def test_no_weight_is_no_local_reward(self) -> None:
         world = memory(**PLAIN)

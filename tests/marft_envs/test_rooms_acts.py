@@ -154,7 +154,7 @@ def test_a_full_pot_is_soup_after_its_time_and_at_once_where_it_takes_none() -> 
         assert cooked == [False] * boil + [True] * (4 - boil)
 
 
-@pytest.mark.parametrize("table", [{}, {"walk": 3}, {"order": "one after another"}], ids=str)
+@pytest.mark.parametrize("table", [{}, {"walk": 3}, {"order": "sequential"}], ids=str)
 def test_the_steps_that_a_task_says_are_those_of_players_who_see_one_room(
     table: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ FEW = {"train_tasks": 1, "held_out_tasks": 5}
 def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
     """What a role can read off its view, in whatever order things are listed; but for who is with it."""
     views = []
-    names = environment.players if environment.steered_by else ()
+    names = environment.players if environment.controller else ()
     for name in [one for one in names if f"\n{one}: " in "\n" + shown.for_role(role)] or [""]:
         read = parse_view(shown.for_role(role), name, names if name else ())
         here = sorted(thing for thing in read.room_items if thing not in environment.players)

@@ -34,12 +34,12 @@ PLAIN = KitchenLayout(
 HARD = [
     {"orders": 3},
     {"players": ("a", "b", "c"), "rooms": 5, "orders": 2, "size": 2},
-    {"order": "one after another", "walk": 2, "boil": 2},
+    {"order": "sequential", "walk": 2, "boil": 2},
     {"actions": "choose", "orders": 2},
     {"crates": 1, "rooms": 4},
     {"locked": 1, "rooms": 4, "loops": 1},
-    {"steered_by": "solver", "walk": 2},
-    {"steered_by": "solver", "actions": "choose", "order": "one after another"},
+    {"controller": "solver", "walk": 2},
+    {"controller": "solver", "actions": "choose", "order": "sequential"},
 ]
 
 
@@ -277,7 +277,7 @@ class TestRules:
     def test_one_after_another_sees_what_came_of_the_one_before(self) -> None:
         shift = opened(
             changed(starts=["pantry", "pantry"], narrow=[]),
-            rules=RoomsRules(("cook", "waiter"), order="one after another"),
+            rules=RoomsRules(("cook", "waiter"), order="sequential"),
         )
         shown = acted(shift, cook="go kitchen").observation
         assert shown.turn == ("waiter",)
@@ -342,7 +342,7 @@ class TestWords:
         assert parse_actions("Cook: take leek; say hello\nwaiter: wait", ["cook", "waiter"]) == {
             "cook": parse_action("take leek; say hello"), "waiter": parse_action("wait")
         }  # fmt: skip
-        shift = opened(rules=RoomsRules(("cook", "waiter"), steered_by="solver"))
+        shift = opened(rules=RoomsRules(("cook", "waiter"), controller="solver"))
         shown = acted(shift, solver="cook: take leek\nwaiter: take plate").observation
         assert shown.turn == ("solver",)
         views = [parse_view(shown.for_role("solver"), name, ("cook", "waiter")) for name in ("cook", "waiter")]
@@ -369,12 +369,12 @@ class TestDrawing:
         ("table", "words"),
         [
             ({"players": ("a",)}, "at least 2 items"),
-            ({"steered_by": "s", "actions": "choose"}, "one after another"),
+            ({"controller": "s", "actions": "choose"}, "one after another"),
             ({"orders": 0}, "greater than or equal to 1"),
             ({"players": ("Cook", "cook")}, "differ in more than case"),
             ({"players": ("you", "cook")}, "be no word of the views"),
             ({"players": ("crate", "cook")}, "be no word of the views"),
-            ({"players": ("a: b", "cook"), "steered_by": "boss"}, "must be words"),
+            ({"players": ("a: b", "cook"), "controller": "boss"}, "must be words"),
             ({"rooms": 99}, "less than or equal to"),
         ],
     )
@@ -387,7 +387,7 @@ class TestDrawing:
         assert "no agent is called 'waiter'; did you mean 'waiters'?" in next(
             iter(Rooms().problems(["cook", "waiters"]))
         )
-        assert "steered_by" in next(iter(Rooms(steered_by="boss").problems(["cook", "waiter"])))
+        assert "controller" in next(iter(Rooms(controller="boss").problems(["cook", "waiter"])))
 
 
 @pytest.mark.parametrize("name", ["rooms", "rooms_single"])

@@ -26,7 +26,7 @@ from tests.nights import MANY, NIGHT, some
 from tests.visits import by_script, by_texts, joint
 
 PLAIN: dict[str, Any] = {
-    "style": "plain", "products": 600, "options": 1, "results": 3, "max_steps": 10, "train_tasks": 60, "held_out_tasks": 30
+    "style": "plain", "products": 600, "options": 1, "results_per_page": 3, "max_steps": 10, "train_tasks": 60, "held_out_tasks": 30
 }  # fmt: skip
 FULL: dict[str, Any] = {"products": 800, "train_tasks": 60, "held_out_tasks": 20}
 
@@ -150,7 +150,7 @@ class TestSplits:
 
     def test_products_can_be_kept_apart(self) -> None:
         def shared(apart: bool) -> set[str]:
-            world = shop(**{**PLAIN, "train_tasks": 150, "held_out_tasks": 40, "apart": apart})
+            world = shop(**{**PLAIN, "train_tasks": 150, "held_out_tasks": 40, "disjoint_products": apart})
             held_out, trained = (
                 {self.key(world, task)[0] for split in splits for task in world.tasks(split)}  # type: ignore[attr-defined]
                 for splits in (("validation", "test"), ("train",))
@@ -163,8 +163,8 @@ class TestSplits:
 
 class TestVisits:
     @pytest.mark.parametrize("keys", [
-        {"actor": "buyer", "readers": ("searcher",)},
-        {"actor": "buyer", "readers": ("searcher",), "actions": "choices"},
+        {"actor": "buyer", "product_for": ("searcher",)},
+        {"actor": "buyer", "product_for": ("searcher",), "actions": "choices"},
         {"actor": "buyer"},
     ])  # fmt: skip
     def test_a_team_that_plays_well_buys_what_is_wanted(self, keys: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ class TestVisits:
         assert any(line.endswith(": features") for line in pages)
 
     def test_a_weak_team_solves_some(self) -> None:
-        world = shop(**PLAIN, actor="buyer", readers=("searcher",))
+        world = shop(**PLAIN, actor="buyer", product_for=("searcher",))
         solved = [by_script(world, task, ["searcher", "buyer"], 0.7).last.success for task in world.tasks("train")]
         assert 0.1 < sum(map(bool, solved)) / len(solved) < 0.7
 
@@ -257,7 +257,7 @@ class TestVisits:
 
     def test_pages_of_results_are_gone_through_both_ways(self) -> None:
         texts = ["search[wool]", *["click[next >]"] * 3, "click[< prev]", "click[next >]"]
-        world = shop(**{**PLAIN, "found": 12, "max_steps": 20, "readers": ("searcher",)})
+        world = shop(**{**PLAIN, "max_results": 12, "max_steps": 20, "product_for": ("searcher",)})
         shown = [one.text for one in by_texts(world, world.tasks("train")[0], texts, "solver").observations[1:7]]
         assert [page.partition(".")[0] for page in shown] == [f"Page {n} of 4" for n in (1, 2, 3, 4, 3, 4)]
         assert ["[next >]" in page for page in shown] == [True, True, True, False, True, False]
@@ -278,19 +278,19 @@ class TestVisits:
 
 class TestWhoSeesWhat:
     def test_readers_alone_are_told_what_is_wanted(self) -> None:
-        world = shop(**PLAIN, actor="buyer", readers=("searcher",))
+        world = shop(**PLAIN, actor="buyer", product_for=("searcher",))
         for shown in by_script(world, world.tasks("test")[0], ["searcher", "buyer"]).observations:
             assert "Wanted" in shown.for_role("searcher")
             assert "Wanted" not in shown.for_role("buyer")
 
     def test_without_repeats_it_is_said_once(self) -> None:
         for readers in ((), ("solver",)):
-            world = shop(**PLAIN, repeats=False, readers=readers)
+            world = shop(**PLAIN, repeats=False, product_for=readers)
             shown = by_texts(world, world.tasks("test")[0], [], "solver").observations
             assert ["Wanted" in one.for_role("solver") for one in shown] == [True] + [False] * 9
 
     def test_queries_to_choose_from_do_not_tell_the_goal(self) -> None:
-        world = shop(**PLAIN, actor="buyer", readers=("searcher",), actions="choices")
+        world = shop(**PLAIN, actor="buyer", product_for=("searcher",), actions="choices")
         task = world.tasks("test")[0]
         goal = Goal.from_dict(task.data["goal"])
         options = by_script(world, task, ["searcher", "buyer"]).observations[0].options["buyer"]
@@ -299,9 +299,9 @@ class TestWhoSeesWhat:
         assert list(options) == sorted(options)
 
     def test_roles_that_the_team_lacks_are_named(self) -> None:
-        problems = list(shop(actor="byer", readers=("reader",)).problems(["searcher", "buyer"]))
+        problems = list(shop(actor="byer", product_for=("reader",)).problems(["searcher", "buyer"]))
         assert problems[0] == "environment.actor: no agent is called 'byer'; did you mean 'buyer'?"
-        assert "environment.readers" in problems[1]
+        assert "environment.product_for" in problems[1]
         with pytest.raises(ValueError, match="needs actor"):
             shop(actions="choices")
 

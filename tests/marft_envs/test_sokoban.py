@@ -152,14 +152,14 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_the_published_reward_is_that_of_the_published_worker(seed: int, boxes: int, ways: list[str]) -> None:
     rows = tuple(render_rows(yard_of(seed, boxes)))
-    steps = play(of(world(moves="one", reward="published", steps=9, boxes=boxes), rows), list(ways))
+    steps = play(of(world(moves="one", reward="published", max_steps=9, boxes=boxes), rows), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(published_return(rows, ways, 9))
 
 
 def test_what_is_published_takes_five_off_after_two_hundred_moves() -> None:
     rows = ("######", "#@   #", "#  $ #", "#  . #", "######")
     for moves, end in ((199, False), (200, True), (201, True)):
-        [step] = play(of(world(reward="published", steps=9), rows), ["up " * moves])
+        [step] = play(of(world(reward="published", max_steps=9), rows), ["up " * moves])
         counted = min(moves, 200)
         assert step.terminated == end
         assert step.reward == pytest.approx(counted * (-0.05 + 0.1 * 0.01) - (5.0 if end else 0.0))
@@ -169,16 +169,16 @@ def test_what_is_published_takes_five_off_after_two_hundred_moves() -> None:
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_boxes_pay_the_share_that_is_on_goals_and_success_the_last(seed: int, boxes: int, ways: list[str]) -> None:
     rows = tuple(render_rows(yard_of(seed, boxes)))
-    steps = play(of(world(moves="one", steps=20, boxes=boxes), rows), list(ways))
+    steps = play(of(world(moves="one", max_steps=20, boxes=boxes), rows), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(steps[-1].info["progress"])
-    costly = play(of(world(moves="one", steps=20, boxes=boxes, move_cost=0.1), rows), list(ways))
+    costly = play(of(world(moves="one", max_steps=20, boxes=boxes, move_cost=0.1), rows), list(ways))
     assert sum(step.reward for step in costly) == pytest.approx(steps[-1].info["progress"] - 0.1 * len(steps))
-    alone = play(of(world(moves="one", steps=20, boxes=boxes, reward="success"), rows), list(ways))
+    alone = play(of(world(moves="one", max_steps=20, boxes=boxes, reward="success"), rows), list(ways))
     assert sum(step.reward for step in alone) == float(bool(alone[-1].success))
 
 
 def test_what_goes_wrong_is_told_and_a_dead_end_is_the_end() -> None:
-    steps = play(of(world(moves="one", boxes=1, steps=9)), ["left", "left", "push", "up", "up", "right"])
+    steps = play(of(world(moves="one", boxes=1, max_steps=9)), ["left", "left", "push", "up", "up", "right"])
     assert steps[1].observation.text.startswith("left is blocked.\nAt 4,2. Box 3,3.")
     assert steps[2].observation.text.startswith("No move: say one move, not 'push'.\n")
     along = ("#####", "#.  #", "# $@#", "#   #", "#####")  # up to the wall, where a goal is, too
@@ -206,23 +206,25 @@ def test_who_is_shown_what() -> None:
         assert (shown.text, shown.views) == (f"At 2,2. Box 2,3. Open: right.\n{charted}{walls}", {})
 
 
-@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 12), ({"moves": "list"}, 5), ({"steps": 3}, 3)])
+@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 12), ({"moves": "list"}, 5), ({"max_steps": 3}, 3)])
 def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, Any], most: int) -> None:
-    environment = world(**keys, farthest=6)
+    environment = world(**keys, max_moves=6)
     steps = play(of(environment), ["left" if number % 2 else "right" for number in range(20)])
-    assert len(steps) == environment.max_steps == most
+    assert len(steps) == environment.step_bound == most
 
 
 def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> None:
     rows = ("######", "#@$. #", "######")
-    [step] = play(of(world(moves="one", steps=1, local_reward=2.0), rows), [spoken("left", tool="right", critic="hm")])
+    [step] = play(
+        of(world(moves="one", max_steps=1, local_reward=2.0), rows), [spoken("left", tool="right", critic="hm")]
+    )
     assert (step.reward, step.agent_rewards) == (0.0, {"tool": 2.0, "critic": 0.0})
 
 
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"nearest": 5, "farthest": 3}, "no task is so"),
+        ({"min_moves": 5, "max_moves": 3}, "no task is so"),
         ({"pushes_for": ["tool"], "boxes": 2}, "rooms with one box"),
         ({"pushes_for": ["tool"], "size": 9}, "of size 8 at most"),
         ({"moves": "list", "actions": "choices"}, "choices are single moves"),
@@ -239,8 +241,8 @@ def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_reme
         ValueError, match=r"environment\.pushes_for: no agent has the role 'tools'; did you mean 'tool'"
     ):
         with_changes("sokoban", pushes_for=["tools"])
-    with pytest.raises(ValueError, match="lower nearest or boxes, or raise farthest or size"):
-        Sokoban(size=4, nearest=99).tasks("train")
+    with pytest.raises(ValueError, match="lower min_moves or boxes, or raise max_moves or size"):
+        Sokoban(size=4, min_moves=99).tasks("train")
 
 
 @FEW
@@ -256,7 +258,7 @@ def test_a_room_is_the_same_from_every_side_and_anywhere_in_its_frame(seed: int,
     )
 
 
-@pytest.mark.parametrize("keys", [{}, {"nearest": 5, "farthest": 9}, {"size": 7, "boxes": 2}])
+@pytest.mark.parametrize("keys", [{}, {"min_moves": 5, "max_moves": 9}, {"size": 7, "boxes": 2}])
 def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on(keys: dict[str, Any]) -> None:
     environment = world(**keys, train_tasks=30, held_out_tasks=5)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -269,7 +271,7 @@ def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
         assert not yard.boxes & yard.room.goals
         assert not yard.dead_end_reason
         assert task.prompt == first_shown(environment.start(task, 0)).text
-        assert keys.get("nearest", 3) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
+        assert keys.get("min_moves", 3) <= task.data["fewest_moves"] <= keys.get("max_moves", 99)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +279,8 @@ def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
     [
         ("sokoban", {}),
         ("sokoban_single", {}),
-        ("sokoban", {"moves": "list", "map_for": [], "pushes_for": [], "view": "grid", "boxes": 2, "farthest": 0}),
-        ("sokoban", {"pushes_for": [], "map_for": [], "view": "both", "boxes": 2, "size": 7, "farthest": 14}),
+        ("sokoban", {"moves": "list", "map_for": [], "pushes_for": [], "view": "grid", "boxes": 2, "max_moves": 0}),
+        ("sokoban", {"pushes_for": [], "map_for": [], "view": "both", "boxes": 2, "size": 7, "max_moves": 14}),
     ],
 )
 def test_a_script_of_skill_solves_every_room_in_the_fewest_steps(name: str, changes: dict[str, Any]) -> None:

@@ -195,14 +195,14 @@ def test_rewards_of_cells_add_up_to_the_best_share_and_a_wrong_grid_leaves_the_b
 
 
 @pytest.mark.parametrize(
-    ("keys", "most", "of_two"), [({"fills": "one"}, 5, 3), ({"fills": "any"}, 5, 5), ({"steps": 2}, 2, 2)]
+    ("keys", "most", "of_two"), [({"fills": "one"}, 5, 3), ({"fills": "any"}, 5, 5), ({"max_steps": 2}, 2, 2)]
 )
 def test_an_episode_has_so_many_steps_and_each_refused_answer_counts(
     keys: dict[str, Any], most: int, of_two: int
 ) -> None:
-    environment = world(blanks=3, least_blanks=2, **keys)
+    environment = world(blanks=3, min_blanks=2, **keys)
     steps = play(of(environment, (SOLUTION[0], *GIVENS[1:])), ["2,3 = 3"] * 20)
-    assert len(steps) == environment.max_steps == most
+    assert len(steps) == environment.step_bound == most
     assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
     assert [step.info["measures"]["refused"] for step in steps] == list(range(1, most + 1))
     assert len(play(of(environment, (*SOLUTION[:2], *GIVENS[2:])), ["3,4 = 1"] * 20)) == of_two
@@ -230,7 +230,7 @@ def test_who_is_shown_what() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "says"),
-    [({"size": 5}, "4, 6 or 9"), ({"least_blanks": 9}, "is more than blanks"), ({"view": "list"}, "tells nobody")],
+    [({"size": 5}, "4, 6 or 9"), ({"min_blanks": 9}, "is more than blanks"), ({"view": "list"}, "tells nobody")],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
@@ -245,7 +245,7 @@ def test_more_blanks_than_one_solution_allows_are_refused_with_the_remedy() -> N
 
 
 def test_puzzles_are_as_wished_and_no_form_of_a_held_out_one_is_trained_on() -> None:
-    environment = world(blanks=7, least_blanks=5, singles=True, train_tasks=120, held_out_tasks=30)
+    environment = world(blanks=7, min_blanks=5, singles=True, train_tasks=120, held_out_tasks=30)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
     parts.append(list(islice(environment.demonstrations(), 40)))
     forms = [{canonical_text(SudokuBoard(to_grid(task.data["puzzle"]))) for task in part} for part in parts]

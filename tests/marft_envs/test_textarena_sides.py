@@ -84,7 +84,7 @@ class TestWhoIsPaid:
         assert {task.id: (task.data["begins"],) for task in env.tasks("train")} == begun
         share = sum(role == ("north",) for role in begun.values()) / len(begun)
         assert 0.35 < share < 0.65
-        fixed = environment(game="kuhn", begins="first")
+        fixed = environment(game="kuhn", first_move="first")
         assert {task.data["begins"] for task in fixed.tasks("train")} == {"north"}
 
     def test_an_advisor_sees_what_its_side_sees_and_makes_no_move(self) -> None:
@@ -165,11 +165,11 @@ class TestWhatIsRefused:
             ({"algorithm": {"name": "marft"}}, "nobody would learn"),
             ({"algorithm": {"name": "rloo"}}, "nobody would learn"),
             ({"algorithm": {"name": "rae", "credit": {"name": "monte-carlo"}}}, "nobody would learn"),
-            ({"algorithm": {"name": "rae", "reward": {"own": 0.0}}}, "nothing of what a side earns"),
+            ({"algorithm": {"name": "rae", "reward": {"own_weight": 0.0}}}, "nothing of what a side earns"),
             ({"algorithm": {"name": "rae", "reward": {"shaping": "margin"}}}, "those are opponents"),
             ({"rewards": [{"name": "outcome"}, {"name": "trajectory"}]}, "one of them has lost it"),
             ({"team": {"organization": "chain"}}, "although it is not their turn"),
-            ({"team": {"organization": "turns", "sees": "last"}}, "opponents would read"),
+            ({"team": {"organization": "turns", "visible": "last"}}, "opponents would read"),
             ({"environment": {"name": "textarena", "opponent": "frozen"}}, r"set policies.player.train = 'frozen'"),
             ({"environment": {"name": "textarena", "seats": [["north"], ["east"]]}}, "no agent is called 'east'"),
             ({"environment": {"name": "textarena", "game": "nim", "opponent": "random", "seats": [["north"]]}}, "'south' has no seat"),
@@ -205,7 +205,7 @@ class TestWhatIsRefused:
 def test_one_policy_learns_from_both_seats_against_itself(tmp_path: Path) -> None:
     table = recipe(output=str(tmp_path), device="cpu", threads=1, sinks=[], training={"steps": 2})
     table["rollout"] = {"tasks_per_step": 4, "samples_per_task": 2}
-    table["algorithm"] = {"name": "rae", "credit": {"name": "rae", "by": ["begins"]}}
+    table["algorithm"] = {"name": "rae", "credit": {"name": "rae", "group_by": ["begins"]}}
     run, folder = parse_recipe(table), RunFolder(tmp_path / "sides")
     state = train(run, folder)
     assert all(key.split(" ", 1)[1] in ('["north"]', '["south"]') for key in state_of(folder)["parts"]), state
@@ -265,9 +265,9 @@ class TestCredit:
     def test_a_baseline_for_each_side_and_seat_equals_the_slow_reference(
         self, first: list[Episode], second: list[Episode]
     ) -> None:
-        credit = RAE(decay=0.5, by=("begins",))
+        credit = RAE(decay=0.5, group_by=("begins",))
         before = credit.assign(CreditInputs(first, "action"))
-        resumed = RAE(decay=0.5, by=("begins",))
+        resumed = RAE(decay=0.5, group_by=("begins",))
         resumed.load_state_dict(credit.state_dict())
         mine = numbers(before.advantages), numbers(resumed.assign(CreditInputs(second, "action")).advantages)
         for found, expected in zip(mine, slow.rae([first, second], 0.5, ("begins",)), strict=True):

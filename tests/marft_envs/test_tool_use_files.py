@@ -53,7 +53,7 @@ def tau(tmp_path: Path) -> dict[str, str]:
         "format": "tau",
         "tasks": str(tmp_path / "tasks_test.py"),
         "database": str(tmp_path),
-        "policy": str(tmp_path / "wiki.md"),
+        "rules": str(tmp_path / "wiki.md"),
     }
 
 

@@ -30,8 +30,8 @@ def wide_model(folder: Path) -> Path:
 @BY_NIGHT
 def test_the_airline_runs_two_steps(tmp_path: Path) -> None:
     changes = {
-        "output": tmp_path, "models.base.path": wide_model(tmp_path / "model"), "models.base.context": WIDE,
-        "agents.planner.sampling.max_new_tokens": 8, "agents.agent.sampling.max_new_tokens": 16, "environment.turns": 1,
+        "output": tmp_path, "models.base.path": wide_model(tmp_path / "model"), "models.base.context_length": WIDE,
+        "agents.planner.sampling.max_new_tokens": 8, "agents.agent.sampling.max_new_tokens": 16, "environment.max_turns": 1,
         "environment.train_tasks": 4, "environment.held_out_tasks": 2, "rollout.tasks_per_step": 1,
         "rollout.samples_per_task": 2, "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 1, "device": "cpu",
         "threads": 1,

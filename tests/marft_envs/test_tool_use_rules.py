@@ -175,7 +175,7 @@ class TestWhoIsToldWhat:
         assert played.say("Well.", planner="Look.").observation.views == {"planner": "Agent: Well."}
 
     def test_an_agent_that_plays_the_user_is_told_all_that_it_knows_and_no_calls(self) -> None:
-        made = environment(user="agent", volunteers=0.0)
+        made = environment(user="agent", volunteer_probability=0.0)
         task = next(iter(wants(made, aim="cancel", writes=True)))
         (goal,) = task.data["goals"]
         played = Played(made, task)
@@ -184,7 +184,7 @@ class TestWhoIsToldWhat:
         assert played.say("Cancel it?", user="Yes.", planner="Ask.").observation.views.keys() == {"planner"}
 
     def test_what_an_agent_agreed_to_it_may_take_back(self) -> None:
-        made = environment(user="agent", volunteers=1.0)
+        made = environment(user="agent", volunteer_probability=1.0)
         task = next(iter(wants(made, aim="cancel", writes=True)))
         played = Played(made, task)
         played.say("Cancel it?", user="Yes.")
@@ -194,7 +194,7 @@ class TestWhoIsToldWhat:
 
     def test_users_tell_as_much_at_once_as_they_are_said_to(self) -> None:
         for volunteers, told in ((1.0, True), (0.0, False)):
-            for task in islice(environment(world="retail", volunteers=volunteers).demonstrations(), 20):
+            for task in islice(environment(world="retail", volunteer_probability=volunteers).demonstrations(), 20):
                 known = {slot for goal in task.data["goals"] for slot in goal["withheld"]}
                 assert bool(task.data["identity"]["says"]) is told
                 assert not known if told else known or "variants" in task.data["goals"][0]["aim"]

@@ -116,7 +116,7 @@ class TestUsers:
         )
 
     def test_a_second_wish_comes_once_the_first_is_settled(self) -> None:
-        made = environment(goals=2, together=0.0, volunteers=1.0)
+        made = environment(goals=2, joint_goal_probability=0.0, volunteer_probability=1.0)
         task = next(one for one in made.demonstrations() if not any(goal["writes"] for goal in one.data["goals"]))
         first, second = task.data["goals"]
         played = Played(made, task)
@@ -124,7 +124,7 @@ class TestUsers:
         assert played.say(second["report"]).success
 
     def test_what_was_said_along_with_something_else_is_missed(self) -> None:
-        made = environment(goals=2, together=1.0, volunteers=1.0)
+        made = environment(goals=2, joint_goal_probability=1.0, volunteer_probability=1.0)
         task = next(one for one in made.demonstrations() if not any(goal["writes"] for goal in one.data["goals"]))
         first, second = task.data["goals"]
         played = Played(made, task)
@@ -140,7 +140,7 @@ class TestUsers:
         assert (ended.observation.text, ended.success) == ("User: No, thanks. ###STOP###", True)
 
     def test_a_yes_holds_for_the_turn_that_it_was_given_for(self) -> None:
-        made = environment(goals=2, together=0.0, volunteers=1.0)
+        made = environment(goals=2, joint_goal_probability=0.0, volunteer_probability=1.0)
         task = next(one for one in made.demonstrations() if all(goal["writes"] for goal in one.data["goals"]))
         played = Played(made, task)
         played.say(task.data["goals"][0]["offer"])
@@ -151,12 +151,12 @@ class TestUsers:
         assert "has not agreed" in refusal(lambda: played.call(name, **given))
 
     def test_a_conversation_is_cut_off(self) -> None:
-        made = environment(turns=2, patience=9)
+        made = environment(max_turns=2, patience=9)
         played = Played(made, next(iter(made.demonstrations())))
         assert not played.say("Hm.").truncated
         step = played.say("Hm.")
         assert (step.truncated, step.terminated, step.success) == (True, False, False)
-        ended = Played(environment(turns=1, patience=0), next(iter(made.demonstrations()))).say("Hm.")
+        ended = Played(environment(max_turns=1, patience=0), next(iter(made.demonstrations()))).say("Hm.")
         assert (ended.truncated, ended.terminated) == (False, True)
 
     def test_others_are_shown_what_the_agent_did(self) -> None:
@@ -193,7 +193,7 @@ def test_what_agrees_is_a_yes_without_a_no(words: str, agrees_to_it: bool) -> No
 
 class TestWhatCounts:
     def test_something_else_that_was_changed_spoils_it(self) -> None:
-        made = environment(reward="parts", confirmation=False)
+        made = environment(reward="fraction", confirmation=False)
         task = next(iter(wants(made, aim="cancel", writes=True, withheld=False)))
         order, total = task.data["goals"][0]["facts"]["order"], task.data["goals"][0]["outputs"][0]
         other = next(
@@ -213,7 +213,7 @@ class TestWhatCounts:
         ]
 
     def test_parts_add_up_to_what_was_done(self) -> None:
-        made = environment(reward="parts")
+        made = environment(reward="fraction")
         task = next(iter(wants(made, aim="cancel", writes=True, withheld=False)))
         order, total = task.data["goals"][0]["facts"]["order"], task.data["goals"][0]["outputs"][0]
         played = Played(made, task)
@@ -303,7 +303,7 @@ class TestTheScript:
     def test_one_with_skill_solves_every_task_in_the_fewest_steps(
         self, recipe: str, goals: tuple[int, ...], world: str
     ) -> None:
-        keys: dict[str, Any] = {"environment.world": world, "environment.turns": 60, "rollout.max_steps": 60}
+        keys: dict[str, Any] = {"environment.world": world, "environment.max_turns": 60, "rollout.max_steps": 60}
         for number in goals if NIGHT else goals[:1]:
             keys["environment.goals"] = number
             for episode in scripted(recipe, 1.0, 200 if NIGHT else 3, **keys):
@@ -325,7 +325,7 @@ class TestTheScript:
             "role": "user", "policy": "agent", "instructions": "You are a customer.", "memory": "own",
         }  # fmt: skip
         agents = [one.model_dump() for one in load_recipe("tool_use").agents]
-        changes = {"agents": [*agents, user], "environment.user": "agent", "team.sees": "previous"}
+        changes = {"agents": [*agents, user], "environment.user": "agent", "team.visible": "previous"}
         episodes = scripted("tool_use", 1.0, 8, made.demonstrations(), **changes)  # type: ignore[attr-defined]
         assert [episode.success for episode in episodes] == [True] * 8, [one.error for one in episodes]
         assert all("###STOP###" in episode.actions[-1].text for episode in episodes)

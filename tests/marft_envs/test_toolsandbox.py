@@ -93,7 +93,7 @@ class TestConversations:
         said(talk, call("set_lamp", on=True))
         last = said(talk, "")
         assert (last.reward, last.terminated, last.success) == (0.5, True, False)
-        talk, _ = begun(made(solved_from=0.5))
+        talk, _ = begun(made(success_threshold=0.5))
         said(talk, call("set_lamp", on=True))
         assert said(talk, "").success
 
@@ -260,17 +260,17 @@ class TestTasks:
     def test_categories_pick_and_leave_out(self, made: Any) -> None:
         scrambled = set(tasks_of(made(categories=["tool_name_scrambled"])))
         assert scrambled == {name for name in tasks_of(made()) if name.endswith("_scrambled")}
-        left = set(tasks_of(made(leave_out=["tool_name_scrambled"])))
+        left = set(tasks_of(made(exclude_categories=["tool_name_scrambled"])))
         assert left == {name for name in tasks_of(made()) if not name.endswith("_scrambled")}
         assert all(len(made(limit=1).tasks(split)) == 1 for split in SPLITS)
-        for picked in ("categories", "leave_out"):
+        for picked in ("categories", "exclude_categories"):
             with pytest.raises(ValueError, match="no scenario is in category 'tool_name_scramble'; did you mean"):
                 made(**{picked: ["tool_name_scramble"]}).tasks("train")
 
     def test_several_categories_pick_what_is_in_all_and_leave_out_what_is_in_any(self, made: Any) -> None:
         picked = made(user="agent", categories=["tool_name_scrambled", "multiple_user_turn"])
         assert set(tasks_of(picked)) == {"lamp_on_slowly_scrambled"}
-        left = made(user="agent", leave_out=["tool_name_scrambled", "single_user_turn"])
+        left = made(user="agent", exclude_categories=["tool_name_scrambled", "single_user_turn"])
         assert set(tasks_of(left)) == {"lamp_on_slowly"}
 
     def test_a_python_at_home_is_found(self, made: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_a_team_and_a_user_play_by_recipe(python: Path) -> None:
             {"role": "agent", "policy": "a", "memory": "own", "answers": True},
             {"role": "user", "policy": "a", "memory": "own"},
         ],
-        "team": {"organization": "turns", "order": "one after another"},
+        "team": {"organization": "turns", "order": "sequential"},
         "environment": {
             "name": "toolsandbox", "python": str(python), "user": "agent", "serves": ["planner", "agent"],
         },

@@ -19,13 +19,13 @@ BESIDE = "they would read each other's whole turns beside it"
     [
         ("relay", {"team.organization": "chain"}, NOT_ASKED),
         ("relay", {"team.organization": "debate"}, NOT_ASKED),
-        ("relay", {"team.sees": "last"}, BESIDE),
+        ("relay", {"team.visible": "last"}, BESIDE),
         ("rooms", {"team.organization": "parallel"}, NOT_ASKED),
-        ("rooms", {"team.sees": "since"}, BESIDE),
+        ("rooms", {"team.visible": "since_own_action"}, BESIDE),
         ("rooms_single", {"team.organization": "chain", "environment.actions": "choose",
-                          "environment.order": "one after another"}, "nobody chooses from what environment 'rooms'"),
+                          "environment.order": "sequential"}, "nobody chooses from what environment 'rooms'"),
         ("memory", {"team.organization": "chain"}, NOT_ASKED),
-        ("memory", {"team.sees": "last"}, BESIDE),
+        ("memory", {"team.visible": "last"}, BESIDE),
         ("code", {"team": {"organization": "chain"}}, NOT_ASKED),
         ("shop", {"environment.actions": "choices", "environment.actor": "buyer"}, "nobody chooses"),
         ("plan_path", {"environment.actions": "choices"}, "nobody chooses"),
@@ -42,8 +42,8 @@ def test_teams_that_do_not_go_with_their_environment(recipe: str, changes: dict[
         ("relay_single", {}),  # one agent alone: nobody else's turn
         ("rooms_single", {"team.organization": "chain"}),
         ("code_single", {}),
-        ("code", {"team.sees": "since"}),  # programs are passed on by the team
-        ("shop", {"team.organization": "turns", "team.order": "one after another", "environment.actions": "choices",
+        ("code", {"team.visible": "since_own_action"}),  # programs are passed on by the team
+        ("shop", {"team.organization": "turns", "team.order": "sequential", "environment.actions": "choices",
                   "environment.actor": "buyer"}),
     ],
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_teams_that_do(recipe: str, changes: dict[str, object]) -> None:
 
 def test_hints_are_all_that_the_other_gets() -> None:
     game = {"name": "textarena", "game": "hints"}
-    changes = {"environment": game, "team": {"organization": "turns", "sees": "last"}}
+    changes = {"environment": game, "team": {"organization": "turns", "visible": "last"}}
     with pytest.raises(ValueError, match=BESIDE):
         load_recipe("textarena", changes=changes)
 

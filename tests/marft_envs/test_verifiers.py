@@ -79,7 +79,7 @@ class TestRollouts:
 
     def test_several_turns_show_what_is_new_or_all(self, made: Any) -> None:
         for shows, first in (("new", "Turn 1"), ("all", "user: ")):
-            rollout, _ = begun(made(args={"turns": 3}, shows=shows))
+            rollout, _ = begun(made(args={"turns": 3}, visible=shows))
             step = said(rollout, "one")
             assert step.observation.text.startswith(first)
             assert not step.terminated

@@ -76,7 +76,7 @@ class TestCapacity:
             state, collection = next_step(gathering, rollouts, state)
             assert len(rollouts.begun) == 2 * (step + 1 + 3)
             assert collection.metrics["policy_lag_max"] == min(step, 2)
-            assert collection.metrics["ahead/dropped"] == 0
+            assert collection.metrics["async/groups_dropped"] == 0
         assert rollouts.numbers[:7] != sorted(rollouts.numbers[:7])
 
 
@@ -139,7 +139,7 @@ class TestOrder:
             state, collection = next_step(again, stricter, state)
             assert collection.metrics["policy_lag_max"] <= 1
             assert len(collection.credit_inputs) == 4
-            dropped.append(collection.metrics["ahead/dropped"])
+            dropped.append(collection.metrics["async/groups_dropped"])
         assert sum(dropped) == 6  # of the ten that were ahead, those of versions 0 and 1
 
     def test_where_all_that_was_ahead_is_too_old_as_much_is_begun_in_its_place(self, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ class TestOrder:
         stricter = fake(ahead_of(1))
         state, stricter.now = replace(state, step=9), 9
         _, collection = next_step(ahead(stricter, state, tmp_path), stricter, state)
-        assert collection.metrics["ahead/dropped"] == 6
+        assert collection.metrics["async/groups_dropped"] == 6
         assert len(collection.credit_inputs) == 4
         assert collection.metrics["policy_lag_max"] == 0
 
@@ -163,7 +163,7 @@ class TestOrder:
             state, collection = next_step(gathering, rollouts, state)
             assert len(collection.credit_inputs) == 4
             assert collection.metrics["policy_lag_max"] == min(state.step - 1, 2)
-            assert collection.metrics["ahead/dropped"] == 0
+            assert collection.metrics["async/groups_dropped"] == 0
         assert "t2" not in rollouts.numbers[before:]
         assert len(rollouts.begun) == before + 2 * 5
 
@@ -223,7 +223,7 @@ class TestFailures:
         streams = [attempts[0].stream for attempts, _, _ in rollouts.begun]
         assert streams[-6:] == streams[2:8]  # under the same keys
         _, collection = next_step(gathering, rollouts, state)
-        assert collection.metrics["ahead/dropped"] == 6
+        assert collection.metrics["async/groups_dropped"] == 6
         assert collection.metrics["policy_lag_max"] == 0
 
     def test_nothing_is_begun_for_steps_that_do_not_come(self) -> None:

@@ -60,7 +60,7 @@ def cluster() -> Iterator[Any]:
 
 def clustered(cluster: Any, run: RunSettings, *, patience: float = 60.0, strategy: str = "PACK") -> RunSettings:
     table = run.model_dump(mode="json", exclude_none=True)
-    table["cluster"] = {"address": cluster.address, "patience_seconds": patience, "strategy": strategy}
+    table["cluster"] = {"address": cluster.address, "start_timeout_seconds": patience, "strategy": strategy}
     return parse_recipe(table)
 
 
@@ -83,7 +83,7 @@ def nodes_of(rollouts: Any) -> list[str]:
 class TestWorkers:
     @BY_NIGHT
     def test_episodes_are_those_of_one_process_to_the_bit(self, cluster: Any, tmp_path: Path) -> None:
-        there = clustered(cluster, demo(tmp_path, "--rollout.processes", "2"), strategy="SPREAD")
+        there = clustered(cluster, demo(tmp_path, "--rollout.workers", "2"), strategy="SPREAD")
         assert played(there) == played(demo(tmp_path))
 
     @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
@@ -111,15 +111,15 @@ class TestWorkers:
             "--agents.actor.tools",
             "['files']",
         )
-        run = clustered(cluster, settings("tiny", tmp_path, "--rollout.processes", "1", *tools))
+        run = clustered(cluster, settings("tiny", tmp_path, "--rollout.workers", "1", *tools))
         with pytest.raises(ValueError, match=r"^tools.files: there is no program 'no-such-program'$"):
             open_rollouts(run)
 
     @BY_NIGHT
     def test_a_cluster_without_room_says_what_it_lacks(self, cluster: Any, tmp_path: Path) -> None:
-        run = clustered(cluster, settings("tiny", tmp_path, "--rollout.processes", "9"), patience=1.0)
+        run = clustered(cluster, settings("tiny", tmp_path, "--rollout.workers", "9"), patience=1.0)
         with pytest.raises(RunError, match=r"no room for 9 processes \(cluster.worker: 1 CPU; PACK\) in 1 s: free are "
-                           r"\d CPU of 5 CPU, on 2 nodes. Add nodes, or lower rollout.processes"):  # fmt: skip
+                           r"\d CPU of 5 CPU, on 2 nodes. Add nodes, or lower rollout.workers"):  # fmt: skip
             open_rollouts(run)
 
     def test_a_folder_that_is_not_there_is_named(self, cluster: Any, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ class TestLostNodes:
         with open_rollouts(run) as rollouts:
             assert len(set(nodes_of(rollouts))) == 2
             starter = cast(Any, rollouts)._starter  # workers are there: from here on nobody is waited for as long
-            starter.settings = starter.settings.model_copy(update={"patience_seconds": 2.0})
+            starter.settings = starter.settings.model_copy(update={"start_timeout_seconds": 2.0})
             losing = threading.Thread(target=lose)
             losing.start()
             episodes = rollouts.play(attempts(*["fine"] * 6))
@@ -209,7 +209,7 @@ class TestLostNodes:
 def test_a_training_run_is_that_of_one_process(cluster: Any, tmp_path: Path) -> None:
     rows = []
     for name in ("here", "there"):
-        run = demo(tmp_path, "--name", name, "--training.steps", "2", "--rollout.processes", "2")
+        run = demo(tmp_path, "--name", name, "--training.steps", "2", "--rollout.workers", "2")
         run = clustered(cluster, run) if name == "there" else run
         train(run, folder := RunFolder.create(run))
         rows.append([{k: v for k, v in row.items() if "second" not in k} for row in folder.read_metrics()])
@@ -235,7 +235,7 @@ def test_ranks_on_a_cluster_learn_what_ranks_here_do(cluster: Any, tmp_path: Pat
 class TestSettings:
     @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "127.0.0.1:head"])
     def test_a_cluster_that_does_not_answer_is_named_at_once(self, address: str, tmp_path: Path) -> None:
-        run = settings("tiny", tmp_path, "--rollout.processes", "1", "--cluster.address", address)
+        run = settings("tiny", tmp_path, "--rollout.workers", "1", "--cluster.address", address)
         with pytest.raises(ValueError, match=rf"^cluster.address: no Ray cluster can be joined at '{address}': "):
             open_rollouts(run)
 
@@ -247,7 +247,7 @@ class TestSettings:
 
     def test_a_cluster_of_its_own_has_room_for_all_ranks(self, tmp_path: Path) -> None:
         run = settings(
-            "tiny", tmp_path, "--rollout.processes", "1", "--training.ranks", "41", "--cluster.learner.cpus", "50"
+            "tiny", tmp_path, "--rollout.workers", "1", "--training.ranks", "41", "--cluster.learner.cpus", "50"
         )
         cluster = run.section(ClusterSettings)
         assert cluster is not None

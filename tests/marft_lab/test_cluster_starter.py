@@ -89,7 +89,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def run_of(output: Path, *overrides: str) -> RunSettings:
-    return settings("tiny", output, "--cluster.patience_seconds", "0.2", *overrides)
+    return settings("tiny", output, "--cluster.start_timeout_seconds", "0.2", *overrides)
 
 
 def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayLauncher:
@@ -152,7 +152,7 @@ def test_one_whose_node_is_lost_before_it_has_begun_is_started_again_until_it_is
         return read_node_info()
 
     cluster.here = lost
-    here = opened(run_of(tmp_path, "--cluster.patience_seconds", "9"))
+    here = opened(run_of(tmp_path, "--cluster.start_timeout_seconds", "9"))
     assert here.start("worker 1", nothing, slot=1).name == "worker 1"
     assert [asked["scheduling_strategy"] for asked in cluster.asked] == [1, 1, 1]
     assert cluster.did[-2:] == ["killed", "killed"], "one that cannot be reached may still have its place"
@@ -170,7 +170,7 @@ def test_one_whose_node_is_lost_again_and_again_is_given_up_after_the_patience(
 def test_nothing_is_started_again_once_the_run_has_ended_which_waits_for_what_is_being_started(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    here = opened(run_of(tmp_path, "--cluster.patience_seconds", "9"))
+    here = opened(run_of(tmp_path, "--cluster.start_timeout_seconds", "9"))
     begun, closing = threading.Event(), threading.Thread(target=here.close)
 
     def lost() -> NodeInfo:

@@ -35,24 +35,24 @@ from tests.nights import BY_NIGHT, MANY
 class TestTheBudget:
     @given(
         budget=st.floats(0, 5), attempts=st.integers(1, 16), turn=st.integers(0, 2**62), step=st.integers(0, 50),
-        falls_from=st.integers(0, 20), lasts=st.integers(1, 20),
+        anneal_start=st.integers(0, 20), lasts=st.integers(1, 20),
     )  # fmt: skip
     @examples(max_examples=MANY)
     def test_is_shared_out_as_evenly_as_whole_numbers_can(
-        self, budget: float, attempts: int, turn: int, step: int, falls_from: int, lasts: int
+        self, budget: float, attempts: int, turn: int, step: int, anneal_start: int, lasts: int
     ) -> None:
         helper = HelperSettings(policy="teacher")
         found = HelperCallSettings(
-            helpers={"verify": helper}, budget=budget, falls_from=falls_from, gone_from=falls_from + lasts
+            helpers={"verify": helper}, budget=budget, anneal_start=anneal_start, anneal_end=anneal_start + lasts
         )
         allowance, shares = found.calls_per_action(step), found.calls_per_attempt(step, attempts, turn)
-        expected = budget * (1 if step <= falls_from else max(0.0, 1 - (step - falls_from) / lasts))
+        expected = budget * (1 if step <= anneal_start else max(0.0, 1 - (step - anneal_start) / lasts))
         assert allowance == pytest.approx(expected)
         assert abs(sum(shares) - attempts * allowance) <= 0.5 + 1e-9
         assert {math.floor(allowance), math.ceil(allowance)} >= set(shares)
 
     def test_goes_to_training_attempts_alone(self, tmp_path: Path) -> None:
-        run = helped(tmp_path, **{"consulting.budget": 0.5, "consulting.gone_from": 2})
+        run = helped(tmp_path, **{"consulting.budget": 0.5, "consulting.anneal_end": 2})
         tasks = [Task(f"t{n}", "x") for n in range(8)]
         given_out = [[a.max_helper_calls for a in sample_attempts(run, tasks, step, 0, 8)] for step in (0, 1, 2)]
         assert [sum(step) for step in given_out] == [16, 8, 0]
@@ -66,8 +66,8 @@ def helped(tmp_path: Path, **changes: Any) -> RunSettings:
     table["policies"]["helper"] = {"model": next(iter(table["models"])), "train": "frozen"}
     helper = {"policy": "helper", "sampling": {"max_new_tokens": 4}}
     table["consulting"] = {
-        "helpers": {"problem": helper}, "agents": ["reasoner"], "gone_from": 2, "told": "never", "budget": 2.0,
-        "call": "The {kind} is{question}.",
+        "helpers": {"problem": helper}, "agents": ["reasoner"], "anneal_end": 2, "visible": "never", "budget": 2.0,
+        "call_template": "The {kind} is{question}.",
     }  # fmt: skip
     table["agents"][0]["sampling"]["max_new_tokens"] = 32
     table["agents"][0]["instructions"] = "You are the reasoner. Work out the first step and pass on what is left."
@@ -94,18 +94,18 @@ FAR = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1:9/v1"}}
         ({"policies.helper.train": "lora"}, "policy 'helper' learns, and what helpers say is no decision"),
         ({"consulting.agents": ["acter"]}, "consulting.agents: no agent is called 'acter'; did you mean 'actor'"),
         (
-            {"consulting.call": "<ask {kind}>{question}"},
+            {"consulting.call_template": "<ask {kind}>{question}"},
             "must be as <consult {kind}>{question}</consult>: marks before",
         ),
-        ({"consulting.call": "{kind}: {question};"}, "marks before, between and after"),
-        ({"consulting.call": "<{question} {kind}>"}, "marks before, between and after"),
-        ({"consulting.call": "<ask {kind}{question}>"}, "marks before, between and after"),
-        ({"consulting.call": "<ask {kind!r} {question}>"}, "marks before, between and after"),
-        ({"consulting.call": "<ask {kind} {question}> {"}, "marks before, between and after"),
-        ({"consulting.reply": "<re>"}, "must be as <reply>{text}</reply>"),
-        ({"consulting.reply": "{text}{text}"}, "must be as <reply>{text}</reply>"),
+        ({"consulting.call_template": "{kind}: {question};"}, "marks before, between and after"),
+        ({"consulting.call_template": "<{question} {kind}>"}, "marks before, between and after"),
+        ({"consulting.call_template": "<ask {kind}{question}>"}, "marks before, between and after"),
+        ({"consulting.call_template": "<ask {kind!r} {question}>"}, "marks before, between and after"),
+        ({"consulting.call_template": "<ask {kind} {question}> {"}, "marks before, between and after"),
+        ({"consulting.reply_template": "<re>"}, "must be as <reply>{text}</reply>"),
+        ({"consulting.reply_template": "{text}{text}"}, "must be as <reply>{text}</reply>"),
         ({"consulting.helpers": {}}, "at least 1"),
-        ({"consulting.falls_from": 2}, "falls_from must be before gone_from"),
+        ({"consulting.anneal_start": 2}, "anneal_start must be before anneal_end"),
         (
             {"team": {"organization": "program", "command": ["true"]}},
             "consulting: organization 'program' asks agents in messages of its own",
@@ -149,7 +149,7 @@ def test_a_helper_may_be_behind_an_endpoint(tmp_path: Path) -> None:
     (row,) = folder.read_metrics()
     episodes = read_episodes(folder.episodes / "step_000001.parquet")
     asking = [action for episode in episodes for action in episode.actions if action.consultations]
-    assert row["consultations"] == len(server.requests) == sum(len(action.consultations) for action in asking) > 0
+    assert row["helper_calls"] == len(server.requests) == sum(len(action.consultations) for action in asking) > 0
     for action in asking:
         assert "<reply> 12</reply>" in action.text
         assert action.usage == sum([Usage(7, 3)] * len(action.consultations), Usage())
@@ -166,7 +166,7 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
     folder = RunFolder.create(run)
     assert train(run, folder).step == 3
     rows = folder.read_metrics()
-    assert [row.get("consultations", 0) > 0 for row in rows] == [True, True, False]
+    assert [row.get("helper_calls", 0) > 0 for row in rows] == [True, True, False]
     assert ["teammate_weight" in row for row in rows] == [True, True, False]
     assert all(row["log_prob_difference_max"] < 1e-4 for row in rows)
     assert all(math.isfinite(row["policy_loss"]) for row in rows)
@@ -180,15 +180,15 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
         assert len(known) == action.teammate_mask.sum() > 0
         assert known.min() < 0, "the helper has the agent's own tokens"
     (found,) = evaluate_checkpoints(run, folder, ("last",), ("sampled",), 8, False, lambda _=None: None)
-    assert found.agents["reasoner"].get("consultations") is None
+    assert found.agents["reasoner"].get("helper_calls") is None
 
 
 @pytest.mark.slow
 @BY_NIGHT
 def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path: Path) -> None:
-    changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 2, "consulting.gone_from": 4}
+    changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 2, "consulting.anneal_end": 4}
     whole = helped(tmp_path / "whole", **changes)
-    apart = helped(tmp_path / "apart", **changes, **{"rollout.processes": 2})
+    apart = helped(tmp_path / "apart", **changes, **{"rollout.workers": 2})
     for run in (whole, apart):
         train(run, RunFolder.create(run))
     begun = helped(tmp_path / "stopped", **changes, **{"checkpoints.every": 1})
@@ -197,8 +197,8 @@ def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path:
     train(begun, folder, resume=True)
     found = [RunFolder(Path(run.output) / run.name).read_metrics() for run in (whole, apart, begun)]
     for rows in zip(*found, strict=True):
-        assert len({(row["policy_loss"], row["reward"], row.get("consultations")) for row in rows}) == 1
-    assert found[0][0]["consultations"] > 0
+        assert len({(row["policy_loss"], row["reward"], row.get("helper_calls")) for row in rows}) == 1
+    assert found[0][0]["helper_calls"] > 0
 
 
 def test_a_team_that_is_evaluated_has_no_helpers_loaded(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_team_that_is_evaluated_has_no_helpers_loaded(tmp_path: Path) -> None:
 
 
 def test_a_model_that_only_helpers_have_stays_where_it_reads_for_another(tmp_path: Path) -> None:
-    far = {**FAR, "endpoint": {**FAR["endpoint"], "reader": "teacher"}}
+    far = {**FAR, "endpoint": {**FAR["endpoint"], "local_model": "teacher"}}
     changes = {"models.teacher": {"path": "tiny"}, "policies.helper.model": "teacher", "models.far": far}
     acts = {"policies.actor": {"model": "far", "train": "frozen"}}
     assert "teacher" in without_helpers(helped(tmp_path, **changes, **acts)).models

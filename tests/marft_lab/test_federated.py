@@ -445,11 +445,11 @@ TWO = 'sites = { north = { recipe = "demo" }, south = { recipe = "demo" } }\n'
     ("text", "said"),
     [
         ('sites = { north = { recipe = "demo" } }', "at least 2"),
-        (TWO + "at_least = 3", "at_least: 3 of 2"),
-        (TWO + "privacy = { noise = 1.0 }", "set clip"),
+        (TWO + "min_sites = 3", "min_sites: 3 of 2"),
+        (TWO + "privacy = { noise_multiplier = 1.0 }", "set clip"),
         (
-            TWO + 'privacy = { noise = 1.0, clip = 1.0 }\ncombine = { name = "average", weight = "tokens" }',
-            "weight = 'equally'",
+            TWO + 'privacy = { noise_multiplier = 1.0, clip = 1.0 }\ncombine = { name = "average", weight = "tokens" }',
+            "weight = 'equal'",
         ),
         (TWO + 'combine = { name = "gossip", graph = "edges" }', "nothing of 'north' ever reaches 'south'"),
         (TWO + 'combine = { name = "gossip", graph = "edges", edges = [["north", "sout"]] }', "did you mean 'south'"),
@@ -474,7 +474,7 @@ def test_a_federation_that_cannot_be_says_why(tmp_path: Path, text: str, said: s
 def test_a_federation_goes_on_with_what_shaped_it(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(TWO)
     table = load_federation(tmp_path / "two.toml").model_dump(mode="json")
-    free = {"name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last"}
+    free = {"name", "output", "rounds", "min_sites", "round_timeout_seconds", "max_retries", "keep_last"}
     for key in table:
         if key in free:
             check_unchanged(table, {**table, key: "another"})

@@ -59,7 +59,7 @@ policy = "actor"
 instructions = 'You are the calculator. Work out the product and put it in \\\\boxed{}.'
 answers = true
 tools = ["multiply"]
-tool_use = { rounds = 1 }
+tool_use = { max_rounds = 1 }
 sampling = { max_new_tokens = 24 }
 
 [environment]
@@ -409,7 +409,7 @@ class TestWhatLeaves:
             given: Adapter, trained: Adapter, trains: str = "both", **told: float
         ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
             recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
-            recipe.write_text(recipe.read_text().replace("alpha = 4", f'alpha = 4, trains = "{trains}"'))
+            recipe.write_text(recipe.read_text().replace("alpha = 4", f'alpha = 4, trained_matrices = "{trains}"'))
             files = {
                 name: build_files({"actor": each}, {f"actor/{CONFIG_FILE}": json.dumps(CONFIGURATION).encode()})
                 for name, each in (("given", given), ("trained", trained))

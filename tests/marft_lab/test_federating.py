@@ -127,7 +127,7 @@ def test_a_federation_that_was_stopped_equals_one_that_never_was(tmp_path: Path,
 def test_all_begin_with_the_adapters_of_the_first_and_end_with_the_average(
     tmp_path: Path, learners: type[Learner]
 ) -> None:
-    federate(settings(combine={"name": "average", "weight": "episodes", "of": "factors"}), tmp_path)
+    federate(settings(combine={"name": "average", "weight": "episodes", "quantity": "factors"}), tmp_path)
     assert learners.asked[0] == ("north", 0, 0)
     assert {asked for asked in learners.asked if asked[1] == 4} == {(name, 4, 0) for name in ("north", "south", "east")}
     history = FederationFolder(tmp_path)
@@ -142,7 +142,7 @@ def test_a_site_that_does_not_answer_is_named_and_left_out_and_comes_back(
     tmp_path: Path, learners: type[Learner]
 ) -> None:
     learners.silent = {"south"}
-    rounds = federate(settings(at_least=2, patience_seconds=0.2), tmp_path)
+    rounds = federate(settings(min_sites=2, round_timeout_seconds=0.2), tmp_path)
     assert rounds[2].left_out == {"south": "did not answer in 0.2 s"}
     assert list(rounds[2].took_part) == ["north", "east"]
     assert rounds[2].mixing["south"] == [0.5, 0.0, 0.5]  # it goes on from the average of the others
@@ -162,13 +162,13 @@ def test_all_sites_together_have_the_patience_of_a_round(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(coordinator, "monotonic", lambda: now[0])
     monkeypatch.setattr(coordinator, "wait", wait)
-    federate(settings(rounds=1, patience_seconds=10), tmp_path)
+    federate(settings(rounds=1, round_timeout_seconds=10), tmp_path)
     assert waited == [10, 3, 0, 10, 3, 0]  # of the only round, and of the end
 
 
 def test_gossip_goes_on_around_a_site_that_is_lost(tmp_path: Path, learners: type[Learner]) -> None:
     learners.lost = {"south": "was killed"}
-    rounds = federate(settings(at_least=2, combine={"name": "gossip", "graph": "line"}), tmp_path)
+    rounds = federate(settings(min_sites=2, combine={"name": "gossip", "graph": "line"}), tmp_path)
     assert rounds[2].left_out == {"south": "was killed"}
     assert rounds[2].mixing["south"] == [0.0, 1.0, 0.0]
 
@@ -176,11 +176,11 @@ def test_gossip_goes_on_around_a_site_that_is_lost(tmp_path: Path, learners: typ
 def test_too_few_sites_end_it_by_name_and_it_goes_on(tmp_path: Path, learners: type[Learner]) -> None:
     learners.lost = {"south": "was killed (SIGKILL), 3 times", "east": "cannot"}
     with pytest.raises(
-        RunError, match=r"1 of 3 sites were heard from in round 2, and at_least asks for 2: south was killed"
+        RunError, match=r"1 of 3 sites were heard from in round 2, and min_sites asks for 2: south was killed"
     ):
-        federate(settings(at_least=2), tmp_path)
+        federate(settings(min_sites=2), tmp_path)
     learners.lost = {}
-    assert [one.round for one in federate(settings(at_least=2), tmp_path, resume=True)] == [0, 1, 2, 3]
+    assert [one.round for one in federate(settings(min_sites=2), tmp_path, resume=True)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
 def test_all_sites_stay_on_the_base_models_of_the_rounds_before(tmp_path: Path, learners: type[Learner]) -> None:
     """Also where nobody on those takes part any more."""
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(rounds=2, at_least=1), tmp_path, on_round=stopping_after(1))
+        federate(settings(rounds=2, min_sites=1), tmp_path, on_round=stopping_after(1))
     learners.lost, learners.other = {"north": "was killed", "east": "was killed"}, {"models": {"actor": "another"}}
     with pytest.raises(ValueError, match="'south' learns on other base models"):
-        federate(settings(rounds=2, at_least=1), tmp_path, resume=True)
+        federate(settings(rounds=2, min_sites=1), tmp_path, resume=True)
 
 
 def test_a_norm_is_known_of_those_that_tell_it(
@@ -243,7 +243,7 @@ def test_what_all_begin_with_is_looked_at(
 
 def test_what_is_no_adapter_leaves_its_site_out(tmp_path: Path, learners: type[Learner]) -> None:
     learners.other = {"sends": {"no layer": adapter(0).popitem()[1]}}
-    rounds = federate(settings(at_least=2), tmp_path)
+    rounds = federate(settings(min_sites=2), tmp_path)
     assert {site: why.split(":")[0] for site, why in rounds[-1].left_out.items()} == {
         "south": "sent actor/adapter_model.safetensors holds what is no adapter's"
     }
@@ -307,7 +307,7 @@ def test_each_site_is_asked_once_in_a_round_and_at_last_given_what_came_of_all(
 def test_a_federation_of_which_too_few_are_given_the_end_says_so(tmp_path: Path, learners: type[Learner]) -> None:
     learners.lost, learners.lost_in = {"east": "was killed", "south": "was killed"}, 2
     with pytest.raises(RunError, match="1 of 3 sites were given what came of the last round"):
-        federate(settings(rounds=1, at_least=2), tmp_path)
+        federate(settings(rounds=1, min_sites=2), tmp_path)
 
 
 def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
@@ -319,10 +319,10 @@ def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
 def test_a_site_that_misses_the_end_is_named_and_given_it_later(tmp_path: Path, learners: type[Learner]) -> None:
     notes: list[str] = []
     learners.lost, learners.lost_in = {"east": "was killed"}, 4
-    federate(settings(at_least=2), tmp_path, note=notes.append)
+    federate(settings(min_sites=2), tmp_path, note=notes.append)
     assert notes == ["east was not given what came of the last round, for it was killed; --resume gives it again"]
     learners.lost = {}
-    federate(settings(at_least=2), tmp_path, resume=True, note=notes.append)
+    federate(settings(min_sites=2), tmp_path, resume=True, note=notes.append)
     assert len(notes) == 1
 
 
@@ -334,13 +334,13 @@ def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Pat
 
 
 def test_noise_is_accounted_for(tmp_path: Path) -> None:
-    rounds = federate(settings(privacy={"clip": 1.0, "noise": 2.0, "delta": 1e-3}), tmp_path)
+    rounds = federate(settings(privacy={"clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-3}), tmp_path)
     assert [one.epsilon for one in rounds] == [compute_epsilon(number, 2.0, 1e-3) for number in range(4)]
 
 
 @pytest.mark.slow
 def test_a_site_is_told_what_the_settings_say(tmp_path: Path) -> None:
-    asked = settings(rounds=3, steps=5, privacy={"clip": 1.5, "noise": 2.0})
+    asked = settings(rounds=3, steps=5, privacy={"clip": 1.5, "noise_multiplier": 2.0})
     told = SiteLink(
         "north", asked, "0123", tmp_path / "north", TransferLog(tmp_path / "ledger.jsonl")
     )._assignment.federation
@@ -357,7 +357,7 @@ class TestAProcess:
         )
 
         def ask(does: str) -> SiteLink:
-            changed = settings(tries=2)
+            changed = settings(max_retries=1)
             sites = {**changed.sites, "north": changed.sites["north"].model_copy(update={"recipe": does})}
             return SiteLink(
                 "north",
@@ -495,7 +495,7 @@ def test_a_key_without_a_value_is_not_among_the_settings_that_are_kept(tmp_path:
     named = {"name": f"{__name__}:Bounded"}
     begun(tmp_path, combine=named)
     assert tomllib.loads((tmp_path / "federation.toml").read_text(encoding="utf-8"))["combine"] == {
-        **named, "of": "products",
+        **named, "quantity": "products",
     }  # fmt: skip
     begun(tmp_path, resume=True, combine=named)
 
@@ -564,7 +564,7 @@ def test_a_dry_run_reads_all_recipes_and_names_each_that_cannot_be_used(
 
     path.write_text(
         '[sites.north]\nrecipe = "deno"\n[sites.south]\nrecipe = "demo"\n[sites.east]\nrecipe = "demo"\n'
-        'changes = { "policies.reasoner.train" = "full" }\n',
+        'overrides = { "policies.reasoner.train" = "full" }\n',
         encoding="utf-8",
     )
     said = run(capsys, "federate", str(path), "--dry-run", status=2)

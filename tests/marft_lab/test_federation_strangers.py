@@ -35,7 +35,7 @@ def test_who_does_not_say_how_much_it_has_played_is_left_out(
     tmp_path: Path, learners: type[Learner], count: Any
 ) -> None:
     learners.other = {"episodes": count}
-    rounds = federate(settings(at_least=2, combine={"name": "average", "weight": "episodes"}), tmp_path)
+    rounds = federate(settings(min_sites=2, combine={"name": "average", "weight": "episodes"}), tmp_path)
     assert all("where its episodes are asked for" in one.left_out["south"] for one in rounds[1:])
     assert rounds[-1].mixing["north"] == [5 / 9, 0.0, 4 / 9]
 
@@ -55,7 +55,7 @@ def test_what_is_no_number_is_none(number: Any) -> None:
 
 def test_numbers_beyond_any_models_leave_their_site_out(tmp_path: Path, learners: type[Learner]) -> None:
     learners.other = {"sends": {name: tensor * 1e32 for name, tensor in adapter(0).items()}}
-    rounds = federate(settings(at_least=2), tmp_path)
+    rounds = federate(settings(min_sites=2), tmp_path)
     assert "holds what is no number, or one that is none of a model's" in rounds[-1].left_out["south"]
 
 
@@ -168,10 +168,12 @@ def test_what_is_a_sites_own_is_no_others(
         parse_federation({"name": "both", "sites": sites}, "both", tmp_path)
 
 
-@pytest.mark.parametrize("privacy", [{"clip": 1.0, "noise": 1e-200}, {"clip": 1e300, "noise": 1.0}])
+@pytest.mark.parametrize(
+    "privacy", [{"clip": 1.0, "noise_multiplier": 1e-200}, {"clip": 1e300, "noise_multiplier": 1.0}]
+)
 def test_noise_that_hides_nothing_is_refused(privacy: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"hides nothing|less than or equal to 1000000000"):
-        settings(privacy=privacy, combine={"name": "average", "of": "factors"})
+        settings(privacy=privacy, combine={"name": "average", "quantity": "factors"})
 
 
 def test_frames_are_read_back() -> None:

@@ -92,9 +92,9 @@ class TestOrganization:
         assert "You do b." in prompts["b"]
         assert "You do a." not in prompts["b"]
 
-    @pytest.mark.parametrize(("sees", "seen"), [("all", ["a", "b", "c"]), ("last", ["c"]), ("nothing", [])])
-    def test_what_is_seen_of_earlier_nodes(self, sees: str, seen: list[str], tmp_path: Path) -> None:
-        episode, _ = played(flow(tmp_path, LINE, sees=sees), "a", "b", "c", "d")
+    @pytest.mark.parametrize(("visible", "seen"), [("all", ["a", "b", "c"]), ("last", ["c"]), ("none", [])])
+    def test_what_is_seen_of_earlier_nodes(self, visible: str, seen: list[str], tmp_path: Path) -> None:
+        episode, _ = played(flow(tmp_path, LINE, visible=visible), "a", "b", "c", "d")
         assert [name.split("/")[1] for name in episode.actions[-1].sees] == seen
 
     @pytest.mark.parametrize("router", ["", "r"])
@@ -106,7 +106,7 @@ class TestOrganization:
             answers.append(joint.answer.text if joint.answer else "")
             return Step(Observation("end"), 1.0, terminated=True)
 
-        organization = flow(tmp_path, LINE, router=router, most=most)
+        organization = flow(tmp_path, LINE, router=router, max_nodes=most)
         whole = game(Script([act]), "r", "d", "c", "b", "a", organization=organization)
         episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
         assert answers == [f"{last} says 0"]
@@ -330,7 +330,7 @@ class TestTuning:
         assert line.lineage == ()  # what is played does not change
 
     def test_a_proposal_is_accepted_by_what_it_gained_and_the_ends_of_its_interval(self) -> None:
-        better, no_worse = RewordingOptions(accept="better"), RewordingOptions(accept="no worse", tolerance=0.01)
+        better, no_worse = RewordingOptions(accept="better"), RewordingOptions(accept="no_worse", tolerance=0.01)
         assert better.accepts(GainEstimate(0.1, 0.001, 0.2, 40))
         assert not better.accepts(GainEstimate(0.1, 0.0, 0.2, 40))
         assert no_worse.accepts(GainEstimate(0.02, -0.01, 0.05, 40))
@@ -455,7 +455,7 @@ class TestTuning:
             return int(task.id[1:]) < (151 if nodes[0].instructions == "new" else 150)
 
         made = board(tmp_path, line, solves, TASKS)
-        for accept, kept in (("better", False), ("no worse", True)):
+        for accept, kept in (("better", False), ("no_worse", True)):
             improving = RewordingOptions(rounds=1, accept=accept, tolerance=0.01)  # type: ignore[arg-type]
             assert [one.kept for one in reword_nodes(made, line, lambda node, _: "new", improving).lineage] == [kept]
 
@@ -566,7 +566,7 @@ def test_the_planted_world_plays_on_threads_as_on_its_bench(tmp_path: Path, monk
     from marft_lab.flows.growth import grow_network
     from marft_lab.scripted_team import ScriptedTeam
 
-    run = world.recipe(3, {"organization": "orchestrated", "most": 6}, router=True)
+    run = world.recipe(3, {"organization": "orchestrated", "max_calls": 6}, router=True)
     tasks = list(run.environment.tasks("train"))[:60]  # type: ignore[attr-defined]
     habit = world.Bench(run, run.environment, world.by_habit, ("router", *world.SEATS))
     recorded = habit(run.team, [Attempt(task, "train/0") for task in tasks])

@@ -80,7 +80,7 @@ def test_one_that_cannot_be_asked_proposes_nothing() -> None:
 def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(room: int) -> None:
     class Narrow(FakeRenderer):
         def render(self, *given: Any, **more: Any) -> Any:
-            assert more["cut"].target == "nothing"
+            assert more["cut"].target == "none"
             if given[2].count("How far?") > room:
                 raise PromptTooLongError("too long")
             return super().render(*given, **more)
@@ -174,7 +174,7 @@ def test_skips_are_tried_where_a_tolerance_is_given(
     [
         ({}, {"critic": "nobody"}, "none of the policies"),
         ({"organization": "chain"}, {}, "'flow'"),
-        ({"processes": 1}, {}, "rollout.processes"),
+        ({"workers": 1}, {}, "rollout.workers"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(
@@ -193,12 +193,12 @@ def test_what_cannot_be_tuned_is_said(
 def test_a_network_is_overwritten_where_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = team(tmp_path)
     for words in (("grow", tmp_path), ("tune", path)):
-        assert command("flow", *words, "--to", tmp_path / "network.json") == 2
-        assert "is there already; name another file (--to), or let it go: --overwrite" in capsys.readouterr().err
-    assert command("flow", "grow", tmp_path, "--to", tmp_path / "network.json", "--overwrite") == 2
+        assert command("flow", *words, "--output", tmp_path / "network.json") == 2
+        assert "is there already; name another file (--output), or let it go: --overwrite" in capsys.readouterr().err
+    assert command("flow", "grow", tmp_path, "--output", tmp_path / "network.json", "--overwrite") == 2
     assert "is there already" not in capsys.readouterr().err, "it is no run"
-    assert command("flow", "tune", path, "--to", tmp_path, "--overwrite") == 2
-    assert "is a folder; name a file in it (--to)" in capsys.readouterr().err
+    assert command("flow", "tune", path, "--output", tmp_path, "--overwrite") == 2
+    assert "is a folder; name a file in it (--output)" in capsys.readouterr().err
 
 
 def test_a_role_that_nobody_has_is_not_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,9 @@ def test_a_role_that_nobody_has_is_not_kept_apart(tmp_path: Path, monkeypatch: p
     folder = SimpleNamespace(recorded_steps=lambda: [tmp_path], settings=lambda: run)
     monkeypatch.setattr(RunFolder, "open", lambda _: folder)
     monkeypatch.setattr(recorded, "read_episodes", lambda _: [episode])
-    with pytest.raises(ValueError, match="--apart: no agent of these runs is called 'acter'; did you mean 'actor'"):
+    with pytest.raises(
+        ValueError, match="--exclude-role: no agent of these runs is called 'acter'; did you mean 'actor'"
+    ):
         grow([tmp_path], tmp_path / "network.json", GrowthOptions(excluded_roles=frozenset({"acter"})), None)
     assert not (tmp_path / "network.json").exists()
     grow(

@@ -126,7 +126,7 @@ class TestNetwork:
         table = json.loads(network("source a 1", "a sink 1").to_json())
         path = tmp_path / "network.json"
         path.write_text(json.dumps({**table, **change}))
-        with pytest.raises(ValueError, match="marft flow grow RUN --to FILE makes one") as caught:
+        with pytest.raises(ValueError, match="marft flow grow RUN --output FILE makes one") as caught:
             read_network(path)
         assert why in str(caught.value)
 

@@ -18,7 +18,7 @@ from tests.helpers import settings
 from tests.marft_lab.test_federated_sites import site_in
 from tests.runs import finished
 
-B_ALONE = ("--policies.reasoner.lora.trains", "B", "--policies.actor.lora.trains", "B")
+B_ALONE = ("--policies.reasoner.lora.trained_matrices", "B", "--policies.actor.lora.trained_matrices", "B")
 REWARDED = "--rewards", "[{ name = 'format', pattern = '[0-4] ' }]", "--algorithm.optimizer.learning_rate", "0.02"
 WEIGHTS = "adapter_model.safetensors"
 
@@ -60,7 +60,7 @@ def test_a_stays_to_the_bit_and_b_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_noise_is_on_what_learns_alone(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "own", "north") / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("alpha = 4 }", 'alpha = 4, trains = "B" }'))
+    recipe.write_text(recipe.read_text().replace("alpha = 4 }", 'alpha = 4, trained_matrices = "B" }'))
     federation = {"id": "1", "seed": 0, "steps": 4, "clip": 0.5, "noise": 1.0, "counts": False}
     about = Assignment(
         {"name": "north", "folder": str(tmp_path / "n"), "recipe": str(recipe), "changes": {}}, federation

@@ -36,7 +36,7 @@ from tests.fakes import FakeEngine, Script, game, goes_on
 from tests.helpers import recipe, settings
 from tests.marft_lab.test_world_models import line, played
 
-DYNA = {"share": 0.75, "warm_up": 2}
+DYNA = {"share": 0.75, "warmup_steps": 2}
 
 
 def dyna_of(*overrides: str, **changes: Any) -> RunSettings:
@@ -142,7 +142,7 @@ class Wrong:
 
 @pytest.mark.parametrize("begins", ["first", "anywhere"])
 def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
-    run = dyna_of("--rollout.samples_per_task", "3", warm_up=0, begins=begins)
+    run = dyna_of("--rollout.samples_per_task", "3", warmup_steps=0, start_from=begins)
     gathering, rollouts = imagining(run)
     steps_of(gathering, 0, 4)
     for world in rollouts.worlds:
@@ -177,11 +177,11 @@ def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
 
 
 def test_what_is_cut_off_is_not_learned_from() -> None:
-    run = dyna_of(warm_up=0)
+    run = dyna_of(warmup_steps=0)
     object.__setattr__(run.section(DynaSettings), "model", Nothing())
     gathering, _ = imagining(run)
     first = steps_of(gathering, 0, 1)[0]
-    cut = first.metrics["imagined/cut"]
+    cut = first.metrics["imagined/rejected"]
     assert cut == len(first.imagined) > 0
     assert len(first.credit_inputs) == 8
     assert not {"imagined/reward", "imagined/uncertainty"} & set(first.metrics)
@@ -197,14 +197,14 @@ def test_where_tasks_are_to_tell_attempts_apart_imagined_ones_are_too() -> None:
 
 @pytest.mark.parametrize(("horizon", "steps"), [(32, 5), (4, 4)])
 def test_imagined_episodes_are_no_longer_than_real_ones(horizon: int, steps: int) -> None:
-    gathering, rollouts = imagining(dyna_of("--rollout.max_steps", "5", warm_up=0, horizon=horizon))
+    gathering, rollouts = imagining(dyna_of("--rollout.max_steps", "5", warmup_steps=0, horizon=horizon))
     steps_of(gathering, 0, 1)
     assert rollouts.most == steps
 
 
 @pytest.mark.parametrize(("algorithm", "reads"), [("marft", True), ("grpo", False)])
 def test_a_critic_reads_imagined_episodes_where_there_is_one(algorithm: str, reads: bool) -> None:
-    run = settings("tiny", "runs", dyna={**DYNA, "warm_up": 0}, algorithm={"name": algorithm})
+    run = settings("tiny", "runs", dyna={**DYNA, "warmup_steps": 0}, algorithm={"name": algorithm})
     gathering, rollouts = imagining(run)
     steps_of(gathering, 0, 1)
     assert {attempt.critic_states for attempt in rollouts.attempts} == {reads}
@@ -240,7 +240,7 @@ def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
 
 def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
     for begins, expected in (("first", {"at 0"}), ("anywhere", {f"at {n}" for n in range(5)})):
-        gathering, rollouts = imagining(dyna_of(begins=begins, share=0.95, warm_up=0))
+        gathering, rollouts = imagining(dyna_of(start_from=begins, share=0.95, warmup_steps=0))
         steps_of(gathering, 0, 2)
         found = {begin.observations[-1] for world in rollouts.worlds for begin in world.start_histories.values()}
         assert found == expected
@@ -252,8 +252,8 @@ def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
     object.__setattr__(run.section(DynaSettings), "model", Turned(what=what))
     gathering, _ = imagining(run)
     found = steps_of(gathering, 0, 12)
-    on = [step.metrics["imagined/on"] for step in found]
-    turned = next(number for number, step in enumerate(found) if step.metrics["imagined/fitted"] >= 100)
+    on = [step.metrics["imagined/enabled"] for step in found]
+    turned = next(number for number, step in enumerate(found) if step.metrics["imagined/fit_steps"] >= 100)
     off = on.index(0.0)
     assert turned < off <= turned + (2 if what == "transitions" else 4)
     assert not found[off].imagined
@@ -263,7 +263,7 @@ def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
 
 def test_a_right_model_stays_on() -> None:
     gathering, _ = imagining(dyna_of())
-    assert {step.metrics["imagined/on"] for step in steps_of(gathering, 0, 12)} == {1.0}
+    assert {step.metrics["imagined/enabled"] for step in steps_of(gathering, 0, 12)} == {1.0}
 
 
 def test_one_that_is_right_again_comes_back_and_says_so() -> None:
@@ -271,10 +271,10 @@ def test_one_that_is_right_again_comes_back_and_says_so() -> None:
     steps_of(gathering, 0, 3)
     gathering.model = Wrong(gathering.model, "transitions")  # until it is fitted again
     (off,) = steps_of(gathering, 3, 1)
-    assert off.metrics["imagined/on"] == 0.0
-    assert off.metrics["imagined/fitted"] < 100  # it has forgotten what it was fitted to before
+    assert off.metrics["imagined/enabled"] == 0.0
+    assert off.metrics["imagined/fit_steps"] < 100  # it has forgotten what it was fitted to before
     later = steps_of(gathering, 4, 12)
-    again = [step.metrics["imagined/on"] for step in later].index(1.0)
+    again = [step.metrics["imagined/enabled"] for step in later].index(1.0)
     assert any("switched on" in note for note in later[again].notes)
     assert later[again].imagined
 
@@ -283,7 +283,7 @@ def test_unwatched_it_stays_on() -> None:
     gathering, _ = imagining(dyna_of(check=False))
     steps_of(gathering, 0, 2)
     gathering.model = Wrong(gathering.model, "transitions")
-    assert steps_of(gathering, 2, 1)[0].metrics["imagined/on"] == 1.0
+    assert steps_of(gathering, 2, 1)[0].metrics["imagined/enabled"] == 1.0
 
 
 def names_and_returns(found: Sequence[RolloutBatch]) -> list[Any]:
@@ -341,7 +341,7 @@ ENDS = [episode_of("x", 1.0, sample=sample) for sample in range(8)]  # which the
 
 def fixed(*episodes: Episode, samples: int = 2, **changes: Any) -> tuple[ImaginedRolloutSource, Rollouts]:
     """Two imagined tasks a step beside what was lived."""
-    run = dyna_of("--rollout.samples_per_task", str(samples), **{"share": 0.5, "warm_up": 0, **changes})
+    run = dyna_of("--rollout.samples_per_task", str(samples), **{"share": 0.5, "warmup_steps": 0, **changes})
     object.__setattr__(run.section(DynaSettings), "model", Fixed())
     rollouts = Rollouts(run)
     return ImaginedRolloutSource(Given(*episodes), rollouts), rollouts  # type: ignore[arg-type]
@@ -354,10 +354,10 @@ def test_what_the_model_says_of_real_episodes_is_a_mean_over_those_of_which_it_k
         episode_of("xy", 9.0, 0.0, status="failed"),
     )  # fmt: skip
     (found,) = steps_of(gathering, 0, 1)
-    assert found.metrics["imagined/known"] == pytest.approx((1 / 2 + 1 + 0) / 3)
-    assert found.metrics["imagined/missed"] == pytest.approx((1 / 4 + 3 / 4) / 2)
+    assert found.metrics["imagined/certain_fraction"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert found.metrics["imagined/prediction_error"] == pytest.approx((1 / 4 + 3 / 4) / 2)
     assert found.metrics["imagined/reward_error"] == pytest.approx((0.25 + 0.75) / 2)
-    assert found.metrics["imagined/fitted"] == 2 + 1 + 1
+    assert found.metrics["imagined/fit_steps"] == 2 + 1 + 1
     assert gathering.model_state.buffer.returns == {"": (0.0, 1.5)}
 
 
@@ -379,14 +379,14 @@ def test_of_what_is_imagined_the_metrics_are_means_over_what_is_learned_from(mon
     (found,) = steps_of(gathering, 0, 1)
     assert [episode.sample for episode in found.credit_inputs[8:]] == [episode.sample for episode in found.imagined[:2]]
     assert {name: value for name, value in found.metrics.items() if name.startswith("imagined/")} == pytest.approx({
-        "imagined/on": 1.0, "imagined/fitted": 8.0, "imagined/known": 1.0, "imagined/missed": 0.75,
-        "imagined/reward_error": 0.75, "imagined/episodes": 4.0, "imagined/share": 2 / 10, "imagined/cut": 1.0,
+        "imagined/enabled": 1.0, "imagined/fit_steps": 8.0, "imagined/certain_fraction": 1.0, "imagined/prediction_error": 0.75,
+        "imagined/reward_error": 0.75, "imagined/episodes": 4.0, "imagined/share": 2 / 10, "imagined/rejected": 1.0,
         "imagined/failed": 1.0, "imagined/reward": (1.0 + 0.0) / 2, "imagined/uncertainty": (0.1 + 0.2 + 0.3) / 3,
     })  # fmt: skip
 
 
 def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing() -> None:
-    run = dyna_of("--algorithm.dynamic_sampling", "1", share=0.5, warm_up=0, begins="anywhere")
+    run = dyna_of("--algorithm.dynamic_sampling", "1", share=0.5, warmup_steps=0, start_from="anywhere")
     object.__setattr__(run.section(DynaSettings), "model", Fixed())
 
     class Interleaved(Rollouts):
@@ -403,17 +403,17 @@ def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing(
 
 
 def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew() -> None:
-    gathering, _ = fixed(*ENDS, bound=0.0, alarm=0.5)
+    gathering, _ = fixed(*ENDS, error_tolerance=0.0, false_alarm_rate=0.5)
     first, second, third = steps_of(gathering, 0, 3)
     (note,) = first.notes
     assert note.startswith("step 1: the world model is wrong of real episodes before")
     assert "(it missed 75% of what came next, and rewards by 0.75)" in note
-    assert [step.metrics["imagined/on"] for step in (first, second, third)] == [0.0] * 3
-    assert [step.metrics["imagined/fitted"] for step in (first, second, third)] == [8.0, 16.0, 24.0]
+    assert [step.metrics["imagined/enabled"] for step in (first, second, third)] == [0.0] * 3
+    assert [step.metrics["imagined/fit_steps"] for step in (first, second, third)] == [8.0, 16.0, 24.0]
 
 
 def test_what_is_begun_with_is_drawn_anew_in_every_step() -> None:
-    gathering, rollouts = fixed(episode_of("xy", 0.0, 1.0), begins="anywhere")
+    gathering, rollouts = fixed(episode_of("xy", 0.0, 1.0), start_from="anywhere")
     steps_of(gathering, 0, 9)
     assert len({tuple(world.start_histories.values()) for world in rollouts.worlds}) > 1
 
@@ -422,7 +422,7 @@ def test_where_nothing_was_lived_nothing_is_imagined() -> None:
     gathering, rollouts = fixed(episode_of("x", 1.0, status="truncated"))
     (found,) = steps_of(gathering, 0, 1)
     assert (list(found.imagined), rollouts.worlds) == ([], [])
-    assert "imagined/known" not in found.metrics
+    assert "imagined/certain_fraction" not in found.metrics
 
 
 def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
@@ -434,12 +434,15 @@ def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("--rollout.processes", "2"), "set rollout.processes = 0"),
+        (("--rollout.workers", "2"), "set rollout.workers = 0"),
         (("--rollout.max_policy_lag", "1", "--engine.kind", "process"), "set rollout.max_policy_lag = 0"),
         (("--dyna.reads", "['acter']"), "did you mean 'actor'?"),
         (("--agents.actor.tools", "['environment']"), "a world model has no tools"),
         (("--dyna.model.name", "'count'"), "did you mean 'counts'?"),
-        (("--agents.actor.memory", "own", "--dyna.begins", "anywhere"), "actor has a memory, .* set begins = 'first'"),
+        (
+            ("--agents.actor.memory", "own", "--dyna.start_from", "anywhere"),
+            "actor has a memory, .* set start_from = 'first'",
+        ),
         (("--team", "{ organization = 'program', call = 'marft.examples.orders:multiply' }"), "a program of yours"),
         (("--algorithm.name", "'grpo'", "--algorithm.credit.name", "'rae'"), "would take imagined ones for real"),
         (("--algorithm", "{ name = 'magrpo', credit = { name = 'magrpo', joint_mode = 'cross' } }"), "'aligned'"),
@@ -456,7 +459,7 @@ class TestRuns:
     def ran(self, output: Path, name: str, *overrides: str, steps: int = 3, resume: bool = False) -> RunFolder:
         run = settings(
             "tiny", output, "--name", name, "--training.steps", str(steps), *overrides,
-            dyna={"share": 0.5, "warm_up": 1, "cutoff": 1.0},
+            dyna={"share": 0.5, "warmup_steps": 1, "max_uncertainty": 1.0},
             algorithm={"name": "grpo"}, environment={"name": "tests.playing_imagined:Coins"},
             team={"organization": "turns"}, policies={"actor": {"model": "base"}},
             agents=[{"role": "actor", "policy": "actor", "sampling": {"max_new_tokens": 8}}],

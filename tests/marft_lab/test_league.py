@@ -42,7 +42,7 @@ def league(output: Path, *overrides: str, **changes: Any) -> RunSettings:
         "models": {"base": {"path": "tiny"}},
         "policies": {
             "player": {"model": "base"},
-            "rival": {"model": "base", "train": "frozen", "pool": {"of": "player", "size": 3, "every": 1}},
+            "rival": {"model": "base", "train": "frozen", "pool": {"policy": "player", "size": 3, "every": 1}},
         },
         "agents": [{"role": "north", "policy": "player", **agent}, {"role": "south", "policy": "rival", **agent}],
         "team": {"organization": "turns"},
@@ -126,12 +126,12 @@ class TestPool:
         pool = OpponentPool((PoolMember("a", 0, won=9.5, played=10.0), PoolMember("b", 3, won=4.5, played=9.0)))
         rates = [10 / 11, 0.5]
         expected = np.array([(1 - rate) ** 2 for rate in rates])
-        assert pool.sampling_probabilities("prioritised", 2.0) == pytest.approx(expected / expected.sum())
-        assert pool.sampling_probabilities("prioritised", 1e9).tolist() == [
+        assert pool.sampling_probabilities("prioritized", 2.0) == pytest.approx(expected / expected.sum())
+        assert pool.sampling_probabilities("prioritized", 1e9).tolist() == [
             float(share == max(expected)) for share in expected
         ]
         uniforms = np.linspace(0, 1, 1000, endpoint=False)
-        share = np.mean([pool.sample_opponent(u, "prioritised", 2.0).slot == "a" for u in uniforms])
+        share = np.mean([pool.sample_opponent(u, "prioritized", 2.0).slot == "a" for u in uniforms])
         assert share == pytest.approx(expected[0] / expected.sum(), abs=2e-3)
         assert pool.sampling_probabilities("uniform", 2.0).tolist() == [0.5, 0.5]
         assert [pool.sample_opponent(u, "uniform", 2.0).slot for u in (0.0, 0.499, 0.5, 0.999)] == ["a", "a", "b", "b"]
@@ -257,7 +257,7 @@ class TestGathering:
         assert {episode.actions[1].policy for episode in found.episodes} == {"rival", "rival@1"}
 
     def test_versions_that_are_beaten_are_hardly_drawn_where_those_are_prioritised(self, tmp_path: Path) -> None:
-        hard = "--policies.rival.pool.choose", "prioritised", "--policies.rival.pool.power", "60"
+        hard = "--policies.rival.pool.selection", "prioritized", "--policies.rival.pool.power", "60"
         pool = against(Matches(league(tmp_path, "--rollout.tasks_per_step", "8", *hard)))
         gathered(pool)  # all of them are won
         pool.on_publish(State(step=1))
@@ -334,9 +334,9 @@ class TestGathering:
     @pytest.mark.parametrize(
         ("before", "after", "says"),
         [
-            ('"rating": 0.0,\n  "mem', '"mem', "cannot be read: rating: Field required; start a new run with --from"),
-            ('{\n  "rating"', '{"a": 1, "rating"', "cannot be read: a: .*; start a new run with --from"),
-            ('"slot"', '"a": 1, "slot"', "cannot be read: members.0.a: .*; start a new run with --from"),
+            ('"rating": 0.0,\n  "mem', '"mem', "cannot be read: rating: Field required; start a new run with --init-from"),
+            ('{\n  "rating"', '{"a": 1, "rating"', "cannot be read: a: .*; start a new run with --init-from"),
+            ('"slot"', '"a": 1, "slot"', "cannot be read: members.0.a: .*; start a new run with --init-from"),
             ("}", "", "cannot be read: "),
             ('"rival"', '"rival@3"', r"another size or name \(rival@3\); go on with policies.rival as it was"),
             ("    }\n  ]", "    },\n" + LATER + "  ]", r"another size or name \(rival@4\); go on with"),
@@ -362,7 +362,7 @@ class TestRecipe:
     @pytest.mark.parametrize(
         ("overrides", "says"),
         [
-            (["--policies.rival.pool.of", "plyer"], "did you mean 'player'"),
+            (["--policies.rival.pool.policy", "plyer"], "did you mean 'player'"),
             (["--policies.player.train", "full"], "is not trained as an adapter"),
             (["--policies.rival.adapter", "x"], "a pool begins with what 'player' begins with"),
             (["--environment.opponent", "frozen", "--rollout.max_policy_lag", "1"], "set max_policy_lag = 0"),

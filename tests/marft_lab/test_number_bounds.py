@@ -85,7 +85,7 @@ def test_every_number_refuses_what_is_beyond_all_bounds(cls: type[BaseModel]) ->
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("algorithm.entropy", "1e9"), ("algorithm.nll", "1e4"), ("algorithm.kl.coefficient", "1e5"),
+        ("algorithm.entropy_coefficient", "1e9"), ("algorithm.nll_coefficient", "1e4"), ("algorithm.kl.coefficient", "1e5"),
         ("algorithm.reward.shaping_weight", "1e6"), ("algorithm.critic.coefficient", "1e6"),
         ("algorithm.optimizer.max_gradient_norm", "1e9"), ("rollout.timeout_seconds", "1e9"),
         ("policies.actor.lora.rank", "1000000"), ("policies.actor.lora.alpha", "1e9"),

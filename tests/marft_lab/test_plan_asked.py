@@ -52,12 +52,14 @@ class TestLengths:
         ],
     )
     def test_those_that_the_model_does_not_read_are_refused(self, known: KnownLengths, said: str) -> None:
-        with pytest.raises(ValueError, match=said + r".* more than models.base.context = 2,048; give fewer, or raise"):
+        with pytest.raises(
+            ValueError, match=said + r".* more than models.base.context_length = 2,048; give fewer, or raise"
+        ):
             planned(math(), known)
 
     def test_the_model_s_own_context_holds_where_the_recipe_has_none(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        run = math("--models.base.context", "0")
+        run = math("--models.base.context_length", "0")
         with pytest.raises(ValueError, match=r"more than the 600 that models\.base reads; give fewer$"):
             planned(run, KnownLengths(action=601), model_config=tmp_path)
         assert (
@@ -69,7 +71,7 @@ class TestLengths:
             planned(run, KnownLengths(action=MAX_CONTEXT + 1))
 
     def test_an_average_beyond_the_longest_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"--longest-action 100: actions have 500 tokens on average"):
+        with pytest.raises(ValueError, match=r"--max-action-tokens 100: actions have 500 tokens on average"):
             planned(math(), KnownLengths(action=500, longest=100))
 
     def test_prompts_leave_room_for_actions_longer_than_the_recipe_s_limit(self) -> None:
@@ -82,7 +84,7 @@ class TestLengths:
         del table["policies"]["actor"]
         assert compute_workload(parse_recipe(table)).policies[0].lengths.longest == 900
 
-    @pytest.mark.parametrize("option", ["--prompt-tokens", "--action-tokens", "--longest-action"])
+    @pytest.mark.parametrize("option", ["--prompt-tokens", "--action-tokens", "--max-action-tokens"])
     @pytest.mark.parametrize("value", ["0", "nan", "inf"])
     def test_what_is_no_length_is_refused(self, option: str, value: str) -> None:
         done = CliRunner().invoke(app, ["plan", "math_dual", option, value])

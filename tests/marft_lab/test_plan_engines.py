@@ -80,7 +80,7 @@ def with_a_teacher(engine: str) -> RunSettings:
         "models": {
             "base": {"path": "Qwen/Qwen2.5-3B-Instruct"},
             "reader": {"path": "Qwen/Qwen2.5-0.5B-Instruct"},
-            "teacher": {"path": "large", "endpoint": {"url": "http://127.0.0.1:9/v1", "reader": "reader"}},
+            "teacher": {"path": "large", "endpoint": {"url": "http://127.0.0.1:9/v1", "local_model": "reader"}},
         },
         "policies": {"teacher": {"model": "teacher", "train": "frozen"}, "actor": {"model": "base"}},
         "agents": [{"role": "teacher", "policy": "teacher"}, {"role": "actor", "policy": "actor", "answers": True}],
@@ -121,7 +121,7 @@ class TestApart:
 
     def test_processes_on_the_same_card_have_its_room_together(self) -> None:
         assert not planned(math(*VLLM, *WHOLE, size="0.5B"), 2).fits
-        small = ("--engine.options.gpu_memory_utilization", "0.4")
+        small = ("--engine.engine_args.gpu_memory_utilization", "0.4")
         made = planned(math(*VLLM, *WHOLE, *small, size="0.5B"), 2)
         assert made.fits
         assert [one.on_card for one in engines(made).values()] == pytest.approx([0.4 * 80e9] * 2)
@@ -134,7 +134,7 @@ class TestApart:
         large = COMMON_MODELS["qwen2.5-72b"]
         split = planned(math(*VLLM, size="72B"), 5, "a100-80", lengths=KNOWN_LENGTHS).splits[3]
         (vllm,) = (one for one in split.processes if "vllm" in one.name)
-        assert (vllm.count, split.keys["engine.options.tensor_parallel_size"]) == (1, 4)
+        assert (vllm.count, split.keys["engine.engine_args.tensor_parallel_size"]) == (1, 4)
         assert taken(vllm, "logits") == 2 * 4 * 64 * large.vocab_size / 4
         assert vllm.on_card == pytest.approx(0.9 * 80e9)
 
@@ -177,7 +177,7 @@ class TestApart:
 
     def test_one_that_sleeps_leaves_what_ranks_always_have(self) -> None:
         split = planned(
-            math(*VLLM, "--engine.sleep", "true", "--engine.options.gpu_memory_utilization", "0.99"), 1
+            math(*VLLM, "--engine.sleep", "true", "--engine.engine_args.gpu_memory_utilization", "0.99"), 1
         ).best
         run, vllm = split.processes
         assert run.limit == pytest.approx(0.97 * 80e9)

@@ -73,7 +73,7 @@ class TestParts:
 
     @pytest.mark.parametrize(("heads", "count"), [("team", 1), ("agent", 2)])
     def test_a_critic_has_sixteen_bytes_a_number_of_each_head(self, heads: str, count: int) -> None:
-        words = ("--algorithm.critic.heads", heads, "--algorithm.critic.hidden", "10")
+        words = ("--algorithm.critic.heads", heads, "--algorithm.critic.hidden_size", "10")
         process = planned(math(*words)).best.processes[0]
         assert [p.bytes for p in process.parts if p.name == "critic"] == [16 * count * (2048 * 10 + 10 * 10 + 30 + 1)]
 

@@ -34,7 +34,7 @@ BENCHMARKS = ROOT / "benchmarks"
 SMALL, LARGE = COMMON_MODELS["qwen2.5-0.5b"], COMMON_MODELS["qwen2.5-3b"]
 PARTS = 4
 VLLM = ("--engine.kind", "vllm")
-SHARED = ("--engine.options.gpu_memory_utilization", "0.45")  # by two of its processes
+SHARED = ("--engine.engine_args.gpu_memory_utilization", "0.45")  # by two of its processes
 LINK, HOST = 0.6 * 450e9, 0.25 * 64e9  # bytes a second that an H100's links are taken to reach
 
 
@@ -203,7 +203,7 @@ def test_moments_cross_to_the_card_and_back_with_every_optimizer_step() -> None:
 
 
 def test_workers_and_engines_are_processes_with_bytes_of_their_own() -> None:
-    made = planned(math(*VLLM, "--rollout.processes", "16")).best
+    made = planned(math(*VLLM, "--rollout.workers", "16")).best
     worker = made.processes[-1]
     assert (worker.name, worker.count, worker.on_host, worker.fits) == ("each of 16 worker processes", 16, 75e6, True)
     assert made.on_host == pytest.approx(sum(one.count * one.on_host for one in made.processes))
@@ -212,7 +212,7 @@ def test_workers_and_engines_are_processes_with_bytes_of_their_own() -> None:
 
 
 def test_an_engine_that_sleeps_leaves_its_card_to_the_learner() -> None:
-    vllm = (*VLLM, "--engine.options.gpu_memory_utilization", "0.75")
+    vllm = (*VLLM, "--engine.engine_args.gpu_memory_utilization", "0.75")
     sleeping = planned(math(*vllm, "--engine.sleep", "true", size="7B"), gpus=1)
     awake = planned(math(*vllm, size="7B"), gpus=1)
     assert sleeping.fits
@@ -225,7 +225,7 @@ def test_an_engine_that_sleeps_leaves_its_card_to_the_learner() -> None:
 def test_several_bases_share_the_cards_of_their_engines() -> None:
     made = planned(two_models(engine="vllm"), gpus=5)
     assert not made.fits
-    assert any("engine.options.gpu_memory_utilization" in one.keys for one in suggest_changes(made))
+    assert any("engine.engine_args.gpu_memory_utilization" in one.keys for one in suggest_changes(made))
 
 
 def test_our_own_engine_apart_has_one_card() -> None:
@@ -294,7 +294,7 @@ def test_what_to_run_and_the_host_s_memory_are_said(capsys: pytest.CaptureFixtur
     assert "Of the host's memory, all processes together:" in said
     run_plan(Path("math_dual"), [], 16, "h100", KnownLengths(), None, None, [], None, "")
     assert "Ranks are on one machine, which needs 16 GPUs for them" in capsys.readouterr().out
-    worker = as_json(planned(math("--rollout.processes", "2")), [])["best"]["processes"][-1]
+    worker = as_json(planned(math("--rollout.workers", "2")), [])["best"]["processes"][-1]
     assert (worker["count"], worker["room"]) == (2, None)
 
 

@@ -33,7 +33,14 @@ def seconds(one: Split, name: str) -> float:
 
 
 def test_episodes_that_are_not_live_wait_for_those_that_are() -> None:
-    words = ("--rollout.tasks_per_step", "64", "--rollout.samples_per_task", "1", "--rollout.max_live_episodes", "24")
+    words = (
+        "--rollout.tasks_per_step",
+        "64",
+        "--rollout.samples_per_task",
+        "1",
+        "--rollout.max_concurrent_episodes",
+        "24",
+    )
     run = math(*words)
     assert (
         seconds(split(run, environment_seconds=2.0), "environment") == 3 * 2.0 * compute_workload(run).environment_steps

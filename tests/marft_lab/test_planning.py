@@ -112,7 +112,7 @@ def test_an_optimizer_has_twelve_bytes_a_number_and_the_host_a_copy() -> None:
 
 
 def test_where_b_learns_alone_its_numbers_alone_have_an_optimizer() -> None:
-    halves = [f"--policies.{name}.lora.trains" for name in ("reasoner", "actor")]
+    halves = [f"--policies.{name}.lora.trained_matrices" for name in ("reasoner", "actor")]
     run = math(*(word for key in halves for word in (key, "B")))
     process, shape = planned(run).best.processes[0], COMMON_MODELS["qwen2.5-3b"]
     both, b = (2 * shape.adapter_parameters(8, ("q_proj", "v_proj"), half) for half in (False, True))
@@ -172,7 +172,9 @@ def test_what_is_advised_fits_when_it_is_planned_again() -> None:
             ],
         )
         assert planned(again, "rtx4090", one.gpus).fits
-        assert any(keys in str(one.keys) for keys in ("tokens_per_micro_batch", "gradient_checkpointing", "max_rows"))
+        assert any(
+            keys in str(one.keys) for keys in ("tokens_per_micro_batch", "gradient_checkpointing", "max_batch_size")
+        )
 
 
 def _toml(value: object) -> str:
@@ -303,7 +305,7 @@ def test_a_row_is_never_cut_however_small_micro_batches_are() -> None:
 
 
 def test_an_engine_in_process_has_logits_of_all_its_rows_three_times_or_a_forward_over_prompts() -> None:
-    run = math("--rollout.tasks_per_step", "64", "--engine.max_rows", "256")
+    run = math("--rollout.tasks_per_step", "64", "--engine.max_batch_size", "256")
     logits = 3 * 4 * 64 * COMMON_MODELS["qwen2.5-3b"].vocab_size  # 64 episodes, whose agents take turns
     short = planned(run, lengths=KnownLengths(prompt=1, action=64, longest=64)).best.processes[0]
     assert taken(short, "sampling on base") == logits

@@ -26,7 +26,7 @@ from tests.runs import contents
 
 
 def learning(output: Path, *overrides: str) -> RunSettings:
-    return settings("tiny", output, *overrides, profiles=TABLE)
+    return settings("tiny", output, *overrides, prompt_optimization=TABLE)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ class TestRuns:
         assert lineage.rounds == 2
         assert lineage.current_versions() == read_learned_prompts(played.saved_steps()[-1])
         rows = played.read_metrics()
-        assert [row["profiles/tried"] for row in rows] == [4.0, 4.0]
-        assert sum(row["profiles/tokens"] for row in rows) == lineage.tokens > 0
+        assert [row["prompt_optimization/proposals"] for row in rows] == [4.0, 4.0]
+        assert sum(row["prompt_optimization/tokens"] for row in rows) == lineage.tokens > 0
         for path, current in zip(played.recorded_steps(), ({"reasoner": 0, "actor": 0}, first.current), strict=True):
             for action in (action for episode in read_episodes(path) for action in episode.actions):
                 assert action.profile_version == current[action.agent]

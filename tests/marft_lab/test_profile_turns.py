@@ -151,7 +151,7 @@ def test_a_proposer_reads_attempts_that_its_agent_acted_in_and_of_which_it_is_kn
     ("accept", "gain", "low", "kept"),
     [
         ("better", 0.1, 0.01, True), ("better", 0.1, -0.01, False), ("better", 0.1, 0.0, False),
-        ("no worse", 0.1, -0.05, True), ("no worse", 0.1, -0.06, False), ("no worse", 0.0, -0.01, False),
+        ("no_worse", 0.1, -0.05, True), ("no_worse", 0.1, -0.06, False), ("no_worse", 0.0, -0.01, False),
     ],
 )  # fmt: skip
 def test_a_gain_is_accepted_by_its_interval(accept: str, gain: float, low: float, kept: bool) -> None:

@@ -119,7 +119,7 @@ class TestEdits:
     def test_proposals_are_new_and_name_what_they_were_made_of(self) -> None:
         versions = [version(0, "Act."), version(1, "Add.", low=0.5)]
         told, heard = asked(versions, count=8)
-        found = SentenceEditProposer(sentences=POOL, longest=2).propose(told)
+        found = SentenceEditProposer(sentences=POOL, max_sentences=2).propose(told)
         texts = [one.instructions for one in found]
         assert len(set(texts)) == len(texts) == 8
         assert not {"Act.", "Add."} & set(texts)
@@ -202,7 +202,7 @@ class Planted:
 
 
 def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[PromptSearch, Planted, list[str]]:
-    run, notes = settings(profiles={**TABLE, "tasks": 60, **table}), list[str]()
+    run, notes = settings(prompt_optimization={**TABLE, "tasks": 60, **table}), list[str]()
     world = Planted(run, chances)
     tasks = [Task(str(number), "") for number in range(200)]
     return PromptSearch(world, run.section(PromptOptimizerSettings), tasks, notes.append), world, notes  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ class TestRounds:
         rounds, world, notes = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         kept = [one for one in lineage.versions if one.accepted and one.number]
-        assert f"step 10: profiles.actor: v{kept[0].number} is what it is told from here on: +" in notes[-1]
+        assert f"step 10: prompt_optimization.actor: v{kept[0].number} is what it is told from here on: +" in notes[-1]
         assert notes[-1].endswith(" on 60 tasks")
         assert [one.role for one in kept] == ["actor"]
         assert kept[0].worth is not None
@@ -222,14 +222,14 @@ class TestRounds:
         assert kept[0].worth.gain > 0.5
         assert kept[0].by == "edits"
         assert kept[0].step == 10
-        assert metrics["profiles/accepted"] == 1.0
+        assert metrics["prompt_optimization/accepted"] == 1.0
         assert world.team.agent("actor").profile.instructions == kept[0].instructions
         assert world.team.agent("actor").profile.version == kept[0].number
 
     def test_what_is_no_better_is_refused_with_its_interval(self) -> None:
         rounds, world, notes = tuner({})
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
-        assert metrics["profiles/accepted"] == 0.0
+        assert metrics["prompt_optimization/accepted"] == 0.0
         assert len(notes) == 2
         assert all("is tried and not taken: " in note for note in notes)
         assert [one.accepted for one in lineage.versions] == [True, True, False, False, False, False]
@@ -238,16 +238,16 @@ class TestRounds:
     def test_every_token_is_counted(self) -> None:
         rounds, world, _ = tuner({}, proposer={"name": "evolution", "policy": "actor"}, candidates=3)
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
-        assert lineage.tokens == 4 * world.played + 2 * 3 * (5 + 3) == metrics["profiles/tokens"]
+        assert lineage.tokens == 4 * world.played + 2 * 3 * (5 + 3) == metrics["prompt_optimization/tokens"]
         assert {one.by for one in lineage.versions if one.number} == {"evolution: actor@7"}
 
     def test_what_all_rounds_may_take_ends_them(self) -> None:
-        rounds, _, notes = tuner({}, tokens=10)
+        rounds, _, notes = tuner({}, token_budget=10)
         lineage, _ = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert {one.role for one in lineage.versions if one.number} == {"reasoner"}
         again, _ = rounds.play_round(lineage, 20, [])
         assert again.versions == lineage.versions
-        assert "profiles.tokens = 10" in notes[-1]
+        assert "prompt_optimization.token_budget = 10" in notes[-1]
 
     def test_what_an_own_proposer_breaks_is_its_own_turn(self) -> None:
         broken = (
@@ -257,14 +257,14 @@ class TestRounds:
         for name, says in broken:
             rounds, _, notes = tuner({}, proposer={"name": f"tests.marft_lab.test_profiles:{name}"})
             lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
-            assert metrics["profiles/tried"] == 0.0
+            assert metrics["prompt_optimization/proposals"] == 0.0
             assert lineage.rounds == 1
             assert says in notes[0]
 
     def test_a_longer_proposal_than_may_be_is_dropped(self) -> None:
-        rounds, _, notes = tuner({}, longest=3)
+        rounds, _, notes = tuner({}, max_chars=3)
         rounds.play_round(rounds.initial_lineage(), 10, [])
-        assert "is dropped (profiles.longest)" in notes[0]
+        assert "is dropped (prompt_optimization.max_chars)" in notes[0]
 
     def test_few_tasks_are_shared_between_choosing_and_testing(self) -> None:
         rounds, _, _ = tuner({})
@@ -312,24 +312,24 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("overrides", "says"),
         [
-            (["--profiles.agents", "['acter']"], "did you mean 'actor'"),
-            (["--profiles.proposer", "{ name = 'gradient', policy = 'crtic' }"], "no policy is called 'crtic'"),
+            (["--prompt_optimization.agents", "['acter']"], "did you mean 'actor'"),
+            (["--prompt_optimization.proposer", "{ name = 'gradient', policy = 'crtic' }"], "no policy is called 'crtic'"),
             (["--rollout.max_policy_lag", "1", "--engine.kind", "process"], "set it to 0"),
-            (["--policies.asked.model", "base", "--profiles.proposer", "{ name = 'evolution', policy = 'asked' }"],
+            (["--policies.asked.model", "base", "--prompt_optimization.proposer", "{ name = 'evolution', policy = 'asked' }"],
              "set its train = 'frozen'"),
-            (["--profiles.proposer", "{ name = 'edits', sentences = [' '] }"], "pattern"),
-            (["--profiles.split", "test"], "validation"),
+            (["--prompt_optimization.proposer", "{ name = 'edits', sentences = [' '] }"], "pattern"),
+            (["--prompt_optimization.split", "test"], "validation"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_is_refused(self, overrides: list[str], says: str) -> None:
-        with pytest.raises(ValueError, match="profiles") as caught:
-            settings("tiny", "runs", *overrides, profiles=TABLE)
+        with pytest.raises(ValueError, match="prompt_optimization") as caught:
+            settings("tiny", "runs", *overrides, prompt_optimization=TABLE)
         assert says in str(caught.value)
 
     def test_a_frozen_policy_may_be_there_for_proposals_alone(self) -> None:
         run = settings(
             "tiny", "runs", "--policies.asked", "{ model = 'base', train = 'frozen' }",
-            profiles={**TABLE, "proposer": {"name": "evolution", "policy": "asked"}},
+            prompt_optimization={**TABLE, "proposer": {"name": "evolution", "policy": "asked"}},
         )  # fmt: skip
         assert PromptOptimizerSettings.from_run(run).proposer.prompted_policies == ("asked",)
         assert [(one.name, one.actions > 0) for one in compute_workload(run).policies][-1] == ("asked", False)
@@ -337,7 +337,7 @@ class TestRecipes:
         assert build_served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
 
     def test_rounds_end_where_they_are_to(self) -> None:
-        due = PromptOptimizerSettings(every=3, last=6, proposer=SentenceEditProposer(sentences=POOL)).is_due
+        due = PromptOptimizerSettings(every=3, last_step=6, proposer=SentenceEditProposer(sentences=POOL)).is_due
         assert [step for step in range(1, 13) if due(step)] == [3, 6]
 
 

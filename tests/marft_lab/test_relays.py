@@ -194,7 +194,7 @@ class TestStarting:
         """It is in the way of whoever tries."""
         (tmp_path / "ray.py").write_text("raise SystemExit('ray was imported')")
         said = subprocess.run(
-            [sys.executable, "-m", "marft", "train", "demo", "--training.steps", "2", "--rollout.processes", "1",
+            [sys.executable, "-m", "marft", "train", "demo", "--training.steps", "2", "--rollout.workers", "1",
              "--rollout.tasks_per_step", "2", "--rollout.samples_per_task", "2",
              "--output", str(tmp_path), "--device", "cpu", "--quiet"],
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},

@@ -72,9 +72,9 @@ def test_a_find_is_a_quotation_where_twelve_characters_beside_it_were_planted_be
 def test_a_thought_is_a_deed_before_what_is_said_and_no_secrets_are_none() -> None:
     found = collect_outputs(episode("t", "<think>Hm.</think>It is 5."), {"actor"})
     assert found == EpisodeOutputs(
-        (AgentOutput("actor", "thought", "<think>Hm.</think>"), AgentOutput("actor", "answer", "It is 5."))
+        (AgentOutput("actor", "reasoning", "<think>Hm.</think>"), AgentOutput("actor", "answer", "It is 5."))
     )
-    assert [deed.text for deed in found.select(["thought"])] == ["<think>Hm.</think>"]
+    assert [deed.text for deed in found.select(["reasoning"])] == ["<think>Hm.</think>"]
     assert SecretLeaks().find_violations(found) == []
 
 
@@ -106,7 +106,7 @@ def test_a_secret_needs_eight_letters_or_digits() -> None:
 def test_an_attack_is_played_where_it_has_a_way_to_the_team(
     tmp_path: Path, through: str, at: str, run: RunSettings, roles: str, tools: Sequence[str], why: str | None
 ) -> None:
-    text = f"[attacks.a]\nthrough = '{through}'\nat = '{at}'\ntexts = ['x']\ngoal = {{name = 'leaks'}}"
+    text = f"[attacks.a]\ninject_into = '{through}'\ntarget = '{at}'\ntexts = ['x']\ngoal = {{name = 'leaks'}}"
     team = game(Script([ends()]), *roles).team
     having: Any = tuple(SimpleNamespace(name=name) for name in tools)
     team = replace(team, agents=tuple(replace(a, profile=replace(a.profile, tools=having)) for a in team.agents))

@@ -30,7 +30,7 @@ CANARY = "canary-7f3a9c"  # has no shape of a key: its place gives it away
 def with_options(**options: Any) -> dict[str, Any]:
     models = {
         "base": {"path": "tiny"},
-        "far": {"path": "m", "endpoint": {"url": "http://127.0.0.1:1/v1", "options": options}},
+        "far": {"path": "m", "endpoint": {"url": "http://127.0.0.1:1/v1", "extra_body": options}},
     }
     policies = {"reasoner": {"model": "far", "train": "frozen"}, "actor": {"model": "base"}}
     return recipe(models=models, policies=policies)
@@ -60,9 +60,9 @@ PLANTED = {
     "a url that is none": recipe(models={"base": {"path": "m", "endpoint": {"url": f"http://me:{CANARY}/@ [h"}}}),
     "a url's token": with_tool(url=f"https://h/mcp?token={CANARY}"),
     "a url's user": with_tool(url=f"https://{CANARY}@h/mcp"),
-    "a tool's environment": with_tool(command=["server"], environment=[f"API_KEY={CANARY}"]),
-    "a tool's environment, named as nothing": with_tool(command=["server"], environment=[f"THING={CANARY}"]),
-    "a tool's environment as a table": with_tool(command=["server"], environment={"THING": CANARY, "TOKEN": CANARY}),
+    "a tool's environment": with_tool(command=["server"], env_variables=[f"API_KEY={CANARY}"]),
+    "a tool's environment, named as nothing": with_tool(command=["server"], env_variables=[f"THING={CANARY}"]),
+    "a tool's environment as a table": with_tool(command=["server"], env_variables={"THING": CANARY, "TOKEN": CANARY}),
     "a tool's env": with_tool(command=["server"], env={"API_KEY": CANARY}),
     "a tool's headers": with_tool(url="http://h/mcp", header_variables={"Authorization": f"Bearer {CANARY}"}),
     "a tool's other headers": with_tool(url="http://h/mcp", header_variables={"X-Thing": CANARY}),
@@ -73,8 +73,10 @@ PLANTED = {
     "a sink's tags": recipe(sinks=[{"name": "mlflow", "tags": {"db_password": CANARY}}]),
     "tracing": recipe(tracing={"otlp": f"http://me:{CANARY}@localhost:4318"}),
     "tracing's headers": recipe(tracing={"headers": {"authorization": CANARY}}),
-    "the engine's options": recipe(engine={"kind": "vllm", "options": {"hf_token": CANARY}}),
-    "a judge": recipe(rewards=[{"name": "judge", "endpoint": {"url": "http://h/v1", "options": {"secret": CANARY}}}]),
+    "the engine's options": recipe(engine={"kind": "vllm", "engine_args": {"hf_token": CANARY}}),
+    "a judge": recipe(
+        rewards=[{"name": "judge", "endpoint": {"url": "http://h/v1", "extra_body": {"secret": CANARY}}}]
+    ),
     "a world's arguments": recipe(environment={"name": "verifiers", "id": "x", "args": {"judge_api_key": CANARY}}),
     "a part of one's own": recipe(environment={"name": "tests.marft_lab.test_secrets:Keyed", "password": CANARY}),
 }
@@ -111,10 +113,10 @@ def test_what_has_the_shape_of_a_key_is_refused_under_any_name(text: str, place:
 
 
 def test_an_override_is_held_to_the_same() -> None:
-    with pytest.raises(ValueError, match=r'endpoint\.options\.api_key: holds what looks like a secret.*"\$MY_KEY"'):
-        parse_recipe(with_options(), ("--models.far.endpoint.options.api_key", CANARY))
+    with pytest.raises(ValueError, match=r'endpoint\.extra_body\.api_key: holds what looks like a secret.*"\$MY_KEY"'):
+        parse_recipe(with_options(), ("--models.far.endpoint.extra_body.api_key", CANARY))
     with pytest.raises(ValueError, match="is no TOML") as caught:
-        parse_recipe(with_options(), ("--models.far.endpoint.options", f"{{ api_key = '{CANARY}"))
+        parse_recipe(with_options(), ("--models.far.endpoint.extra_body", f"{{ api_key = '{CANARY}"))
     assert CANARY not in str(caught.value)
 
 
@@ -194,7 +196,11 @@ def test_names_that_users_choose_and_words_as_values_are_no_secrets(table: dict[
 
 
 def test_a_federation_is_held_to_the_same(tmp_path: Path) -> None:
-    table = {"name": "f", "recipe": "x.toml", "sites": {"a": {"changes": {"models.far.endpoint.options.key": CANARY}}}}
+    table = {
+        "name": "f",
+        "recipe": "x.toml",
+        "sites": {"a": {"overrides": {"models.far.endpoint.extra_body.key": CANARY}}},
+    }
     with pytest.raises(ValueError, match="looks like a secret") as caught:
         parse_federation(table, "f.toml", tmp_path)
     assert CANARY not in str(caught.value)
@@ -231,8 +237,8 @@ def test_options_name_variables_which_are_read_when_a_server_is_asked(
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
-    with pytest.raises(ValueError, match="endpoint 'far': options: the environment variable NOT_THERE is not set"):
-        Endpoint("far", EndpointSettings(url="http://h/v1", options={"user_key": "$NOT_THERE"}), "m")
+    with pytest.raises(ValueError, match="endpoint 'far': extra_body: the environment variable NOT_THERE is not set"):
+        Endpoint("far", EndpointSettings(url="http://h/v1", extra_body={"user_key": "$NOT_THERE"}), "m")
     with pytest.raises(ValueError, match="NOT_THERE"):
         fill_variables([{"a": "$NOT_THERE"}])
 
@@ -255,9 +261,9 @@ def test_urls_and_keys_are_censored_in_any_text() -> None:
 def test_no_file_and_no_output_of_a_run_holds_what_its_variables_hold(tmp_path: Path) -> None:
     """A server that echoes all it is sent, a part that raises, and a training that is run to its end."""
     with serving(lambda body, number: says(json.dumps(body))) as server:
-        endpoint = {"url": server.url, "api_key_variable": "THE_KEY", "options": {"user_secret": "$THE_OTHER"}}
+        endpoint = {"url": server.url, "api_key_variable": "THE_KEY", "extra_body": {"user_secret": "$THE_OTHER"}}
         table = recipe("tiny", tmp_path / "runs", training={"steps": 1})
-        table["models"]["far"] = {"path": "gpt", "endpoint": endpoint | {"reader": "base"}}
+        table["models"]["far"] = {"path": "gpt", "endpoint": endpoint | {"local_model": "base"}}
         table["policies"]["reasoner"] = {"model": "far", "train": "frozen"}
         (tmp_path / "mine.json").write_text(json.dumps(table))
         code = "import json, marft, sys; marft.train(json.load(open(sys.argv[1])))"

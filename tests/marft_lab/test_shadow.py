@@ -211,14 +211,14 @@ class TestEffects:
 
         g = game(Script([]), organization=Connects())
         try:
-            found = play_session(g, asyncio.run, ShadowSettings(endpoints=endpoints), session("s"))
+            found = play_session(g, asyncio.run, ShadowSettings(allow_endpoints=endpoints), session("s"))
         finally:
             g.threads.close()
         assert found.effects == effects
 
     def test_models_behind_an_endpoint_are_asked_where_that_is_said(self) -> None:
         run = SimpleNamespace(models={"far": None}, is_remote=lambda name: True, section=lambda cls: None)
-        with pytest.raises(ValueError, match=r"models.far: it is behind an endpoint.*--shadow.endpoints true"):
+        with pytest.raises(ValueError, match=r"models.far: it is behind an endpoint.*--shadow.allow_endpoints true"):
             to_shadow_team(SimpleNamespace(run=run), {})  # type: ignore[arg-type]
 
     def test_reading_is_allowed(self) -> None:
@@ -273,7 +273,7 @@ def test_a_shadow_that_hangs_is_one_without_an_answer() -> None:
 
     g = game(Script([]), organization=Hangs())
     try:
-        found = play_session(g, asyncio.run, ShadowSettings(seconds=0.01), session("s"))
+        found = play_session(g, asyncio.run, ShadowSettings(timeout_seconds=0.01), session("s"))
     finally:
         g.threads.close()
     assert (found.episode.status, found.episode.answer) == ("timed_out", "")

@@ -144,7 +144,7 @@ def recorded(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_a_run_is_shadowed_by_another_and_goes_on_where_it_was_stopped(
     recorded: Path, trained: RunFolder, tmp_path: Path
 ) -> None:
-    words = ["--shadow.least", "5", "--shadow.false_promotions", "0.0001", "--shadow.false_stops", "0.0001"]
+    words = ["--shadow.min_sessions", "5", "--shadow.false_promotions", "0.0001", "--shadow.false_stops", "0.0001"]
     asked = ShadowRequest(trained.path, "last", words, False, recorded, tmp_path / "whole")
     whole = run_shadow(asked)
     assert (whole.verdict.sessions, whole.skipped.no_answer) == (8, 1)

@@ -29,18 +29,18 @@ def capital(observations: list[float], mean: float) -> list[float]:
 
 def verdict(differences: list[float], settings: ShadowSettings) -> tuple[str, float, float]:
     """The word and both p-values after all differences, as plain loops over the formulas."""
-    width = settings.high - settings.low
+    width = settings.max_score - settings.min_score
     limit = (1 - settings.margin / width) / 2
     xs = [(d / width + 1) / 2 for d in differences]
     word, best, worst = "hold", 1.0, 1.0
     for count in range(1, len(xs) + 1):
         best = max(best, capital(xs[:count], limit)[-1])
         worst = max(worst, capital([1 - x for x in xs[:count]], 1 - limit)[-1])
-        if count >= settings.least and worst >= 1 / settings.false_stops:
+        if count >= settings.min_sessions and worst >= 1 / settings.false_stops:
             word = "stop"
-        elif count >= settings.least and best >= 1 / settings.false_promotions:
+        elif count >= settings.min_sessions and best >= 1 / settings.false_promotions:
             word = "promote"
-        if word != "hold" or count >= settings.most:
+        if word != "hold" or count >= settings.max_sessions:
             break
     return word, min(1.0, 1 / best), min(1.0, 1 / worst)
 
@@ -68,7 +68,7 @@ def test_bets_fall_by_the_root_of_2_from_nearly_all_and_means_are_even() -> None
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_difference_that_rounding_has_put_beyond_its_bound_is_at_its_bound(sign: float) -> None:
-    beyond, at = (weighed([sign * size] * 5, ShadowSettings(least=1)) for size in (1 + 1e-10, 1.0))
+    beyond, at = (weighed([sign * size] * 5, ShadowSettings(min_sessions=1)) for size in (1 + 1e-10, 1.0))
     assert (beyond.p_better, beyond.p_worse) == (at.p_better, at.p_worse)
 
 
@@ -103,7 +103,7 @@ def test_capital_falls_as_the_mean_rises_so_what_is_not_refuted_is_an_interval(x
     st.integers(1, 10),
 )  # fmt: skip
 def test_verdicts_are_those_of_plain_loops(differences: list[float], margin: float, least: int) -> None:
-    settings = ShadowSettings(margin=margin, least=least, most=30)
+    settings = ShadowSettings(margin=margin, min_sessions=least, max_sessions=30)
     found, (word, better, worse) = weighed(differences, settings), verdict(differences, settings)
     assert found.word == word
     assert (found.p_better, found.p_worse) == pytest.approx((better, worse), rel=1e-9)
@@ -111,7 +111,7 @@ def test_verdicts_are_those_of_plain_loops(differences: list[float], margin: flo
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=60))
 def test_teams_that_change_places_change_promote_and_stop(differences: list[float]) -> None:
-    settings = ShadowSettings(least=5)
+    settings = ShadowSettings(min_sessions=5)
     one, two = weighed(differences, settings), weighed([-d for d in differences], settings)
     assert {"promote": "stop", "stop": "promote", "hold": "hold"}[one.word] == two.word
     assert (one.lower, one.p_better) == pytest.approx((-two.upper, two.p_worse))
@@ -119,9 +119,10 @@ def test_teams_that_change_places_change_promote_and_stop(differences: list[floa
 
 @given(st.lists(st.floats(-1, 1), max_size=40), st.floats(0.1, 50), st.floats(-5, 5))
 def test_the_unit_of_scores_changes_nothing(differences: list[float], width: float, low: float) -> None:
-    plain = weighed(differences, ShadowSettings(least=5, margin=0.1))
+    plain = weighed(differences, ShadowSettings(min_sessions=5, margin=0.1))
     scaled = weighed(
-        [d * width for d in differences], ShadowSettings(least=5, margin=0.1 * width, low=low, high=low + width)
+        [d * width for d in differences],
+        ShadowSettings(min_sessions=5, margin=0.1 * width, min_score=low, max_score=low + width),
     )
     assert scaled.p_better == pytest.approx(plain.p_better, rel=1e-6)
     assert scaled.lower == pytest.approx(plain.lower * width, abs=1e-6 * width)
@@ -129,7 +130,7 @@ def test_the_unit_of_scores_changes_nothing(differences: list[float], width: flo
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=80), st.sampled_from([0.0, 0.05, 0.2]))
 def test_bounds_and_verdict_say_the_same(differences: list[float], margin: float) -> None:
-    settings = ShadowSettings(margin=margin, least=1)
+    settings = ShadowSettings(margin=margin, min_sessions=1)
     found = weighed(differences, settings)
     assert (found.word == "promote") == (found.lower >= -margin - 1e-12)
     assert (found.word == "stop") == (found.upper <= -margin + 1e-12)
@@ -137,14 +138,14 @@ def test_bounds_and_verdict_say_the_same(differences: list[float], margin: float
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_the_mean_is_that_of_the_differences_in_their_own_unit(differences: list[float]) -> None:
-    found = weighed(differences, ShadowSettings(least=30, low=-1.0, high=2.0))
+    found = weighed(differences, ShadowSettings(min_sessions=30, min_score=-1.0, max_score=2.0))
     assert found.mean == pytest.approx(sum(differences) / len(differences))
     assert found.sessions == len(differences)
     assert (found.word, found.final) == ("hold", False)
 
 
 def test_nothing_is_said_before_the_least_and_what_is_held_at_the_most_is_final() -> None:
-    settings = ShadowSettings(least=30, most=40)
+    settings = ShadowSettings(min_sessions=30, max_sessions=40)
     evidence = SequentialTest(settings)
     assert evidence.verdict.mean is None
     words = [evidence.add(1.0).word for _ in range(30)]
@@ -172,10 +173,10 @@ def test_peeking_after_every_session_promotes_hardly_any_that_is_not_better() ->
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"low": 1.0, "high": 1.0}, "low must be less than high"),
+        ({"min_score": 1.0, "max_score": 1.0}, "min_score must be less than max_score"),
         ({"margin": 1.0}, "nothing is worse by as much"),
         ({"score": "agreement"}, "by how much agreement may fall short"),
-        ({"least": 10, "most": 9}, "fewer than least"),
+        ({"min_sessions": 10, "max_sessions": 9}, "fewer than min_sessions"),
     ],
 )
 def test_rules_by_which_nothing_could_be_shown_are_refused(fields: dict[str, object], why: str) -> None:
@@ -187,7 +188,10 @@ def test_rules_by_which_nothing_could_be_shown_are_refused(fields: dict[str, obj
 @pytest.mark.parametrize("rate", [0.2, 0.0001])
 def test_each_test_goes_by_its_own_rate(sign: float, word: str, rate: float) -> None:
     promotions, stops = (rate, 0.01) if sign > 0 else (0.01, rate)
-    settings, differences = ShadowSettings(least=1, false_promotions=promotions, false_stops=stops), list[float]()
+    settings, differences = (
+        ShadowSettings(min_sessions=1, false_promotions=promotions, false_stops=stops),
+        list[float](),
+    )
     while (seen := weighed(differences, settings)).word == "hold" and len(differences) < 100:
         differences.append(sign)
     before = weighed(differences[:-1], settings)

@@ -61,7 +61,7 @@ def recorded_in(folder: Path, count: int, right: Callable[[int], bool] = lambda 
 
 
 def comparing(folder: Path, name: str = "j", **fields: Any) -> ShadowComparison:
-    rules = ShadowSettings.model_validate({"least": 5, **fields})
+    rules = ShadowSettings.model_validate({"min_sessions": 5, **fields})
     return ShadowComparison(
         rules, folder, SessionLog(folder / name, comparison_identity(rules, "b", folder, "r")), seed=0
     )
@@ -89,12 +89,12 @@ class TestComparing:
     def test_one_that_was_killed_ends_as_one_that_never_stopped(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 20, right=lambda n: n % 3 == 0)
         right = lambda name: int(name[1:]) % 2 == 0  # noqa: E731
-        whole = comparing(tmp_path, "whole", least=20).run(Plays(right), Right())
+        whole = comparing(tmp_path, "whole", min_sessions=20).run(Plays(right), Right())
         with pytest.raises(MemoryError):
-            comparing(tmp_path, "cut", least=20).run(Plays(right, dies="s007"), Right())
+            comparing(tmp_path, "cut", min_sessions=20).run(Plays(right, dies="s007"), Right())
         with (tmp_path / "cut").open("ab") as file:
             file.write(b'{"kind": "compa')  # what a power cut leaves
-        again = comparing(tmp_path, "cut", least=20)
+        again = comparing(tmp_path, "cut", min_sessions=20)
         plays = Plays(right)
         state = again.run(plays, Right())
         assert plays.names[0] == "s007"
@@ -108,8 +108,8 @@ class TestComparing:
         recorded_in(tmp_path, 3, right=lambda n: True)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
-        state = comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
+                comparing(tmp_path, max_retries=1).run(Plays(dies="s001"), Right())
+        state = comparing(tmp_path, max_retries=1).run(Plays(dies="s001"), Right())
         compared = {line.session: line for line in state.events if line.kind == "compared"}
         assert list(compared) == ["s000", "s001", "s002"]
         assert (compared["s001"].served, compared["s001"].shadow) == (1.0, 0.0)
@@ -119,8 +119,8 @@ class TestComparing:
         recorded_in(tmp_path, 1)
         for _ in range(5):
             with pytest.raises(KeyboardInterrupt):
-                comparing(tmp_path, tries=2).run(Plays(dies="s000", how=KeyboardInterrupt), Right())
-        assert comparing(tmp_path, tries=2).run(Plays(), Right()).events[-1].shadow == 1.0
+                comparing(tmp_path, max_retries=1).run(Plays(dies="s000", how=KeyboardInterrupt), Right())
+        assert comparing(tmp_path, max_retries=1).run(Plays(), Right()).events[-1].shadow == 1.0
 
     def test_a_shadow_without_an_answer_is_worth_the_least_and_an_unknown_score_is_no_0(self, tmp_path: Path) -> None:
         class Silent(Plays):
@@ -177,7 +177,7 @@ class TestComparing:
         assert first.endswith(said) if word != "hold" else first.startswith(said)
         assert ("worse by 0.1 or more is promoted" if margin else "not better is promoted") in rates
 
-    @pytest.mark.parametrize(("refused", "kind"), [("count", "compared"), ("leave_out", "left_out")])
+    @pytest.mark.parametrize(("refused", "kind"), [("count", "compared"), ("skip", "left_out")])
     def test_sessions_with_refused_calls_count_or_are_left_out(self, refused: str, kind: str, tmp_path: Path) -> None:
         class Refused(Plays):
             def play(self, recorded: Episode) -> ShadowResult:
@@ -190,7 +190,7 @@ class TestComparing:
 
     def test_scores_beyond_their_bounds_are_cut_and_counted(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 1)
-        state = comparing(tmp_path, high=0.5).run(Plays(), Right())
+        state = comparing(tmp_path, max_score=0.5).run(Plays(), Right())
         assert (state.events[-1].shadow, state.events[-1].clipped) == (0.5, True)
 
     def test_rules_cannot_be_changed_while_one_looks(self, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ class TestScoring:
         assert scorer(served, session("s", "\\boxed{8}")) == 0.0
 
     def test_it_is_between_the_bounds(self) -> None:
-        scorer = AgreementScorer(ShadowSettings(score="agreement", margin=0.1, low=-1, high=3))
+        scorer = AgreementScorer(ShadowSettings(score="agreement", margin=0.1, min_score=-1, max_score=3))
         assert [scorer(session("s"), said) for said in (session("s"), session("s", "other"))] == [3.0, -1.0]
 
     def test_numbers_that_are_none_are_left_out(self) -> None:

@@ -49,7 +49,7 @@ def test_rows_say_where_they_are_from_and_the_manifest_what_was_left_out(tmp_pat
     made, told = made_of(run), json.loads((tmp_path / "cold" / "rows" / "manifest.json").read_text())
     funnel = told["funnel"]
     assert [part["name"] for part in funnel] == [
-        "success", "handoffs", "duplicates", "leakage", "retold", "per_task"
+        "success", "handoffs", "duplicates", "leakage", "retold", "max_per_task"
     ]  # fmt: skip
     assert funnel[0]["came"] == 18
     assert all(part["kept"] == part["came"] - sum(part["dropped"].values()) for part in funnel)
@@ -159,7 +159,7 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
     kept = {row["from"]["episode"] for row in rows_in(made)}
     played = [one for path in sorted((tmp_path / "cold" / "episodes").iterdir()) for one in read_episodes(path)]
     actions = [a for one in played if f"{one.task.id} #{one.sample}" in kept for a in one.actions]
-    run = cold(tmp_path, **{"sft.traces": [str(tmp_path / "cold")], "sft.held_out": 0.0})
+    run = cold(tmp_path, **{"sft.traces": [str(tmp_path / "cold")], "sft.held_out_fraction": 0.0})
     tally = SkipCounter()
     lessons = load_imitation_data(run, load_formats(run), tally)
     assert not tally.skipped
@@ -173,7 +173,7 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_prompts_of_rows_are_what_is_learned_from_where_a_recipe_says_so(tmp_path: Path) -> None:
     made = made_of(cold(tmp_path))
-    run = cold(tmp_path, **{"sft.traces": [str(made.path)], "sft.held_out": 0.0})
+    run = cold(tmp_path, **{"sft.traces": [str(made.path)], "sft.held_out_fraction": 0.0})
     by_prompt = run.model_copy(update={"sft": SftSettings.from_run(run).model_copy(update={"prompts": "trace"})})
     told, again = (load_imitation_data(one, load_formats(one), SkipCounter()).train for one in (run, by_prompt))
     assert len(told) == len(again)
@@ -185,7 +185,7 @@ def test_prompts_of_rows_are_what_is_learned_from_where_a_recipe_says_so(tmp_pat
 def test_a_session_that_is_random_is_the_same_when_it_is_told_again_under_any_seed(tmp_path: Path) -> None:
     made = made_of(cold(tmp_path, **DICE))
     assert made.episodes == 6
-    run = cold(tmp_path, **DICE, **{"sft.traces": [str(made.path)], "seed": 5, "sft.held_out": 0.0})
+    run = cold(tmp_path, **DICE, **{"sft.traces": [str(made.path)], "seed": 5, "sft.held_out_fraction": 0.0})
     lessons = load_imitation_data(run, load_formats(run), SkipCounter())
     tokenizer = load_formats(run)["base"].tokenizer
     for sample in lessons.train:
@@ -194,9 +194,9 @@ def test_a_session_that_is_random_is_the_same_when_it_is_told_again_under_any_se
 
 
 def test_a_balance_is_by_a_field_of_the_tasks(tmp_path: Path) -> None:
-    changes = {**DICE, "synthesis.tasks": 5, "synthesis.balance": "level"}  # levels 0 1 0 1 0
+    changes = {**DICE, "synthesis.tasks": 5, "synthesis.balance_by": "level"}  # levels 0 1 0 1 0
     made = made_of(cold(tmp_path, **changes))
     assert made.episodes == 4
     assert made.stages[-1].dropped == {"more of its kind of task than of the rarest": 1}
     with pytest.raises(ValueError, match="no field 'levels'"):
-        made_of(cold(tmp_path / "other", **{**changes, "synthesis.balance": "levels"}))
+        made_of(cold(tmp_path / "other", **{**changes, "synthesis.balance_by": "levels"}))

@@ -47,8 +47,8 @@ def test_what_failed_is_left_out_and_what_nobody_graded_needs_a_least_reward() -
     lost, unknown = candidate(status="failed", success=None), candidate(success=None, reward=0.5)
     everything = (solved, unsolved, lost, unknown)
     assert list(refused(Success(), *everything)) == [1, 2, 3]
-    assert list(refused(Success(reward=0.5), *everything)) == [1, 2]
-    assert list(refused(Success(reward=0.75), *everything)) == [1, 2, 3]
+    assert list(refused(Success(min_reward=0.5), *everything)) == [1, 2]
+    assert list(refused(Success(min_reward=0.75), *everything)) == [1, 2, 3]
     assert list(refused(Success(solved=False), *everything)) == [2], "what could not be scored is never imitated"
 
 
@@ -64,11 +64,11 @@ def test_detours_and_loops_are_left_out_and_only_within_their_task() -> None:
     direct, detour = candidate(agents="ab"), candidate(agents="acbdc")  # 1 handoff, 4
     other = candidate(agents="acbdc", task="another")
     assert list(refused(Handoffs(), direct, detour, other)) == [1]  # (1 + 1) / (1 + 4) = 0.4
-    assert list(refused(Handoffs(least=0.4), direct, detour, other)) == []
+    assert list(refused(Handoffs(min_efficiency=0.4), direct, detour, other)) == []
     loop = candidate(agents="abababa", task="loop")
     assert find_loops("abababa")
     assert refused(Handoffs(), loop) == {0: "two agents passed it back and forth"}
-    assert refused(Handoffs(loops=True), loop) == {}
+    assert refused(Handoffs(allow_loops=True), loop) == {}
     assert list(refused(Handoffs(), loop, candidate(agents="acb" * 5, task="loop"))) == [0], (
         "what is left out is no measure for what stays"
     )
@@ -90,8 +90,8 @@ def test_what_says_the_same_again_is_left_out_whatever_its_tasks_id() -> None:
 def test_what_says_nearly_the_same_is_left_out_from_a_likeness_on() -> None:
     one, other = candidate("one two three four five"), candidate("one two three four six")  # 3 of 5 shingles
     assert refused(Duplicates(), one, other) == {}
-    assert list(refused(Duplicates(alike=0.6), one, other)) == [1]
-    assert refused(Duplicates(alike=0.61), one, other) == {}
+    assert list(refused(Duplicates(min_similarity=0.6), one, other)) == [1]
+    assert refused(Duplicates(min_similarity=0.61), one, other) == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from(["1", "2"])), max_size=10))
@@ -167,7 +167,7 @@ def test_an_answer_that_nobody_had_told_is_a_leak_and_one_that_was_worked_out_is
         0: "b read an answer that nobody had told it"
     }, "what one role is told, another one is not"
     assert refused(Leakage(answers=("truth",)), secret) == {}
-    assert refused(Leakage(shortest=3), secret) == {}
+    assert refused(Leakage(min_chars=3), secret) == {}
 
 
 def test_what_an_agent_said_and_heard_of_tools_itself_up_to_then_accounts_for_an_answer() -> None:

@@ -97,7 +97,7 @@ def test_of_equally_good_episodes_those_with_the_fewest_turns_are_kept(
         episode(*turns, sample=0), episode(*turns[:1], sample=1, reward=0.5), episode(*turns[:2], sample=2),
         episode(*turns, sample=3),
     ]  # fmt: skip
-    run = cold(tmp_path, **{"synthesis.per_task": 1, "synthesis.filters": [{"name": "success"}]})
+    run = cold(tmp_path, **{"synthesis.max_per_task": 1, "synthesis.filters": [{"name": "success"}]})
     kept, passages = session._filter_episodes(run, Teacher(run, {}), some, lambda _: None)
     assert [one.episode.sample for one in kept] == [2]
     assert [one.kept_count for one in passages] == [4, 4, 1]

@@ -81,7 +81,7 @@ def test_what_decides_what_is_played_is_known_of_whoever_goes_on(tmp_path: Path)
     run = cold(tmp_path)
     teacher, attempts = load_teacher(run), build_attempts(run)
     begun = episode_identity(run, teacher, attempts)
-    for changes, what in (({"attempts": 2}, "attempts"), ({"played_together": 3}, "played_together")):
+    for changes, what in (({"attempts": 2}, "attempts"), ({"save_every": 3}, "save_every")):
         other = run.model_copy(update={"synthesis": SynthesisSettings.from_run(run).model_copy(update=changes)})
         after = episode_identity(other, teacher, attempts)
         assert [key for key in begun if begun[key] != after[key]] == [what]

@@ -65,7 +65,7 @@ def test_commands_and_python_take_paths_at_home(home: Path) -> None:
     (home / "run" / "config.toml").write_text("")
     assert RunFolder.open("~/run").path == home / "run"
     command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
-    found = command.make_context("train", ["~/mine.toml", "--from=~/run", "--training.steps", "2"]).params
+    found = command.make_context("train", ["~/mine.toml", "--init-from=~/run", "--training.steps", "2"]).params
     assert (found["recipe"], found["start_from"]) == (home / "mine.toml", home / "run")
     several = typer.main.get_command(app).commands["compare"]  # type: ignore[attr-defined]
     assert several.make_context("compare", ["~/a", "b~"]).params["runs"] == [home / "a", Path("b~")]

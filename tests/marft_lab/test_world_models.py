@@ -457,7 +457,7 @@ def test_what_is_no_world_model_is_refused(before: str, after: str, says: str, t
     assert before in WRITTEN
     (tmp_path / "world_model.json").write_text(WRITTEN.replace(before, after))
     with pytest.raises(
-        ValueError, match=rf"world_model\.json cannot be read: .*({says}).*; start a new run with --from"
+        ValueError, match=rf"world_model\.json cannot be read: .*({says}).*; start a new run with --init-from"
     ):
         read_state(tmp_path)
 

@@ -57,7 +57,7 @@ def test_it_plays_every_part_shows_it_and_goes_with_its_run(
     assert {path: path.stat().st_mtime_ns for path in (folder.worth / "arms").iterdir()} == arms
     again = json.loads((folder.worth / "worth.json").read_text())
     assert again == saved
-    in_a_process = run(capsys, *asked, *paraphrase, "--again", "--rollout.processes", "1")
+    in_a_process = run(capsys, *asked, *paraphrase, "--rerun", "--rollout.workers", "1")
     assert "reasoner unheard" in in_a_process
     processed = json.loads((folder.worth / "worth.json").read_text())
     for table in (processed, saved):

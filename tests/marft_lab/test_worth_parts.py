@@ -330,7 +330,7 @@ class TestPlayer:
     def player(
         self, live: int = 64, run: RunSettings = RUN, tasks: Sequence[Task] = TASKS, **changes: Any
     ) -> tuple[VariantPlayer, StubRollouts]:
-        rollout = run.rollout.model_copy(update={"max_live_episodes": live})
+        rollout = run.rollout.model_copy(update={"max_concurrent_episodes": live})
         rollouts = StubRollouts(run.model_copy(update={"rollout": rollout}))
         player = VariantPlayer(rollouts, self.paths, tasks, self.kept, self.advance, **changes)  # type: ignore[arg-type]
         return player, rollouts

@@ -37,7 +37,7 @@ ROWS = [np.arange(3, 9, dtype=np.int32), np.arange(3, 30, dtype=np.int32), np.ar
 LEARNT = {
     "marft": (),
     "grpo": ("--algorithm.kl", "{ coefficient = 0.1 }"),
-    "ppo": ("--algorithm.entropy", "0.01", "--algorithm.sampler_correction.level", "action"),
+    "ppo": ("--algorithm.entropy_coefficient", "0.01", "--algorithm.sampler_correction.level", "action"),
     "happo": (),
     "gspo": ("--algorithm.sampler_correction.level", "geometric"),
 }
@@ -282,7 +282,7 @@ class TestLearning:
             ("--training.share_prefixes", "always"),
             ("--models.base.gradient_checkpointing", "true"),
             ("--policies.actor.train", "full", "--policies.actor.lora", "{}"),
-            ("--algorithm.critic.body", "lora", "--algorithm.critic.normalise_values", "true"),
+            ("--algorithm.critic.body", "lora", "--algorithm.critic.normalize_values", "true"),
             ("--algorithm.level", "token"),
         ], of=6),
     )  # fmt: skip

@@ -111,7 +111,7 @@ class TestCode:
         assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "words")]
 
     def test_what_asks_the_authors_servers_or_samples_with_his_code_is_left_out(self, theirs: Path) -> None:
-        judge = {"name": "judge", "model": "big", "endpoint": {"options": {}}}
+        judge = {"name": "judge", "model": "big", "endpoint": {"extra_body": {}}}
         out = export_recipe({**BARE, "rewards": [judge], "engine": {"kind": "their_package.team:Engine"}}, theirs)
         assert out.table["rewards"] == []
         assert out.omitted == [
@@ -175,12 +175,12 @@ class TestSecrets:
         models = {
             "base": {"path": "tiny"},
             "far": {"path": "m", "endpoint": {
-                "url": "http://127.0.0.1:1/v1", "options": {"user_key": "$FAR_KEY", "seed_bank": "a"},
+                "url": "http://127.0.0.1:1/v1", "extra_body": {"user_key": "$FAR_KEY", "seed_bank": "a"},
             }},
         }  # fmt: skip
         policies = {"reasoner": {"model": "far", "train": "frozen"}, "actor": {"model": "base"}}
         out = ship(tmp_path, models=models, policies=policies)
-        assert out.table["models"]["far"]["endpoint"]["options"] == {"user_key": "$FAR_KEY", "seed_bank": "a"}
+        assert out.table["models"]["far"]["endpoint"]["extra_body"] == {"user_key": "$FAR_KEY", "seed_bank": "a"}
         assert not out.omitted
         assert "sk-0123456789" not in str(out.table)
         assert find_code_keys(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]

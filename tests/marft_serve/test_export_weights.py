@@ -89,7 +89,7 @@ def test_a_merged_model_has_its_bases_type_and_the_recipes_chat_template(tmp_pat
 
 def test_bases_that_nobody_is_on_or_reads_with_are_left_out(tmp_path: Path) -> None:
     local = ("first", "reads", "on", "spare")
-    far = {"far": {"path": "m", "endpoint": {"reader": "reads"}}, "other": {"path": "m", "endpoint": {"url": "x"}}}
+    far = {"far": {"path": "m", "endpoint": {"local_model": "reads"}}, "other": {"path": "m", "endpoint": {"url": "x"}}}
     models = {**{name: {"path": f"models/{name}"} for name in local}, **far}
     policies = {name: {"model": name} for name in ("far", "other", "on")}
     it = weights(settings(), tmp_path, models=models, policies=policies)

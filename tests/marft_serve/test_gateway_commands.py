@@ -103,8 +103,8 @@ class TestRecipes:
     def test_one_port_is_not_for_several_processes(self) -> None:
         team = {"organization": "program", "call": "os:getcwd", "port": 8000}
         with pytest.raises(ValueError, match=r"team\.port: one port cannot serve"):
-            parse_recipe(recipe(team=team, rollout={"processes": 2}))
-        parse_recipe(recipe(team={**team, "port": 0}, rollout={"processes": 2}))
+            parse_recipe(recipe(team=team, rollout={"workers": 2}))
+        parse_recipe(recipe(team={**team, "port": 0}, rollout={"workers": 2}))
 
     def test_agents_of_a_program_have_no_tools_or_memory_of_the_recipes(self) -> None:
         for changes in ({"memory": "own"}, {"tools": ["sums"]}, {"guidance": "Be brief."}):
@@ -138,7 +138,7 @@ def test_programs_are_told_the_address_by_which_they_reach_it(monkeypatch: pytes
     def solve(task: Task, clients: Mapping[str, Client]) -> None:
         told.append(clients["a"])
 
-    assert played(solve, address="http://host.docker.internal:8123/").status == "terminated"
+    assert played(solve, public_url="http://host.docker.internal:8123/").status == "terminated"
     assert told[0].base_url.startswith("http://host.docker.internal:8123/e/")
     assert told[0].waiting_url.startswith("http://host.docker.internal:8123/e/")
     monkeypatch.setenv("NO_PROXY", "one,two")
@@ -147,7 +147,7 @@ def test_programs_are_told_the_address_by_which_they_reach_it(monkeypatch: pytes
     assert _proxy_bypass_env({"a": told[0], "b": loop})["no_proxy"] == "one,two,three,::1,host.docker.internal"
     for wrong in ("host.docker.internal:8123", "ftp://x", "http://x/y"):
         with pytest.raises(ValueError, match="should match pattern"):
-            game_of(solve, address=wrong)
+            game_of(solve, public_url=wrong)
     for wrong in ("http://[", "http://x:99999", "http://x?y", "http://me:secret@x"):
         with pytest.raises(ValueError, match="must look like http://host:8123"):
-            game_of(solve, address=wrong)
+            game_of(solve, public_url=wrong)

@@ -94,7 +94,7 @@ def test_one_that_waits_for_something_else_says_so() -> None:
         ask(clients["a"])
         answered.set()
 
-    assert together(solve, wait_seconds=30.0)[0] == [["t0a0"], ["t1a0"]]
+    assert together(solve, idle_timeout_seconds=30.0)[0] == [["t0a0"], ["t1a0"]]
 
 
 def test_a_header_says_so_too() -> None:
@@ -110,7 +110,7 @@ def test_a_header_says_so_too() -> None:
             answered.set()
         ask(clients["b"])
 
-    assert together(solve, wait_seconds=30.0)[0][:2] == [["t0a0", "t1a0"], ["t0a1"]]
+    assert together(solve, idle_timeout_seconds=30.0)[0][:2] == [["t0a0", "t1a0"], ["t0a1"]]
 
 
 def test_a_header_of_a_request_that_is_refused_says_nothing() -> None:
@@ -121,7 +121,7 @@ def test_a_header_of_a_request_that_is_refused_says_nothing() -> None:
             time.sleep(0.3)
         ask(clients["a"])
 
-    assert together(solve, wait_seconds=30.0)[0] == [["t0a0", "t1a0"]]
+    assert together(solve, idle_timeout_seconds=30.0)[0] == [["t0a0", "t1a0"]]
 
 
 def test_others_go_on_without_one_that_asks_for_nothing_too_long_and_that_is_counted() -> None:
@@ -135,12 +135,12 @@ def test_others_go_on_without_one_that_asks_for_nothing_too_long_and_that_is_cou
         answered.set()
 
     engine = InOrder()
-    g = game_of(solve, engine=engine, wait_seconds=0.2)
+    g = game_of(solve, engine=engine, idle_timeout_seconds=0.2)
     close = g.threads.close
     g.threads.close = lambda: (counts.append(g.threads.counts()), close())  # type: ignore[method-assign,assignment]
     play_game(g, 2)
     assert engine.together == [["t0a0"], ["t1a0"]]
-    assert counts == [{"gateway/overdue": 1.0}]
+    assert counts == [{"gateway/idle_timeouts": 1.0}]
 
 
 def test_a_client_that_goes_away_has_no_request_pending() -> None:
@@ -161,6 +161,6 @@ def test_a_client_that_goes_away_has_no_request_pending() -> None:
         until(lambda: len(engine.waiting) == 2)
         ask(clients["b"])
 
-    episodes = play_game(game_of(solve, "a", "b", engine=engine, wait_seconds=30.0), 2)
+    episodes = play_game(game_of(solve, "a", "b", engine=engine, idle_timeout_seconds=30.0), 2)
     assert engine.together == [["t0a0", "t0b0", "t1b0"]]
     assert [action.id for action in episodes[0].actions] == ["0/a/0", "0/b/0"]

@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 
 PLAIN = "{ organization = 'program', call = 'marft_serve.examples.openai_team:solve' }"
 STREAMING = "{ organization = 'program', call = 'tests.streaming_team:solve' }"
-TIMES = ("second", "gateway/overdue", "workers_lost", "episodes_played_again", "tasks_set_aside")
+TIMES = ("second", "gateway/idle_timeouts", "workers_lost", "episodes_retried", "tasks_excluded")
 
 
 def trained(output: Path, steps: int, *changes: str) -> RunFolder:
@@ -48,7 +48,7 @@ def compare(native: RunFolder, plain: RunFolder, steps: int) -> None:
     rows = [folder.read_metrics() for folder in (native, plain)]
     timeless = [[{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in each] for each in rows]
     assert timeless[1] == timeless[0]
-    assert [row.get("gateway/overdue", 0.0) for row in rows[1]] == [0.0] * steps
+    assert [row.get("gateway/idle_timeouts", 0.0) for row in rows[1]] == [0.0] * steps
     for file in ("critic.safetensors", "policies/actor/adapter_model.safetensors"):
         paths = [folder.checkpoints / f"step_{steps:06d}" / file for folder in (native, plain)]
         assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -64,9 +64,9 @@ def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_pat
 @pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a quarter of a minute: make nightly")
 def test_also_where_it_is_played_in_processes_of_its_own(tmp_path: Path) -> None:
     short = "--algorithm.critic.warmup_steps", "0"
-    plain = trained(tmp_path / "plain", 1, "--team", PLAIN, "--rollout.processes", "2", *short)
+    plain = trained(tmp_path / "plain", 1, "--team", PLAIN, "--rollout.workers", "2", *short)
     native = trained(tmp_path / "native", 1, *short)
     compare(native, plain, 1)
     for processes in ("0", "2"):  # and where what is said is read while it is said
-        options = ("--team", STREAMING, "--rollout.processes", processes, *short)
+        options = ("--team", STREAMING, "--rollout.workers", processes, *short)
         compare(native, trained(tmp_path / f"streaming{processes}", 1, *options), 1)

@@ -105,10 +105,13 @@ class Client:
             place = turns[what % len(turns)]
             self.messages[place] = {**self.messages[place], "content": "something else"}
         elif kind == "trim" and turns:
-            self.messages = [self.messages[0], *self.whole(self.messages[turns[min(what, len(turns)) - 1] + 1 :])]
+            self.messages = [
+                self.messages[0],
+                *self.drop_truncated(self.messages[turns[min(what, len(turns)) - 1] + 1 :]),
+            ]
         elif kind == "swap" and len(turns) > 1:
             place = turns[what % (len(turns) - 1)]
-            self.messages = [self.messages[0], *self.whole([*self.messages[place:], *self.messages[1:place]])]
+            self.messages = [self.messages[0], *self.drop_truncated([*self.messages[place:], *self.messages[1:place]])]
         elif kind == "put in":
             self.messages.append({"role": "assistant", "content": what})
         elif kind == "start over":
@@ -120,7 +123,7 @@ class Client:
         self.messages.append({"role": "user", "content": what if isinstance(what, str) else "Sure?"})
 
     @staticmethod
-    def whole(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def drop_truncated(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Without answers whose calls are gone, as no API takes them."""
         kept, calls = list[dict[str, Any]](), set[str]()
         for message in messages:

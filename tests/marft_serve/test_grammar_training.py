@@ -43,7 +43,7 @@ def held(output: Path, level: str = "token", **changes: Any) -> RunSettings:
     reasoner, actor = table["agents"]
     reasoner["sampling"] = {"max_new_tokens": 12, "regex": "plan: [a-z]{1,5}"}
     actor["sampling"] = {"max_new_tokens": 24, "json_schema": SCHEMA}
-    table["algorithm"] |= {"level": level, "entropy": 0.01, "kl": {"coefficient": 0.01}}
+    table["algorithm"] |= {"level": level, "entropy_coefficient": 0.01, "kl": {"coefficient": 0.01}}
     return parse_recipe(table)
 
 
@@ -120,7 +120,7 @@ def asked(solve: Any, tmp_path: Path) -> list[Episode]:
     def ask_all(client: OpenAI, address: Client) -> None:
         solve(client, address)
 
-    table["team"] = {"organization": "program", "call": ObjectPlaceholder(program), "wait_seconds": 30.0}
+    table["team"] = {"organization": "program", "call": ObjectPlaceholder(program), "idle_timeout_seconds": 30.0}
     run = parse_recipe(table)
     folder = RunFolder.create(run)
     train(run, folder)

@@ -68,7 +68,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[State]:
 
 
 def gone_on(tmp_path: Path, every: int, *losses: float) -> State:
-    run = settings("tiny", tmp_path, "--sft.every", str(every), "--checkpoints.every", "2")
+    run = settings("tiny", tmp_path, "--sft.eval_every", str(every), "--checkpoints.every", "2")
     supervisor: Any = Scripted(*losses)
     sample = build_sample(make_action())
     loop = _TrainLoop(run, RunFolder.create(run), None, supervisor, ImitationData([sample], [sample], 2), Listening())  # type: ignore[arg-type]

@@ -163,7 +163,10 @@ def test_what_cannot_be_opened_is_refused_in_words(recipe: str, options: dict[st
 
 @BY_NIGHT
 def test_a_run_is_asked_with_the_weights_it_has_learned(tmp_path: Path) -> None:
-    changes = {"algorithm.optimizer.learning_rate": 0.05, "algorithm.entropy": 1.0}  # nothing is earned in one step
+    changes = {
+        "algorithm.optimizer.learning_rate": 0.05,
+        "algorithm.entropy_coefficient": 1.0,
+    }  # nothing is earned in one step
     run = marft.train("demo", changes, output=tmp_path, device="cpu", threads=1, **SMALL)
     log_probs = {}
     for checkpoint in ("base", "last"):

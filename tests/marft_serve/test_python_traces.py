@@ -24,7 +24,7 @@ def policy(checkpoint: Path) -> dict[str, Any]:
 
 def recipe(tmp_path: Path, **more: Any) -> marft.RunSettings:
     """That of the tests of warm starts, without its traces."""
-    small = {"sft": {"epochs": 2, "batch_tokens": 600, "held_out": 0.2, "learning_rate": 0.01}}
+    small = {"sft": {"epochs": 2, "batch_tokens": 600, "held_out_fraction": 0.2, "learning_rate": 0.01}}
     return marft.load_recipe(
         settings("tiny", tmp_path, "--checkpoints.every", "2", "--checkpoints.keep_last", "9"), small, **more
     )
@@ -67,7 +67,7 @@ def test_a_warm_start_begins_with_other_weights_goes_on_and_is_trained_from(tmp_
         ({"roles": {"solver": "actr"}}, "did you mean 'actor'?"),
         ({"roles": ["solver=actor"]}, "roles is a table of names"),
         ({"start_from": ""}, "start_from: a checkpoint is named by its folder"),
-        ({"start_from": "traces.jsonl"}, "Traces to imitate are given with --from"),
+        ({"start_from": "traces.jsonl"}, "Traces to imitate are given with --traces"),
         ({"resume": True}, "test-sft"),
         ({"callback": print}, "callback is an object of a class that derives from marft.Callback"),
     ],

@@ -379,7 +379,7 @@ RULE = "then say yes or no at once"
 class TestWordsThatAProgramHasShown:
     """Words that a program showed before an action are its own, unless they stand apart from those around them."""
 
-    def found(self, said: str, asked: str, before: Sequence[str], after: Sequence[str], prompt: str) -> bool:
+    def max_results(self, said: str, asked: str, before: Sequence[str], after: Sequence[str], prompt: str) -> bool:
         """Whether a prompt shows an action of an agent that was asked something.
 
         Args:
@@ -410,7 +410,7 @@ class TestWordsThatAProgramHasShown:
         ],
     )
     def test_a_piece_of_them_is_theirs(self, before: list[str], after: list[str], prompt: str, found: bool) -> None:
-        assert self.found("then say yes or no", "say yes or no", before, after, prompt) is found
+        assert self.max_results("then say yes or no", "say yes or no", before, after, prompt) is found
 
     @pytest.mark.parametrize(
         ("said", "shown"),
@@ -421,18 +421,18 @@ class TestWordsThatAProgramHasShown:
         ],
     )  # fmt: skip
     def test_so_is_a_word_or_two_within_four_of_them(self, said: str, shown: str) -> None:
-        assert not self.found(said, "?", [shown], [], f"a b {shown} c d")
-        assert not self.found(said, "?", [shown], [], shown)
-        assert self.found(said, "?", [shown], [], said)
-        assert self.found(said, "?", [shown], [], f"a b c {said} d e f")
-        assert self.found(said, "?", [shown.replace("x", "w")], [], f"a b {shown} c d")
-        assert self.found(said, "?", [], [], f"a b {shown} c d")
+        assert not self.max_results(said, "?", [shown], [], f"a b {shown} c d")
+        assert not self.max_results(said, "?", [shown], [], shown)
+        assert self.max_results(said, "?", [shown], [], said)
+        assert self.max_results(said, "?", [shown], [], f"a b c {said} d e f")
+        assert self.max_results(said, "?", [shown.replace("x", "w")], [], f"a b {shown} c d")
+        assert self.max_results(said, "?", [], [], f"a b {shown} c d")
 
     def test_so_is_a_part_that_holds_no_others(self) -> None:
         rule, said = "pick ripe pears first", "I pick ripe pears first then go"
-        assert not self.found(said, "?", [rule], [], rule)
-        assert self.found(said, "?", [], [], rule)
-        assert self.found(said, "?", [rule], [], f"They {rule} then")
+        assert not self.max_results(said, "?", [rule], [], rule)
+        assert self.max_results(said, "?", [], [], rule)
+        assert self.max_results(said, "?", [rule], [], f"They {rule} then")
 
 
 def words(letter: str, first: int, last: int) -> str:

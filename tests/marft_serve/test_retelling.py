@@ -256,7 +256,7 @@ class TestWhatIsLeftOut:
         assert not tally.skipped
 
     def test_what_does_not_fit_the_context(self, tmp_path: Path) -> None:
-        run = settings("tiny", tmp_path, "--models.base.context", "128")
+        run = settings("tiny", tmp_path, "--models.base.context_length", "128")
         messages = [
             {"role": "user", "content": prompt_of(run)},
             said("reasoner", "1 + 1 = 2 " * 40),
@@ -298,19 +298,21 @@ class TestLessons:
         return run, load_imitation_data(run, load_formats(run), SkipCounter())
 
     def test_whole_episodes_are_held_out_and_nothing_is_lost(self, tmp_path: Path) -> None:
-        _, lessons = self.data(tmp_path, "--sft.held_out", "0.3")
+        _, lessons = self.data(tmp_path, "--sft.held_out_fraction", "0.3")
         apart, trained = ([s.action.key for s in some] for some in (lessons.held_out, lessons.train))
         assert (len(apart), len(trained), lessons.episodes) == (6, 14, 10)
         assert not {key.task for key in apart} & {key.task for key in trained}
 
     def test_one_is_left_to_learn_from(self, tmp_path: Path) -> None:
-        _, lessons = self.data(tmp_path, "--sft.held_out", "0.96")
+        _, lessons = self.data(tmp_path, "--sft.held_out_fraction", "0.96")
         assert len({sample.action.key.task for sample in lessons.train}) == 1
-        _, lessons = self.data(tmp_path, "--sft.held_out", "0.01")
+        _, lessons = self.data(tmp_path, "--sft.held_out_fraction", "0.01")
         assert len({sample.action.key.task for sample in lessons.held_out}) == 1, "and one to measure by"
 
     def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own(self, tmp_path: Path) -> None:
-        run, lessons = self.data(tmp_path, "--sft.epochs", "2", "--sft.batch_tokens", "200", "--sft.held_out", "0")
+        run, lessons = self.data(
+            tmp_path, "--sft.epochs", "2", "--sft.batch_tokens", "200", "--sft.held_out_fraction", "0"
+        )
         steps = plan_steps(lessons.train, run)
         orders = [[n for at, batch in steps if at == epoch for n in batch] for epoch in (0, 1)]
         assert [sorted(order) for order in orders] == [list(range(20))] * 2

@@ -170,10 +170,10 @@ class TestWhatMayChange:
             table["policies"]["reasoner"] = {"model": "teacher", "train": "frozen"}
             return parse_recipe(table)
 
-        assert list(find_changes(remote(), remote(options={"effort": "low"}))) != []
+        assert list(find_changes(remote(), remote(extra_body={"effort": "low"}))) != []
         assert list(find_changes(remote(), remote(omit=["seed"]))) != []
         assert list(find_changes(remote(), remote("gpt-y"))) == ["models.teacher.path"]
-        assert find_changes(remote(), remote(url="http://127.0.0.1:2/v1", retries=1, timeout_seconds=5.0)) == {}
+        assert find_changes(remote(), remote(url="http://127.0.0.1:2/v1", max_retries=1, timeout_seconds=5.0)) == {}
 
     def test_only_a_schedule_has_a_length_that_shows(self) -> None:
         def run(schedule: str, steps: str) -> Any:
@@ -227,7 +227,7 @@ class TestStepsInARow:
         careful = NonFiniteGuard(Still(), lambda text: None)  # type: ignore[arg-type]
         for step in range(4 * MAX_CONSECUTIVE):
             broken[0] = step % MAX_CONSECUTIVE != 0
-            assert careful.learn([], Progress(step, 0))["undone_steps"] == float(broken[0])
+            assert careful.learn([], Progress(step, 0))["reverted_steps"] == float(broken[0])
         broken[0] = True
         with pytest.raises(RunError, match="5th in a row"):
             careful.learn([], Progress(0, 0))
@@ -325,7 +325,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTheCriticOfAnotherRun:
-    WIDER = ("--algorithm.critic.hidden", "32")
+    WIDER = ("--algorithm.critic.hidden_size", "32")
 
     def test_goes_on_where_it_fits(self, source: Path) -> None:
         learner = Learner(run := settings(), PolicyRegistry(run))
@@ -396,7 +396,7 @@ class TestWhatIsGone:
             "python": lambda: load_run(folder.path).checkpoint("best"),
             "marft eval": lambda: evaluate([folder.path], [], EvaluationOptions(checkpoints=("best",), tasks=1)),
             "marft export": lambda: export(
-                folder.path, "best", tmp_path / "team", merged=False, force=False, team_file=None
+                folder.path, "best", tmp_path / "team", merged=False, overwrite=False, team_file=None
             ),
         }
         with pytest.raises(ValueError, match=r"no best checkpoint: .*validated or rated .*: last, step_00000"):

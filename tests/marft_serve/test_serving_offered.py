@@ -27,7 +27,7 @@ HERE, MODELS = "http://127.0.0.1:8000", ("demo", "team", "a")
         (("0.0.0.0", 0, "", False), ("", False, ""), "others than this machine could ask, and no token is set"),
         (("127.0.0.1", 0, "a b", False), ("", False, ""), "characters that no header can carry"),
         (("127.0.0.1", 0, "", False), ("", False, "team"), "is no address such as"),
-        (("127.0.0.1", 0, "", False), ("", False, "https://["), "--address: 'https://\\[' is no address such as"),
+        (("127.0.0.1", 0, "", False), ("", False, "https://["), "--public-url: 'https://\\[' is no address such as"),
     ],
 )
 def test_what_cannot_be_offered_is_refused_before_models_are_thought_of(

@@ -295,7 +295,7 @@ class TestServing:
         assert sum(bool(content(table)) for table in told) > 1
 
     @pytest.mark.parametrize(("organization", "answers"), [
-        (Chain(), "c"), (Parallel(), "c"), (Parallel(answer="vote"), ""), (Graph(sees={"c": ("a",)}), "c"),
+        (Chain(), "c"), (Parallel(), "c"), (Parallel(answer="vote"), ""), (Graph(visible={"c": ("a",)}), "c"),
         (Debate(judge="b"), "b"), (Debate(), ""), (MixtureOfAgents(), "c"),
         (Hierarchical(planner="a", workers=("b",)), "c"), (Hierarchical(planner="c", workers=("b",)), ""),
         (Reflective(actor="a", critic="b", reviser="c"), "c"), (Reflective(actor="c", critic="b", reviser="c"), ""),

@@ -193,7 +193,7 @@ def test_a_policy_without_turns_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_rate_rises_and_goes_down_to_nothing(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "--sft.warmup", "0.5", "--sft.learning_rate", "0.01")
+    run = run_of(tmp_path, "--sft.warmup_ratio", "0.5", "--sft.learning_rate", "0.01")
     it, _ = supervisor(run, steps=4)
     rates = [it.learn(samples(1), step)[1]["policies/actor/learning_rate"] for step in range(4)]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])

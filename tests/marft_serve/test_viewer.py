@@ -122,10 +122,10 @@ class TestMetrics:
     def test_guards_that_are_raised_are_said_once_with_their_step(self, run: Path) -> None:
         for step in (4, 5):
             record(
-                run, step, [attempt(step, 0)], **{"guards/kl": 1.0, "guards/returned_to": 1.0 if step == 5 else None}
+                run, step, [attempt(step, 0)], **{"guards/kl": 1.0, "guards/rolled_back_to": 1.0 if step == 5 else None}
             )
         (one,) = asked(mine := client(run), "runs")["runs"]
-        assert [(guard["step"], guard["name"]) for guard in one["guards"]] == [(4, "kl"), (5, "returned_to")]
+        assert [(guard["step"], guard["name"]) for guard in one["guards"]] == [(4, "kl"), (5, "rolled_back_to")]
         assert "goes back to the checkpoint of step 1" in one["guards"][1]["sentence"]
         assert one["guards"][0]["sentence"]
         assert [e["step"] for e in asked(mine, "runs/one/episodes", guard="kl")["episodes"]] == [4, 5]
@@ -219,7 +219,7 @@ class TestEpisodes:
         assert one["group"] == {"key": "t/1", "episodes": [[2, 2], [2, 3]], "rewards": [2, 3]}
         plan, act = one["actions"]
         assert (act["sees"], act["agent_reward"], act["log_prob"]) == ([plan["id"]], 0.5, -1.0)
-        assert plan["play_again"] == f"marft play {run} --again 2:3@0/reasoner/0"
+        assert plan["play_again"] == f"marft play {run} --fork-from 2:3@0/reasoner/0"
         prompt = asked(client(run), "runs/one/episodes/2/3/prompt", action="0/actor/0")
         assert prompt["tokens"] == 3
         assert prompt["text"]

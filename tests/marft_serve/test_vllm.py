@@ -308,7 +308,7 @@ def test_two_bases_whole_weights_and_an_endpoint_are_one_team(tmp_path: Path, ra
     asides = [{"role": role, "policy": role, **seat} for role in ("critic", "teacher")]
     table["agents"] = [table["agents"][0], *asides, table["agents"][1]]
     with serving(lambda body, number: says("Carry the one.")) as endpoint:
-        table["models"]["teacher"] = {"path": "gpt-x", "endpoint": {"url": endpoint.url, "retries": 0}}
+        table["models"]["teacher"] = {"path": "gpt-x", "endpoint": {"url": endpoint.url, "max_retries": 0}}
         run = parse_recipe(table, VLLM)
         train(run, folder := RunFolder.create(run))
         assert len(endpoint.requests) == 8
@@ -356,4 +356,4 @@ def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused
 
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"engine\.options: vLLM .* takes no no_such_thing"):
-        LocalRolloutRunner(settings("tiny", tmp_path, *VLLM, "--engine.options.no_such_thing", "1")).close()
+        LocalRolloutRunner(settings("tiny", tmp_path, *VLLM, "--engine.engine_args.no_such_thing", "1")).close()

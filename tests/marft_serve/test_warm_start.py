@@ -43,8 +43,8 @@ def traces(tmp_path: Path, count: int = 10) -> Path:
 def run_of(tmp_path: Path, *overrides: str) -> RunSettings:
     return settings(
         "tiny", tmp_path, "--sft.traces", json.dumps([str(traces(tmp_path))]), "--sft.roles", "{ solver = 'actor' }",
-        "--sft.epochs", "2", "--sft.batch_tokens", "600", "--sft.every", "2", "--checkpoints.every", "2",
-        "--sft.held_out", "0.2", "--sft.learning_rate", "0.01", *overrides,
+        "--sft.epochs", "2", "--sft.batch_tokens", "600", "--sft.eval_every", "2", "--checkpoints.every", "2",
+        "--sft.held_out_fraction", "0.2", "--sft.learning_rate", "0.01", *overrides,
     )  # fmt: skip
 
 
@@ -101,8 +101,8 @@ def test_training_starts_from_it_and_neither_goes_on_as_the_other(tmp_path: Path
 def test_traces_are_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="need the ids that were sampled and their log-probabilities") as error:
         train(settings("tiny", tmp_path), RunFolder(tmp_path / "test"), start_from=traces(tmp_path))
-    assert "marft sft RECIPE --from" in str(error.value)
-    assert "marft score RECIPE --from" in str(error.value)
+    assert "marft sft RECIPE --traces" in str(error.value)
+    assert "marft score RECIPE --traces" in str(error.value)
     assert not (tmp_path / "test").exists()
 
 
@@ -117,7 +117,7 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     recipe, path = tmp_path / "team.toml", traces(tmp_path)
     recipe.write_text(to_toml(settings("tiny", tmp_path, rewards=[
         {"name": "outcome"}, {"name": "format", "pattern": "boxed", "agents": ["actor"], "weight": 0.5}])))  # fmt: skip
-    told = (str(recipe), "--from", str(path), "--name", "told")
+    told = (str(recipe), "--traces", str(path), "--name", "told")
     assert "the recipe has no agent 'solver'" in marft(capsys, "score", *told)
     text = marft(capsys, "score", *told, "--overwrite", "--role", "solver=actor", "--role", "nobody=actor")
     assert "10 episodes scored, 0 could not be accuracy 100.0%" in text
@@ -133,9 +133,9 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Begin with 0." in marft(capsys, "show", str(tmp_path / "told"), "--step", "1")
     assert "wrote" in marft(capsys, "report", str(tmp_path / "told"))
     assert "did you mean 'actor'?" in marft(capsys, "sft", *told, "--role", "solver=actr", status=2)
-    assert "there is no such file" in marft(capsys, "score", str(recipe), "--from", "nowhere.jsonl", status=2)
+    assert "there is no such file" in marft(capsys, "score", str(recipe), "--traces", "nowhere.jsonl", status=2)
     small = ("--sft.batch_tokens", "2000", "--role", "solver=actor", "--evaluation.tasks", "2")
-    text = marft(capsys, "sft", str(recipe), "--from", str(path), *small)
+    text = marft(capsys, "sft", str(recipe), "--traces", str(path), *small)
     assert "imitation loss" in text
     folder = tmp_path / "test-sft"
     assert f"marft eval {folder}" in text
@@ -143,5 +143,5 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = marft(capsys, "sft", str(folder), "--resume")
     assert "; held out:" in text
     assert "last" in marft(capsys, "eval", str(folder), "--mode", "greedy") or (folder / "evaluations").is_dir()
-    text = marft(capsys, "train", str(recipe), "--from", str(path), "--name", "no", status=2)
+    text = marft(capsys, "train", str(recipe), "--init-from", str(path), "--name", "no", status=2)
     assert "ratios of policies" in text

@@ -209,7 +209,7 @@ ASKED = ({"role": "user", "content": "1 + 2?"},)
 @SENTENCEPIECE
 @TEMPLATES
 class TestSentencePiece:
-    def whole(self, format: ChatFormat, text: str) -> list[int]:
+    def drop_truncated(self, format: ChatFormat, text: str) -> list[int]:
         """The ids that the text of prompt and turn has as one."""
         shown = render_text(format, [*ASKED, {"role": "assistant", "content": text}], begin=False)
         ids = list(format.tokenizer.encode(shown, add_special_tokens=False))
@@ -221,8 +221,8 @@ class TestSentencePiece:
     ) -> None:
         format = sentencepiece.format_of(template, kind)
         prompt, option = render_messages(format, ASKED).tolist(), ChatRenderer({"p": format}).option("p", text).tolist()
-        assert prompt + option == self.whole(format, text)
-        assert prompt + ids_of(format, text, chat=ASKED) == self.whole(format, text)
+        assert prompt + option == self.drop_truncated(format, text)
+        assert prompt + ids_of(format, text, chat=ASKED) == self.drop_truncated(format, text)
 
     def test_what_they_say_is_read_back(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)

@@ -42,7 +42,7 @@ def test_our_side_takes_one_step_on_all_completions_and_reads_no_reference(tmp_p
     assert (algorithm.minibatches, algorithm.epochs, algorithm.kl.coefficient) == (1, 1, 0.0)
     assert algorithm.critic.kind == "none"
     assert (run.rollout.tasks_per_step, run.rollout.samples_per_task) == (2, 3)
-    assert run.policies["solver"].lora.targets == TARGETS
+    assert run.policies["solver"].lora.target_modules == TARGETS
     assert "instructions" in to_toml(run)
 
 

@@ -183,7 +183,7 @@ class TestYaml:
 def test_what_the_page_says_of_a_recipe_is_its_arithmetic(name: str) -> None:
     parameters, layers, heads, width = SIZES[name]
     run = load_recipe(name, [])
-    context, rows = run.models["base"].context, run.engine.max_rows
+    context, rows = run.models["base"].context_length, run.engine.max_batch_size
     assert context is not None
     weights = parameters * 1e9 * 2 / 2**30
     kept = 2 * 2 * layers * heads * width * context * rows / 2**30

@@ -75,7 +75,7 @@ def test_the_folder_of_a_run_is_no_checkpoint_and_has_some(
 ) -> None:
     newest = recipe_file.parent / "old" / "checkpoints" / "step_000003"
     newest.mkdir(parents=True)
-    text = run(capsys, "train", str(recipe_file), "--from", str(recipe_file.parent / place), status=2)
+    text = run(capsys, "train", str(recipe_file), "--init-from", str(recipe_file.parent / place), status=2)
     assert f"give one such as {newest}" in text
 
 

@@ -85,7 +85,7 @@ def test_all_packages_have_one_version_and_want_it_of_each_other() -> None:
 
 
 def test_every_section_is_known_by_the_name_of_its_table() -> None:
-    assert {"dyna", "profiles", "sft", "shadow", "synthesis", "tracing"} <= set(section_names())
+    assert {"dyna", "prompt_optimization", "sft", "shadow", "synthesis", "tracing"} <= set(section_names())
     assert all(section_class(name).key == name for name in section_names())
 
 

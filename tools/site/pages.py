@@ -38,7 +38,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "rewards": ("[rewards]", "Reward terms"),
     "filters": ("[synthesis.filters]", "Filters"),
     "checks": ("rules.NAME", "Checks of a suite"),
-    "proposers": ("profiles.proposer", "Proposers"),
+    "proposers": ("prompt_optimization.proposer", "Proposers"),
     "combiners": ("combine", "Combiners of a federation"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),

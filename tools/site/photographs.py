@@ -30,7 +30,7 @@ class Picture:
 
     name: str
     place: str
-    shows: str
+    visible: str
     theme: Literal["light", "dark"] = "light"
     click: str = ""
     part: str = ""  # of the page, where not all of it is photographed
@@ -75,7 +75,7 @@ def _take(browser: Browser, viewer: Viewer, picture: Picture, names: Mapping[str
     )
     page = context.new_page()
     page.goto(f"{viewer.url}#/{picture.place.format(**names)}")
-    page.wait_for_selector(picture.shows)
+    page.wait_for_selector(picture.visible)
     if picture.click:
         page.click(picture.click)
         page.mouse.move(700, 90)

@@ -34,7 +34,7 @@ def main(adapter: Path) -> float:
     settings, lora = ModelSettings(path="tiny"), LoraSettings()
     backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
     tokenizer = load_tokenizer(settings)
-    backbone.add_adapter("policy", lora.rank, lora.alpha, lora.targets, seed=0)
+    backbone.add_adapter("policy", lora.rank, lora.alpha, lora.target_modules, seed=0)
     torch.manual_seed(0)
     for layer in backbone.adapters("policy").values():
         torch.nn.init.normal_(layer.b, std=0.02)

@@ -63,7 +63,7 @@ def test_what_a_model_writes_is_never_a_template() -> None:
 def test_text_without_any_field_goes_on_raw_or_not_at_all() -> None:
     _, prompts = played(STEP, "no idea", "done")
     assert "no idea" in prompts[1]
-    silent, prompts = played(STEP.model_copy(update={"otherwise": "nothing"}), "no idea", "done")
+    silent, prompts = played(STEP.model_copy(update={"fallback": "none"}), "no idea", "done")
     assert "Message from a" not in prompts[1]
     assert silent.actions[1].sees == ()
 
@@ -90,7 +90,7 @@ def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
         STEP,
         Last(),
         Truncated(words=3),
-        Record(fields={"x": "(a)|b"}, otherwise="nothing", template="{x}"),
+        Record(fields={"x": "(a)|b"}, fallback="none", template="{x}"),
     ):
         carried = channel.carry(messages)
         assert len(carried) == len(messages)

@@ -197,10 +197,10 @@ class TestATurn:
     def test_metrics_count_questions(self) -> None:
         episode, _ = asked("<ask recall>x</ask>", "<ask verify>y</ask>", ".")
         found = episode_metrics([episode], ["solver"], lambda _: 0)
-        assert (found["consult_rate"], found["consultations"]) == (1.0, 2.0)
+        assert (found["helper_call_rate"], found["helper_calls"]) == (1.0, 2.0)
         assert found["agents/solver/helper_tokens"] == len("<re>Seven.</re><re>No, 7.</re>")
         alone, _ = asked("7")
-        assert "consultations" not in episode_metrics([alone], ["solver"], lambda _: 0)
+        assert "helper_calls" not in episode_metrics([alone], ["solver"], lambda _: 0)
 
 
 class TestWhatIsNoQuestion:
@@ -296,7 +296,7 @@ def test_thoughts_of_a_helper_are_not_passed_on() -> None:
 
 @pytest.mark.parametrize(
     ("told", "questions", "says"),
-    [("helped", 1, True), ("helped", 0, False), ("always", 0, True), ("never", 1, False)],
+    [("when_available", 1, True), ("when_available", 0, False), ("always", 0, True), ("never", 1, False)],
 )
 def test_agents_are_told_when_a_recipe_wants_it(told: str, questions: int, says: bool) -> None:
     consulting = replace(CONSULTING, prompt_mode=told)

@@ -110,7 +110,7 @@ def test_a_call_that_takes_too_long_holds_up_nobody_else(stdio: ToolSource) -> N
 def test_the_server_sees_only_the_variables_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARFT_SECRET", "hush")
     monkeypatch.setenv("MARFT_KEY", "open")
-    source = MCP(command=[*SERVER, "stdio"], environment=["MARFT_KEY"]).connect()
+    source = MCP(command=[*SERVER, "stdio"], env_variables=["MARFT_KEY"]).connect()
     try:
         assert ask(source, "variable", name="MARFT_SECRET") == "nothing"
         assert ask(source, "variable", name="MARFT_KEY") == "open"
@@ -151,7 +151,7 @@ def test_a_closed_connection_leaves_no_process() -> None:
         ({"command": [sys.executable, "-c", "print('hello')"]}, "cannot connect to"),
         ({"url": "http://127.0.0.1:9/mcp"}, "cannot connect to http://127.0.0.1:9/mcp"),
         ({"command": [*SERVER, "stdio"], "only": ["ad"]}, "the server has no tool ad; it has add"),
-        ({"command": [*SERVER, "stdio"], "environment": ["NO_SUCH_VARIABLE"]}, "NO_SUCH_VARIABLE is not set"),
+        ({"command": [*SERVER, "stdio"], "env_variables": ["NO_SUCH_VARIABLE"]}, "NO_SUCH_VARIABLE is not set"),
     ],
 )
 def test_a_server_that_cannot_be_had_is_an_error_that_says_why(table: dict[str, Any], why: str) -> None:

@@ -94,7 +94,7 @@ class TestUnderAnyCalls:
 @every_construction
 @every_system
 def test_a_memory_is_bounded_whatever_is_written(name: str, construction: str) -> None:
-    store = opened(name, construction=construction, capacity=LEAST)
+    store = opened(name, construction=construction, max_bytes=LEAST)
 
     async def fill() -> None:
         for start in range(0, 400, 20):
@@ -113,7 +113,7 @@ def test_a_memory_is_bounded_whatever_is_written(name: str, construction: str) -
 @every_system
 def test_forgetting_takes_out_what_waits_what_is_kept_and_what_was_made_of_it(name: str) -> None:
     for construction in CONSTRUCTIONS:
-        store = opened(name, construction=construction, batch=3)
+        store = opened(name, construction=construction, batch_size=3)
 
         async def reads(store: Any = store) -> tuple[int, str, str]:
             for entry in facts(range(10)):
@@ -142,11 +142,11 @@ def test_when_it_is_built_in_changes_nothing_of_what_a_read_that_builds_finds(
             await store.write([entry])
         return (await store.read(query, 50)).texts
 
-    assert run(found(construction="lazy")) == run(found()) == run(found(construction="batched", batch=1))
+    assert run(found(construction="lazy")) == run(found()) == run(found(construction="batched", batch_size=1))
 
 
 def test_a_batch_is_found_when_it_is_whole_and_a_lazy_memory_works_when_it_is_read() -> None:
-    batched, lazy = opened("log", construction="batched", batch=2), opened("log", construction="lazy")
+    batched, lazy = opened("log", construction="batched", batch_size=2), opened("log", construction="lazy")
 
     async def reads() -> list[tuple[str, ...]]:
         found = []
@@ -189,7 +189,7 @@ def test_what_happened_takes_nothings_place(name: str) -> None:
 @pytest.mark.parametrize("name", ["hierarchical", "index", "key_value", "summary", "log"])
 def test_of_the_work_under_way_the_newest_is_read_first_and_the_oldest_goes(name: str) -> None:
     async def read(budget: int) -> tuple[str, ...]:
-        store = opened(name, working=2)
+        store = opened(name, max_working_entries=2)
         await store.write([Entry(f"Step{n}.", f"step {n}", "working") for n in range(4)])
         await store.write(facts(range(3)))
         return (await store.read("Where does person1x live?", budget)).texts
@@ -214,7 +214,7 @@ def test_nothing_written_gives_nothing_and_odd_words_are_taken(name: str) -> Non
 
 
 def test_a_text_that_is_too_long_is_cut_and_the_writer_told() -> None:
-    store = opened("log", capacity=LEAST)
+    store = opened("log", max_bytes=LEAST)
     work = run(store.write([Entry("é" * 1000)]))
     assert work.message == "A text has at most 1024 bytes: the rest was cut."
     assert run(store.read("", 10)).texts == ("é" * 512,)

@@ -369,8 +369,8 @@ class TestTooLong:
         assert text_of(actions[2].prompt) == "[s:I][u:o1][a10][u:o2\n\nMessage from b:\nb00]["
 
     def test_where_nothing_may_give_way_the_episode_says_what_to_do(self) -> None:
-        g = remembering(replace(acting(once, steps=5), renderer=Plain(size=50)), cut=TruncationPolicy("nothing"))
-        failed(g, "failed", "agent 'a': its conversation has 48 tokens", "leaves 40", "agents.context.cut")
+        g = remembering(replace(acting(once, steps=5), renderer=Plain(size=50)), cut=TruncationPolicy("none"))
+        failed(g, "failed", "agent 'a': its conversation has 48 tokens", "leaves 40", "agents.context.truncate")
 
 
 class TestWhatACriticReads:

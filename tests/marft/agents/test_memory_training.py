@@ -83,7 +83,7 @@ def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, t
             assert action.num_decisions == len(action.log_probs) == int((action.marks == TokenSource.SAMPLED).sum())
             assert {call.round for call in action.calls} == set(range(len(action.intermediate_texts)))
     assert max(len(action.continues) for episode in episodes for action in episode.actions) == 2
-    assert [row["restarts"] for row in rows] == [0.0, 0.0]
+    assert [row["prompt_resets"] for row in rows] == [0.0, 0.0]
     write_episodes(tmp_path / "again.parquet", episodes)
     again = read_episodes(tmp_path / "again.parquet")
     kept = [[(a.id, a.continues, a.restarted, a.sees) for a in e.actions] for e in episodes]
@@ -103,7 +103,7 @@ def test_a_template_that_never_continues_trains_too_and_says_why(tmp_path: Path)
     assert {action.restarted for action in later} == {
         "its chat template shows a turn that was said otherwise than one that begins"
     }
-    assert rows[0]["restarts"] == len(later)
+    assert rows[0]["prompt_resets"] == len(later)
 
 
 @pytest.mark.slow

@@ -63,15 +63,15 @@ def test_a_summary_of_the_beginning_forgets_what_will_matter(pact: Any) -> None:
 
 def test_rules_find_what_was_done_and_how_things_stand(pact: Any) -> None:
     text = "Ann is in Rome. Ann bought the lamp. Ann gave Cal the lamp. Eve likes rice. Now: lamp Cal, Ann Rome."
-    (record,) = Record(fields=pact.FIELDS, otherwise="nothing").carry([Message("first", text)])
+    (record,) = Record(fields=pact.FIELDS, fallback="none").carry([Message("first", text)])
     assert record is not None
     assert record.text == "did: Ann gave Cal the lamp; now: lamp Cal, Ann Rome"
 
 
 def test_a_scribe_is_an_agent_whom_others_hear_in_the_place_of_a_reader(pact: Any, tmp_path: Path) -> None:
     run = pact.recipe("pipeline", "model", 0, "tiny-memory", tmp_path)
-    assert run.team.sees["second"] == ("first_scribe",)
-    assert run.team.sees["answerer"] == ("first_scribe", "second_scribe")
+    assert run.team.visible["second"] == ("first_scribe",)
+    assert run.team.visible["answerer"] == ("first_scribe", "second_scribe")
     assert {agent.policy for agent in run.agents} == {"reader", "scribe", "answerer"}
     assert list(run.team.problems([agent.role for agent in run.agents])) == []
 

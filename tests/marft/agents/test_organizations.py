@@ -87,14 +87,14 @@ class TestParallel:
 
 class TestGraph:
     def test_agents_act_as_soon_as_those_that_they_see(self) -> None:
-        diamond = Graph(sees={"b": ("a",), "c": ("a",), "d": ("b", "c")})
+        diamond = Graph(visible={"b": ("a",), "c": ("a",), "d": ("b", "c")})
         episode, engine, answers = played(diamond, "a", "b", "c", "d")
         assert dependencies(episode) == {"a/0": [], "b/0": ["a/0"], "c/0": ["a/0"], "d/0": ["b/0", "c/0"]}
         assert engine.most == 2
         assert answers == ["0/d/0"]
 
     def test_independent_branches_overlap_whatever_the_order_of_agents(self) -> None:
-        branches = Graph(sees={"end": ("b1", "b2", "b3", "b4"), **{f"b{n}": (f"a{n}",) for n in (1, 2, 3, 4)}})
+        branches = Graph(visible={"end": ("b1", "b2", "b3", "b4"), **{f"b{n}": (f"a{n}",) for n in (1, 2, 3, 4)}})
         roles = ("b1", "b2", "b3", "b4", "a1", "a2", "a3", "a4", "end")
         _, engine, _ = played(branches, *roles)
         assert engine.most == 4
@@ -106,7 +106,7 @@ class TestGraph:
             return "fine"
 
         engine = Slow(say)
-        whole = game(Script([]), "a", "b", "c", organization=Graph(sees={"c": ("a", "b")}), engine=engine)
+        whole = game(Script([]), "a", "b", "c", organization=Graph(visible={"c": ("a", "b")}), engine=engine)
         with pytest.raises(RuntimeError, match="boom"):
             asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
         assert {key.agent for key, _ in engine.asked} <= {"a", "b"}
@@ -122,9 +122,9 @@ class TestDebate:
         assert answers[0].endswith("/1")
 
     def test_neighbours_on_a_ring_and_in_a_table(self) -> None:
-        ring, _, _ = played(Debate(hears="ring"), "a", "b", "c", "d")
+        ring, _, _ = played(Debate(neighbors="ring"), "a", "b", "c", "d")
         assert dependencies(ring)["a/1"] == ["a/0", "d/0", "b/0"]
-        table, _, _ = played(Debate(hears={"a": ("b",)}, rounds=3), "a", "b")
+        table, _, _ = played(Debate(neighbors={"a": ("b",)}, rounds=3), "a", "b")
         assert dependencies(table)["a/2"] == ["a/1", "b/1"]
         assert dependencies(table)["b/2"] == ["b/1"]
 
@@ -171,18 +171,18 @@ class TestHierarchical:
         def say(key: ActionKey, prompt: str) -> str:
             return "\n".join(f"- part {n}" for n in range(9)) if key.agent == "planner" else "done"
 
-        two = Hierarchical(workers=("w1", "w2"), most=3)
+        two = Hierarchical(workers=("w1", "w2"), max_subtasks=3)
         episode, _, _ = played(two, "planner", "w1", "w2", "writer", say=say)
         assert [name for name in dependencies(episode) if name[0] == "w" and name[1] != "r"] == ["w1/0", "w2/0", "w1/1"]
 
 
 TEAMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "parallel": ({}, ("a", "b")),
-    "graph": ({"sees": {"c": ["a", "b"]}}, ("a", "b", "c")),
+    "graph": ({"visible": {"c": ["a", "b"]}}, ("a", "b", "c")),
     "debate": ({"judge": "c"}, ("a", "b", "c")),
     "mixture-of-agents": ({"layers": 1}, ("a", "b", "c")),
     "reflective": ({"reviser": "actor"}, ("critic", "actor")),
-    "orchestrated": ({"router": "a", "views": ["nothing", "all"], "most": 2}, ("a", "b", "c")),
+    "orchestrated": ({"router": "a", "views": ["nothing", "all"], "max_calls": 2}, ("a", "b", "c")),
     "hierarchical": ({"workers": ["worker"]}, ("planner", "worker", "writer")),
 }
 
@@ -218,15 +218,15 @@ class TestRefusals:
         return str(caught.value)
 
     def test_a_circle(self, tmp_path: Path) -> None:
-        text = self.complaint("graph", tmp_path, "--team.sees", "{ a = ['b'], b = ['a'] }")
+        text = self.complaint("graph", tmp_path, "--team.visible", "{ a = ['b'], b = ['a'] }")
         assert "is a circle, so nobody could begin" in text
 
     @pytest.mark.parametrize(
         ("organization", "override"),
         [
-            ("graph", ("--team.sees", "{ c = ['aa'] }")),
+            ("graph", ("--team.visible", "{ c = ['aa'] }")),
             ("debate", ("--team.judge", "aa")),
-            ("debate", ("--team.hears", "{ a = ['aa'] }")),
+            ("debate", ("--team.neighbors", "{ a = ['aa'] }")),
             ("reflective", ("--team.critic", "aa")),
             ("orchestrated", ("--team.router", "aa")),
             ("hierarchical", ("--team.workers", "['aa']")),

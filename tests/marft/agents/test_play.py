@@ -44,7 +44,7 @@ class TestEpisodes:
         assert (episode.status, episode.total_reward, episode.success) == ("terminated", 1.0, True)
 
     def test_a_chain_may_show_only_the_previous_action(self) -> None:
-        episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(sees="previous")))
+        episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(visible="previous")))
         assert episode.actions[2].sees == ("0/b/0",)
 
     def test_what_an_agent_is_given_is_in_its_prompt(self) -> None:
@@ -109,7 +109,7 @@ class TestEpisodes:
         assert run(game(Script([goes_on(0.0, "the end", truncated=True)]), "a")).bootstrap == {}
 
     def test_the_critic_also_reads_earlier_actions_that_an_agent_did_not_see(self) -> None:
-        episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(sees="previous")), critic_states=True)
+        episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(visible="previous")), critic_states=True)
         assert [a.state is None for a in episode.actions] == [True, True, False]
         state = bytes(episode.actions[2].state.astype("uint8")).decode()  # type: ignore[union-attr]
         assert "Message from a" in state
@@ -248,7 +248,7 @@ class TestFailures:
             raise OSError(24, "Too many open files")
 
         monkeypatch.setattr(loop_threads, "LoopThread", refuse)
-        with pytest.raises(ValueError, match=r"Too many open files.*lower rollout.max_live_episodes"):
+        with pytest.raises(ValueError, match=r"Too many open files.*lower rollout.max_concurrent_episodes"):
             run(game(Script([ends()])))
 
     def test_a_low_limit_on_open_files_is_raised_as_far_as_the_system_lets_it(self) -> None:

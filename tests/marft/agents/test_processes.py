@@ -46,7 +46,7 @@ class BusySession:
         return Observation("1 + 1 =")
 
     async def step(self, actions: JointAction) -> Step:
-        limits = SandboxSettings(seconds=300.0, isolation="none" if isolation_problem() else "required")
+        limits = SandboxSettings(timeout_seconds=300.0, isolation="none" if isolation_problem() else "required")
         run_python("import time\ntime.sleep(300)", limits)
         return Step(Observation(""), 0.0, terminated=True)
 
@@ -84,7 +84,7 @@ def write(tmp_path: Path, processes: int) -> Path:
     table["tools"] = {"server": {"name": "mcp", "command": [sys.executable, str(SERVER), "stdio"], "only": ["add"]}}
     table["agents"][0]["tools"] = ["server"]
     table["environment"] = {"name": "tests.marft.agents.test_processes:Busy"}
-    table["rollout"]["processes"] = processes
+    table["rollout"]["workers"] = processes
     file = tmp_path / "recipe.toml"
     file.write_text(tomli_w.dumps(table))
     return file

@@ -69,7 +69,7 @@ def test_when_messages_are_used_up_the_observation_gives_way(tiny_tokenizer: Pre
 
 def test_a_prompt_that_may_not_be_cut_is_refused_with_the_remedy(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(PromptTooLongError, match=r"agent 'actor': .*raise the model's context"):
-        render(tiny_tokenizer, 100, LONG, [], TruncationPolicy("nothing"))
+        render(tiny_tokenizer, 100, LONG, [], TruncationPolicy("none"))
 
 
 def test_a_profile_alone_too_long_for_the_context_is_refused(tiny_tokenizer: PreTrainedTokenizerBase) -> None:

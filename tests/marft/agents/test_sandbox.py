@@ -17,7 +17,7 @@ from marft.agents.sandbox import runner
 from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
-SHORT = SandboxSettings(seconds=8, cpu_seconds=1, processes=8, memory_mb=256)
+SHORT = SandboxSettings(timeout_seconds=8, cpu_seconds=1, processes=8, memory_mb=256)
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 
 
@@ -105,7 +105,7 @@ class TestBombs:
     @pytest.mark.slow
     def test_endless_loops_run_out_of_time(self) -> None:
         assert run_python("while True: pass", SHORT).outcome == "killed"  # of CPU
-        ran = run_python("import time\ntime.sleep(60)", SHORT.model_copy(update={"seconds": 1.0}))
+        ran = run_python("import time\ntime.sleep(60)", SHORT.model_copy(update={"timeout_seconds": 1.0}))
         assert ran.outcome == "timed_out"
         assert ran.seconds < 5
 

@@ -27,7 +27,7 @@ isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation h
 ROOT = os.getuid() == 0
 NOBODY = 65534
 LIMITS = SandboxSettings(
-    seconds=60, cpu_seconds=7, memory_mb=300, disk_mb=20, files=100, open_files=40, processes=6, output_kb=8
+    timeout_seconds=60, cpu_seconds=7, memory_mb=300, disk_mb=20, files=100, open_files=40, processes=6, output_kb=8
 )
 WAITING = "import os, time\nprint('up', flush=True)\ntime.sleep(600)"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -192,7 +192,7 @@ class TestTheKeeper:
             os.set_inheritable(leaked.fileno(), True)
             thread = threading.Thread(target=look)
             thread.start()
-            run_python(WAITING, SandboxSettings(seconds=60, isolation=isolation))
+            run_python(WAITING, SandboxSettings(timeout_seconds=60, isolation=isolation))
             thread.join()
         assert (seen["environment"], seen["folder"], seen["session"]) == (b"", Path("/"), True)
         assert seen["options"] == ["-I", "-S"]

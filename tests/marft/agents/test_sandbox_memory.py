@@ -16,7 +16,7 @@ from marft.agents.sandbox.runner import isolation_problem, run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
-SMALL = SandboxSettings(seconds=15, memory_mb=160, disk_mb=120, processes=16)
+SMALL = SandboxSettings(timeout_seconds=15, memory_mb=160, disk_mb=120, processes=16)
 
 HOARDS = {
     "processes": "for _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(60 << 20)\n        time.sleep(9)",

@@ -69,7 +69,7 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
         if parent == 0:
             if number % 2:  # which what it starts would inherit
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            run_python(SLEEP, SandboxSettings(seconds=60, isolation=isolation), files=named(underscores))
+            run_python(SLEEP, SandboxSettings(timeout_seconds=60, isolation=isolation), files=named(underscores))
             os._exit(0)
         time.sleep(delay)
         os.kill(parent, signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_nothing_is_left_of_code_that_was_stopped_or_ended(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for code in (SLEEP, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)"):
-        run_python(code, SandboxSettings(seconds=0.7, isolation=isolation), files=named(MINE + 1))
+        run_python(code, SandboxSettings(timeout_seconds=0.7, isolation=isolation), files=named(MINE + 1))
     assert processes(lambda words: "_" * (MINE + 1) + "program.py" in words) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +128,7 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
         process.kill()
 
     threading.Thread(target=kill_the_keeper, daemon=True).start()
-    assert run_python(SLEEP, SandboxSettings(seconds=30), files=named(MINE + 2)).outcome == "killed"
+    assert run_python(SLEEP, SandboxSettings(timeout_seconds=30), files=named(MINE + 2)).outcome == "killed"
     assert len(seen) == 2
     assert not soon(lambda: processes(lambda words: "_" * (MINE + 2) + "program.py" in words))
 
@@ -137,7 +137,7 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
 def test_ending_all_ends_code_at_once() -> None:
     timer = threading.Timer(1.0, terminate_all)
     timer.start()
-    ran = run_python(SLEEP, SandboxSettings(seconds=60), files=named(MINE + 3))
+    ran = run_python(SLEEP, SandboxSettings(timeout_seconds=60), files=named(MINE + 3))
     assert ran.outcome == "killed"
     assert ran.seconds < 20
     assert processes(lambda words: "_" * (MINE + 3) + "program.py" in words) == []

@@ -93,7 +93,7 @@ def test_the_standard_library_works(what: str) -> None:
 
 def test_nothing_is_shown_but_the_interpreter_its_libraries_and_its_standard_library() -> None:
     code = "import json, os\nprint(json.dumps([os.path.join(f, n) for f, _, ns in os.walk('/') for n in ns]))"
-    shown = json.loads(run_python(code, SandboxSettings(output_kb=4096, seconds=30)).output)
+    shown = json.loads(run_python(code, SandboxSettings(output_kb=4096, timeout_seconds=30)).output)
     python = find_requirements()
     folders = tuple(f"{folder}/" for folder in python["folders"])
     others = {path for path in shown if not path.startswith(folders)}

@@ -89,7 +89,7 @@ def test_an_action_whose_chat_was_rendered_anew_trains_as_it_was_sampled(level: 
     rows = folder.read_metrics()
     assert all(row["log_prob_difference_max"] < 1e-4 for row in rows)
     assert all(np.isfinite(row["policy_loss"]) and np.isfinite(row["critic/loss"]) for row in rows)
-    assert [(row["restarts"], row["agents/reasoner/restarts"]) for row in rows] == [(8.0, 8.0)] * 2  # 4 actions
+    assert [(row["prompt_resets"], row["agents/reasoner/prompt_resets"]) for row in rows] == [(8.0, 8.0)] * 2  # 4 actions
     assert [row["actions"] for row in rows] == [8.0] * 2
     assert all(row["tool_calls"] == 12 for row in rows)
 

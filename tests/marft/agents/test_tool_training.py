@@ -173,7 +173,7 @@ def test_the_example_of_the_docs_can_be_read(tmp_path: Path, monkeypatch: pytest
 
 def test_limits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     run = with_tools(
-        tmp_path, "--tools.code", "{ name = 'python', limits = { seconds = 20.0, isolation = 'none' } }",
+        tmp_path, "--tools.code", "{ name = 'python', limits = { timeout_seconds = 20.0, isolation = 'none' } }",
         "--agents.reasoner.tools", "['sums', 'code']", "--agents.reasoner.tool_use.timeout_seconds", "5.0",
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"a call of 'code' may take 20 s by its own limits"):

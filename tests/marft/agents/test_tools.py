@@ -294,7 +294,7 @@ class TestTheSandboxAsATool:
         assert "code must be a string" in outputs[2]
 
     def test_what_runs_too_long_is_stopped(self) -> None:
-        source = Python.model_validate({"limits": {"seconds": 0.5}}).connect()
+        source = Python.model_validate({"limits": {"timeout_seconds": 0.5}}).connect()
         (action,) = run(with_tools(says(call("python", code="while True: pass"), "ok"), source, seconds=20)).actions
         assert "[stopped: it ran over" in action.calls[0].output
 

@@ -205,7 +205,7 @@ class TestWhatACriticReads:
         class Narrow(FakeRenderer):
             def render(self, *arguments: Any, reserve: int, cut: TruncationPolicy) -> Prompt:
                 prompt = super().render(*arguments, reserve=reserve, cut=cut)
-                if cut.target != "nothing":
+                if cut.target != "none":
                     return replace(prompt, ids=prompt.ids[:5])
                 if b"from a" in prompt.ids.astype(np.uint8).tobytes():
                     raise PromptTooLongError("too long")
@@ -216,7 +216,7 @@ class TestWhatACriticReads:
             return JointAction(await agents.b(observation))
 
         g = replace(doing(act), renderer=Narrow())
-        agents = tuple(replace(agent, cut=TruncationPolicy("nothing")) for agent in g.team.agents)
+        agents = tuple(replace(agent, cut=TruncationPolicy("none")) for agent in g.team.agents)
         episode = run(replace(g, team=replace(g.team, agents=agents)), critic_states=True)
         assert episode.status == "terminated"
         assert len(episode.actions[1].prompt) > 5

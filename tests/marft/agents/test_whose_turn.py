@@ -73,10 +73,10 @@ def test_an_agent_reads_its_own_view_and_no_other() -> None:
     ("settings", "sees"),
     [
         ({}, [[], [], [], []]),
-        ({"sees": "last"}, [[], ["0/a/0"], ["0/a/0"], ["1/b/0", "1/c/0"]]),
-        ({"sees": "since"}, [[], ["0/a/0"], ["0/a/0"], ["1/b/0", "1/c/0"]]),
-        ({"order": "one after another"}, [[], [], ["1/b/0"], []]),
-        ({"order": "one after another", "sees": "last"}, [[], ["0/a/0"], ["0/a/0", "1/b/0"], ["1/b/0", "1/c/0"]]),
+        ({"visible": "last"}, [[], ["0/a/0"], ["0/a/0"], ["1/b/0", "1/c/0"]]),
+        ({"visible": "since_own_action"}, [[], ["0/a/0"], ["0/a/0"], ["1/b/0", "1/c/0"]]),
+        ({"order": "sequential"}, [[], [], ["1/b/0"], []]),
+        ({"order": "sequential", "visible": "last"}, [[], ["0/a/0"], ["0/a/0", "1/b/0"], ["1/b/0", "1/c/0"]]),
     ],
 )
 def test_what_is_seen_of_others_is_as_the_recipe_says(settings: dict[str, str], sees: list[list[str]]) -> None:
@@ -88,10 +88,10 @@ def test_since_it_acted_is_more_than_the_last_step() -> None:
     def seen(sees: str) -> list[str]:
         steps = [lambda _, n=n: Step(Observation("on", turn=("abca"[n + 1],)), 0.0) for n in range(3)]
         steps.append(lambda _: Step(Observation(""), 0.0, terminated=True))
-        g = game(Script(steps, lambda: Observation("on", turn=("a",))), "a", "b", "c", organization=Turns(sees=sees))  # type: ignore[arg-type]
+        g = game(Script(steps, lambda: Observation("on", turn=("a",))), "a", "b", "c", organization=Turns(visible=sees))  # type: ignore[arg-type]
         return list(asyncio.run(play(g, ATTEMPT)).actions[-1].sees)
 
-    assert seen("since") == ["1/b/0", "2/c/0"]
+    assert seen("since_own_action") == ["1/b/0", "2/c/0"]
     assert seen("last") == ["2/c/0"]
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_role_fails_the_episode_in_words() -> None:
 
 
 def test_views_are_recorded_and_held_to_when_an_episode_is_played_again(tmp_path: Path) -> None:
-    g, _ = team(Turns(sees="last"))
+    g, _ = team(Turns(visible="last"))
     episode = asyncio.run(play(g, ATTEMPT))
     write_episodes(tmp_path / "step.parquet", [episode])
     kept = read_episodes(tmp_path / "step.parquet")[0]
@@ -111,13 +111,13 @@ def test_views_are_recorded_and_held_to_when_an_episode_is_played_again(tmp_path
     observations = [one.observation.full_text for one in episode.transitions]
     served = {action.id: action for action in episode.actions}
     replay = Replay(episode.name, "s", 0, served, observations=observations)
-    again = asyncio.run(play(team(Turns(sees="last"))[0], Attempt(Task("t", "begin"), "fork", replay=replay)))
+    again = asyncio.run(play(team(Turns(visible="last"))[0], Attempt(Task("t", "begin"), "fork", replay=replay)))
     assert again.status == "terminated"
     assert [a.text for a in again.actions] == [a.text for a in episode.actions]
     other = Replay(
         episode.name, "s", 0, served, observations=[observations[0].replace("ace", "ten"), *observations[1:]]
     )
-    changed = asyncio.run(play(team(Turns(sees="last"))[0], Attempt(Task("t", "begin"), "fork", replay=other)))
+    changed = asyncio.run(play(team(Turns(visible="last"))[0], Attempt(Task("t", "begin"), "fork", replay=other)))
     assert changed.status == "failed"
     assert "the environment shows" in changed.error
 

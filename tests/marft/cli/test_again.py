@@ -1,4 +1,4 @@
-"""``marft play --again``: what was recorded is served up to an action, and from there on it is sampled."""
+"""``marft play --fork-from``: what was recorded is served up to an action, and from there on it is sampled."""
 
 from __future__ import annotations
 

@@ -110,7 +110,15 @@ def test_a_dry_run_says_how_models_are_spoken_to_and_reads_no_weights(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(resolve_path("tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    given = ("train", str(recipe_file), "--dry-run", "--models.base.path", str(folder), "--models.base.context", "300")
+    given = (
+        "train",
+        str(recipe_file),
+        "--dry-run",
+        "--models.base.path",
+        str(folder),
+        "--models.base.context_length",
+        "300",
+    )
     said = run(capsys, *given)
     assert "# models.base: 300 tokens for prompt and action together; a turn ends with <|im_end|>" in said
     (folder / "chat_template.jinja").unlink()
@@ -143,7 +151,7 @@ def test_a_dry_run_reads_the_environments_tasks(
         (("train", "RECIPE", "--models.base.path", "/nowhere"), "cannot load '/nowhere'"),
         (("train", "RECIPE", "--device", "cuda:7"), "cannot use 'cuda:7' here"),
         (("train", "RECIPE", "--resume"), "no run at"),
-        (("train", "RECIPE", "--from", "/nowhere"), "/nowhere"),
+        (("train", "RECIPE", "--init-from", "/nowhere"), "/nowhere"),
         (("eval", "RECIPE", "--mode", "guessing"), "'guessing' is none of greedy, sampled"),
         (("compare", "/nowhere"), "no run at /nowhere"),
         (("report", "/nowhere"), "no run at /nowhere"),

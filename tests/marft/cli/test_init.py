@@ -154,7 +154,7 @@ class TestAnEnvironment:
     @BY_NIGHT
     def test_passes_every_check_from_anywhere(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
         run(capsys, "init", "--kind", "environment", "first_of_mine")
-        said = run(capsys, "check-env", str(here / "first_of_mine" / "recipe.toml"), "--here", "--played", "1")
+        said = run(capsys, "check-env", str(here / "first_of_mine" / "recipe.toml"), "--in-process", "--num-tasks", "1")
         assert "failed" not in said
         assert "warned" not in said
 

@@ -110,7 +110,7 @@ class TestNarrowTerminals:
         lines = list(self.lines(capsys))
         assert max(map(len, lines)) <= NARROW
         words = {word for line in lines for word in line.split()}
-        assert words >= {*DESCRIPTIONS, "centralised", "simultaneous,", "counterfactual,"}
+        assert words >= {*DESCRIPTIONS, "centralized", "simultaneous,", "counterfactual,"}
 
     def test_evaluations_and_comparisons_lose_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         row = {

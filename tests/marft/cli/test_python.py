@@ -194,10 +194,10 @@ class TestCallables:
 
     def test_other_processes_cannot_be_given_what_no_module_holds(self, brevity: Any) -> None:
         with pytest.raises(
-            ValueError, match=r"rollout\.processes: brevity can be given in Python to one process alone"
+            ValueError, match=r"rollout\.workers: brevity can be given in Python to one process alone"
         ):
-            marft.load_recipe(recipe(), rewards=brevity, rollout={"processes": 2})
-        assert marft.load_recipe(recipe(), rewards=Outcome, rollout={"processes": 2}).rollout.processes == 2
+            marft.load_recipe(recipe(), rewards=brevity, rollout={"workers": 2})
+        assert marft.load_recipe(recipe(), rewards=Outcome, rollout={"workers": 2}).rollout.workers == 2
 
     def test_two_things_of_one_name_are_refused(self, brevity: Any) -> None:
         other = as_in_a_notebook(BREVITY, "brevity")

@@ -201,7 +201,7 @@ class TestTheParts:
 
     def test_a_remote_agents_prompt_is_in_the_tokens_of_its_reader(self, folder: RunFolder) -> None:
         table = tomllib.loads(folder.config.read_text())
-        table["models"]["far"] = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1", "reader": ""}}
+        table["models"]["far"] = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1", "local_model": ""}}
         table["policies"]["reasoner"]["model"] = "far"
         folder.config.write_text(tomli_w.dumps(table))
         recorded = PromptDecoder(folder.config)

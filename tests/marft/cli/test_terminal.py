@@ -87,7 +87,7 @@ def test_numbers_of_agents_stand_below_each_other() -> None:
 
 
 def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() -> None:
-    whole = format_team_line({**METRICS, "guards/kl": 1.0, "guards/returned_to": 3.0}, 1000)
+    whole = format_team_line({**METRICS, "guards/kl": 1.0, "guards/rolled_back_to": 3.0}, 1000)
     narrow = format_team_line({**METRICS, "guards/kl": 1.0}, 60)
     assert whole.endswith("guard kl")
     for word in ("policy loss", "value loss", "explained", "±"):
@@ -98,7 +98,7 @@ def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() 
 
 
 def test_the_line_of_the_team_says_what_was_lost_and_what_the_learner_waited_for() -> None:
-    metrics = {**METRICS, "ranks_lost": 0.0, "engine_restarts": 1.0, "ahead/learner_idle": 1.25}
+    metrics = {**METRICS, "ranks_lost": 0.0, "engine_restarts": 1.0, "async/learner_idle_seconds": 1.25}
     whole = format_team_line(metrics, 1000)
     assert "engine restarts 1" in whole
     assert "ranks lost" not in whole

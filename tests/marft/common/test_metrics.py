@@ -78,7 +78,7 @@ def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("marft.trainer.gpu_monitor.peak_memory", lambda _: 5)
     table = recipe("tiny", tmp_path, rewards=[{"name": "outcome"}, {"name": "format", "pattern": ".*"}])
     run = settings(
-        "tiny", tmp_path, "--algorithm.nll", "0.1", "--evaluation.every", "1", "--evaluation.validation_tasks", "2",
+        "tiny", tmp_path, "--algorithm.nll_coefficient", "0.1", "--evaluation.every", "1", "--evaluation.validation_tasks", "2",
         rewards=table["rewards"], training={"steps": 1},
     )  # fmt: skip
     train(run, folder := RunFolder.create(run))
@@ -121,14 +121,14 @@ def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> No
         "episodes_timed_out": 2, "episodes_dropped": 3, "environment_steps": 4, "rewards/right": 1.5,
         "agents/a/rewards/short": 0.375, "agents/a/own_reward": 0.375, "agents/b/own_reward": 0.0, "actions": 3,
         "action_length": (2 + 0 + 2) / 3, "truncation_rate": 1 / 3, "prompt_tokens": 3, "truncated_tokens": 5,
-        "restarts": 2, "gateway/segments/edited": 1, "agents/a/restarts": 1, "agents/b/restarts": 1, "tool_rate": 1 / 3, "tool_calls": 2,
+        "prompt_resets": 2, "gateway/segments/edited": 1, "agents/a/prompt_resets": 1, "agents/b/prompt_resets": 1, "tool_rate": 1 / 3, "tool_calls": 2,
         "tool_errors": 1, "tool_tokens": 2, "tool_seconds": 2.0, "agents/a/policy_lag": 4,
     }  # fmt: skip
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
     assert "agents/b/tool_calls" not in metrics
     asks_on = episode_metrics([played(paid(0.0), actions=(last,))], (), lambda _: 0)
-    assert asks_on["restarts"] == 0, "an agent that remembers, and never begins anew"
-    assert "restarts" not in episode_metrics([played(paid(0.0), actions=(make_action(),))], (), lambda _: 0)
+    assert asks_on["prompt_resets"] == 0, "an agent that remembers, and never begins anew"
+    assert "prompt_resets" not in episode_metrics([played(paid(0.0), actions=(make_action(),))], (), lambda _: 0)
 
 
 def test_a_batchs_metrics_hold_those_of_trajectories_attempts_writing_and_what_was_told() -> None:
@@ -177,12 +177,12 @@ def test_an_agent_that_remembers_is_counted_anew_wherever_any_of_its_actions_doe
 
     def found(*actions: Action) -> dict[str, float]:
         metrics = episode_metrics([Episode(Task("t", "?"), "s", 0, actions, "terminated", ())], (), lambda _: 0)
-        return {name: value for name, value in metrics.items() if name.startswith(("restarts", "gateway/"))}
+        return {name: value for name, value in metrics.items() if name.startswith(("prompt_resets", "gateway/"))}
 
     assert found(plain) == {}
-    assert found(plain, kept) == {"restarts": 0}
-    assert found(plain, thrice) == {"restarts": 3}
-    assert found(plain, kept, anew, thrice) == {"restarts": 4, "gateway/segments/template": 1}
+    assert found(plain, kept) == {"prompt_resets": 0}
+    assert found(plain, thrice) == {"prompt_resets": 3}
+    assert found(plain, kept, anew, thrice) == {"prompt_resets": 4, "gateway/segments/template": 1}
 
 
 def test_what_was_asked_of_helpers_is_counted_where_anything_was() -> None:
@@ -201,9 +201,11 @@ def test_what_was_asked_of_helpers_is_counted_where_anything_was() -> None:
 
     def found(*actions: Action) -> dict[str, float]:
         metrics = episode_metrics([Episode(Task("t", "?"), "s", 0, actions, "terminated", ())], (), lambda _: 0)
-        return {name: metrics[name] for name in ("consult_rate", "consultations", "helper_tokens") if name in metrics}
+        return {
+            name: metrics[name] for name in ("helper_call_rate", "helper_calls", "helper_tokens") if name in metrics
+        }
 
-    assert found(*actions) == {"consult_rate": 0.25, "consultations": 2, "helper_tokens": 2}
+    assert found(*actions) == {"helper_call_rate": 0.25, "helper_calls": 2, "helper_tokens": 2}
     assert found(*actions[1:]) == {}
 
 

@@ -205,20 +205,22 @@ class TestPresets:
             1e-5,
         )
         assert (paper.objective.clip, paper.critic.loss, paper.critic.coefficient) == (0.2, "huber", 1.0)  # type: ignore[attr-defined]
-        assert (paper.optimizer.max_gradient_norm, paper.critic.hidden, paper.epochs, paper.minibatches) == (
+        assert (paper.optimizer.max_gradient_norm, paper.critic.hidden_size, paper.epochs, paper.minibatches) == (
             0.5,
             64,
             1,
             1,
         )
-        assert (paper.kl_stop, paper.entropy, paper.denominator) == (0.02, 0.01, "pooled")
+        assert (paper.kl_stop, paper.entropy_coefficient, paper.denominator) == (0.02, 0.01, "pooled")
         assert (paper.credit.gamma_token, paper.credit.lambda_token) == (0.99, 0.95)  # type: ignore[attr-defined]
 
 
 class TestRelabelling:
     """A recipe says what it runs, also one that was written out whole."""
 
-    RECIPE: ClassVar = {"algorithm": {"kl_stop": 0.1, "optimizer": {"learning_rate": 1e-2}, "critic": {"hidden": 32}}}
+    RECIPE: ClassVar = {
+        "algorithm": {"kl_stop": 0.1, "optimizer": {"learning_rate": 1e-2}, "critic": {"hidden_size": 32}}
+    }
 
     def whole(self) -> dict[str, Any]:
         return tomllib.loads(to_toml(parse_recipe(recipe(**self.RECIPE))))
@@ -237,8 +239,8 @@ class TestRelabelling:
         assert parse_recipe(table).algorithm.kl_stop == 0.1
 
     def test_other_overrides_change_the_preset_named_also_where_they_say_what_the_old_one_said(self) -> None:
-        run = parse_recipe(self.whole(), ["--algorithm.normalise_advantages", "true", "--algorithm.name", "grpo"])
-        assert run.algorithm.normalise_advantages
+        run = parse_recipe(self.whole(), ["--algorithm.normalize_advantages", "true", "--algorithm.name", "grpo"])
+        assert run.algorithm.normalize_advantages
 
     def test_a_complete_recipe_stays_as_it_is_under_its_own_name(self) -> None:
         assert parse_recipe(self.whole(), ["--algorithm.name", "marft"]) == parse_recipe(recipe(**self.RECIPE))
@@ -252,7 +254,7 @@ class TestRelabelling:
             parse_recipe(whole, ["--algorithm.name", "grpo"])
 
     def test_what_is_written_out_can_be_read_again_wherever_the_kl_goes(self) -> None:
-        run = parse_recipe(recipe(algorithm={"kl": {"coefficient": 0.1, "place": "reward"}}))
+        run = parse_recipe(recipe(algorithm={"kl": {"coefficient": 0.1, "apply_to": "reward"}}))
         assert load_again(to_toml(run)) == run
 
 
@@ -308,8 +310,8 @@ class TestBareWords:
         assert named(parse_recipe(recipe(), [f"--{key}", word])).name == word
 
     def test_keys_stay_under_the_same_name_and_go_with_another(self) -> None:
-        team = {"organization": "chain", "sees": "previous"}
-        assert getattr(parse_recipe(recipe(team=team), ["--team", "chain"]).team, "sees") == "previous"  # noqa: B009
+        team = {"organization": "chain", "visible": "previous"}
+        assert getattr(parse_recipe(recipe(team=team), ["--team", "chain"]).team, "visible") == "previous"  # noqa: B009
         changed = parse_recipe(recipe(team=team), ["--team", "parallel", "--team.answer", "vote"]).team
         assert changed.model_dump() == {"organization": "parallel", "answer": "vote"}
 
@@ -323,10 +325,10 @@ class TestBareWords:
     def test_another_engine_over_a_complete_recipe_has_none_of_the_keys_of_the_one_before(
         self, words: list[str]
     ) -> None:
-        whole = tomllib.loads(to_toml(parse_recipe(recipe(), ["--engine.max_rows", "7"])))
+        whole = tomllib.loads(to_toml(parse_recipe(recipe(), ["--engine.max_batch_size", "7"])))
         engine = parse_recipe(whole, words).engine.model_dump()
-        assert (engine["replicas"], engine["max_rows"], "admission" in engine) == (2, 256, False)
-        assert parse_recipe(whole, ["--engine.kind", "local"]).engine.model_dump()["max_rows"] == 7
+        assert (engine["replicas"], engine["max_batch_size"], "admission" in engine) == (2, 256, False)
+        assert parse_recipe(whole, ["--engine.kind", "local"]).engine.model_dump()["max_batch_size"] == 7
 
     def test_what_begins_like_a_table_is_none(self) -> None:
         assert "'{nam' is no TOML" in complaint("--environment", "{nam")

@@ -61,7 +61,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_episode_holds_what_was_echoed(reply: Reply) -> None:
     with (
         serving(lambda body, n: reply) as server,
-        asking(server, api_key_variable="TEACHER_KEY", options=OPTIONS) as endpoint,
+        asking(server, api_key_variable="TEACHER_KEY", extra_body=OPTIONS) as endpoint,
     ):
         (played,) = play_many(remote_game(endpoint), 1)
     said = [played.error, *(a.text for a in played.actions), *(str(a.calls) for a in played.actions)]
@@ -77,7 +77,7 @@ def test_no_file_of_a_run_holds_what_was_echoed(tmp_path: Path, monkeypatch: pyt
     for name, secret in zip(names, SECRETS[1:], strict=True):
         monkeypatch.setenv(name, secret)
     with serving(lambda body, n: says(ECHO)) as server:
-        run = team(server, tmp_path, api_key_variable="TEACHER_KEY", options=NAMED)
+        run = team(server, tmp_path, api_key_variable="TEACHER_KEY", extra_body=NAMED)
         folder = RunFolder.create(run)
         train(run, folder)
     rows = read_rows(folder.episodes / "step_000001.parquet")
@@ -91,7 +91,7 @@ def test_no_file_of_a_run_holds_what_was_echoed(tmp_path: Path, monkeypatch: pyt
 
 def test_no_judges_cache_holds_what_was_echoed(tmp_path: Path) -> None:
     with serving(lambda body, n: says(f"{ECHO}\n7")) as server:
-        asked = judging(server, tmp_path, {"api_key_variable": "JUDGE_KEY", "options": OPTIONS})
+        asked = judging(server, tmp_path, {"api_key_variable": "JUDGE_KEY", "extra_body": OPTIONS})
         with asked as judge:
             assert compose(judge, episode())[0].transitions[0].reward == pytest.approx(0.7)
     kept = [file.read_text() for file in tmp_path.rglob("*.json")]
@@ -116,7 +116,7 @@ def test_all_below_a_name_that_sounds_like_a_secret_is_one() -> None:
 
 
 def test_secrets_of_every_entry_of_a_list_are_masked_in_a_recipe() -> None:
-    table = {"rewards": [{"endpoint": {"options": {"api_key": f"abcdefgh{n}"}}} for n in range(2)]}
+    table = {"rewards": [{"endpoint": {"extra_body": {"api_key": f"abcdefgh{n}"}}} for n in range(2)]}
     assert mask_recipe(tomli_w.dumps(table)).count("***") == 2
 
 
@@ -139,7 +139,7 @@ def test_words_are_no_secrets() -> None:
 
 
 def test_a_recipe_is_shown_without_secrets() -> None:
-    table: dict[str, Any] = {"models": {"m": {"path": "p", "endpoint": {"url": "http://a/v1", "options": OPTIONS}}}}
+    table: dict[str, Any] = {"models": {"m": {"path": "p", "endpoint": {"url": "http://a/v1", "extra_body": OPTIONS}}}}
     shown = mask_recipe(tomli_w.dumps(table))
     assert holds_a_secret(shown) == []
     assert "ordinary words" in shown
@@ -151,7 +151,7 @@ def test_no_answer_of_a_tool_server_holds_what_was_echoed(failed: bool, monkeypa
     mcp_types = pytest.importorskip("mcp_types")
     monkeypatch.setenv("SERVER_TOKEN", "server-token-4")
     monkeypatch.setenv("HOME_TOWN", "ordinary-town")
-    settings = MCP(command=("x",), environment=("SERVER_TOKEN", "HOME_TOWN"))
+    settings = MCP(command=("x",), env_variables=("SERVER_TOKEN", "HOME_TOWN"))
     text = mcp_types.TextContent(type="text", text=f"server-token-4 {KEY} ordinary-town")
     result = mcp_types.CallToolResult(content=[text], is_error=failed)
     secrets = [*find_secrets(settings), KEY]

@@ -37,7 +37,7 @@ def small(name: str, folder: Path) -> RunSettings:
     roles = [agent.role for agent in load_recipe(name).agents]
     short = {f"agents.{role}.sampling.max_new_tokens": 24 for role in roles}
     changes = {
-        **short, "output": folder, "models.base.path": "tiny", "models.base.context": 1024, "environment.path": data,
+        **short, "output": folder, "models.base.path": "tiny", "models.base.context_length": 1024, "environment.path": data,
         "environment.answer": "answer", "environment.test_path": '""',
         "rollout.tasks_per_step": 3, "rollout.samples_per_task": 2,
         "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 1, "device": "cpu", "threads": 1,
@@ -84,7 +84,7 @@ def test_the_recipe_of_programs_runs_two_steps_on_a_small_model_and_rows_of_a_fi
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     short = {f"agents.{role}.sampling.max_new_tokens": 12 for role in ("coder", "tester", "reflector")}
     changes = {
-        "output": tmp_path, "models.base.path": "tiny", "models.base.context": 1024, **short,
+        "output": tmp_path, "models.base.path": "tiny", "models.base.context_length": 1024, **short,
         "environment.path": tmp_path / "rows.jsonl", "environment.test_path": '""', "rollout.tasks_per_step": 1,
         "rollout.samples_per_task": 2, "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 2,
         "device": "cpu", "threads": 1,

@@ -62,7 +62,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("channels", "tests.wrong:Abstract", "carry is abstract; write def carry(self, messages)"),
         ("schedules", "tests.wrong:Truthful", "its ratio_limit is True, not int or float"),
         ("credits", "tests.wrong:Halfway", "no method def load_state_dict(self, state)"),
-        ("credits", "tests.wrong:Stranger", "its grouped_by is 'tasks', not '' or 'task'"),
+        ("credits", "tests.wrong:Stranger", "its comparison_group is 'tasks', not '' or 'task'"),
         ("credits", "tests.wrong:Silent", "no method def assign(self, inputs)"),
         ("credits", "tests.wrong:Misspelt", "it says needs_crtic, which nobody reads; is needs_critic meant?"),
         ("credits", "tests.wrong:Overlooked", "it says fork_pln, which nobody reads; is fork_plan meant?"),

@@ -253,7 +253,7 @@ class TestRevising:
 def test_an_environment_says_how_many_steps_it_has(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "answer": "1"}])
     assert Math(path=path).episode_limit == 1
-    environment = Math(path=path, steps=3)
+    environment = Math(path=path, max_steps=3)
     assert environment.episode_limit == 3
     assert isinstance(environment.start(only(environment), 0), RevisionSession)
     assert load_recipe("math_revised").environment.episode_limit == 2

@@ -90,7 +90,7 @@ def prompts(environment: Table) -> list[str]:
 
 
 def all_to_train(path: Path, **changes: Any) -> Table:
-    return Table.model_validate({"path": str(path), "shares": {"validation": 0.0, "test": 0.0}, **changes})
+    return Table.model_validate({"path": str(path), "split_fractions": {"validation": 0.0, "test": 0.0}, **changes})
 
 
 def complaint(**changes: Any) -> str:
@@ -126,7 +126,7 @@ class TestFormats:
 
     def test_parts_of_a_data_set_go_by_their_names(self, tmp_path: Path) -> None:
         path = saved(tmp_path / "rows", ROWS, ("one", "two"))
-        assert len(all_to_train(path, parts={"train": "two"}).tasks("train")) == 3
+        assert len(all_to_train(path, split_names={"train": "two"}).tasks("train")) == 3
         assert "has no part 'train'; known: one, two" in complaint(path=str(path))
 
 
@@ -239,10 +239,10 @@ class TestWhatCannotBeUsed:
     def test_rows_are_left_out_only_when_told_to(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.csv"
         path.write_text("question,answer\na,1\nb,\na,2\nc,3\n")
-        both = all_to_train(path, leave_out=["duplicates", "unanswered"])
+        both = all_to_train(path, skip=["duplicates", "unanswered"])
         assert [(task.id, task.data["answer"]) for task in both.tasks("train")] == [("rows/0", "1"), ("rows/3", "3")]
-        assert "column 'answer' is empty" in complaint(path=str(path), leave_out=["duplicates"])
-        assert "makes the same prompt" in complaint(path=str(path), leave_out=["unanswered"])
+        assert "column 'answer' is empty" in complaint(path=str(path), skip=["duplicates"])
+        assert "makes the same prompt" in complaint(path=str(path), skip=["unanswered"])
 
     @pytest.mark.parametrize(
         ("changes", "told"),
@@ -255,12 +255,12 @@ class TestWhatCannotBeUsed:
             ({"path": "a.csv", "grading": "numerik"}, "no grading is called 'numerik'; did you mean 'numeric'?"),
             ({"path": "a.csv", "grading": {"name": "f1", "tolerance": 1.0}}, "unknown key 'tolerance'"),
             ({"path": "a.csv", "grading": {"tolerance": 1.0}}, "no grading is called None; known: choice"),
-            ({"path": "a.csv", "shares": {"validation": 0.5, "test": 0.5}}, "leave nothing to train on"),
+            ({"path": "a.csv", "split_fractions": {"validation": 0.5, "test": 0.5}}, "leave nothing to train on"),
             ({"path": "a.csv", "prompt": "{question"}, "a brace of its own is written twice"),
             ({"path": "a.csv", "prompt": "{}"}, "a column is named alone"),
             ({"path": "a.csv", "prompt": "{question!r}"}, "a column is named alone"),
             ({"path": "a.csv", "prompt": "{question} {answer}"}, "shows the right answer, 'answer'"),
-            ({"path": "a.csv", "leave_out": ["everything"]}, "leave_out"),
+            ({"path": "a.csv", "skip": ["everything"]}, "skip"),
         ],
     )
     def test_keys_that_do_not_fit_together_are_refused(self, changes: dict[str, Any], told: str) -> None:
@@ -303,7 +303,7 @@ class TestSplits:
         (tmp_path / "test.csv").write_text("question,answer\nwhat is  7 + 1?,8\n")
         both = {"train": str(file), "test": str(tmp_path / "test.csv")}
         assert f"rows.csv, line 9 makes the same prompt as {tmp_path / 'test.csv'}, line 2" in complaint(**both)
-        environment = Table.model_validate({**both, "leave_out": ["duplicates"]})
+        environment = Table.model_validate({**both, "skip": ["duplicates"]})
         assert [task.prompt for task in environment.tasks("test")] == ["what is  7 + 1?"]
         assert len({normalize_question(prompt) for prompt in prompts(environment)}) == len(prompts(environment)) == 400
 
@@ -394,6 +394,6 @@ def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pyte
         return [{"question": f"{wanted}", "answer": "1"}]
 
     monkeypatch.setattr("marft.envs.table_rows.read_dataset", read)
-    made = Table(train="a/b", validation="a/b", test="c/d", subset="main", parts={"validation": "dev"})  # type: ignore[arg-type]
+    made = Table(train="a/b", validation="a/b", test="c/d", subset="main", split_names={"validation": "dev"})  # type: ignore[arg-type]
     assert len(made.tasks("train")) == 1
     assert sorted(asked) == [("a/b", "main", "dev"), ("a/b", "main", "train"), ("c/d", "main", "test")]

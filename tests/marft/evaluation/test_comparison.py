@@ -227,7 +227,7 @@ def test_a_team_that_was_never_evaluated_as_asked_is_named_with_what_it_was_eval
     def held(after: list[dict[str, Any]]) -> None:
         compare_evaluations([saved(BEFORE)], after, ("runs/a", "runs/b c"), after_as="my line")
 
-    end = "; evaluate it:  marft eval 'runs/b c' --as 'my line.toml'"
+    end = "; evaluate it:  marft eval 'runs/b c' --team-file 'my line.toml'"
     with pytest.raises(ValueError, match="was not evaluated as") as told:
         held([saved(AFTER)])
     assert str(told.value) == (
@@ -244,10 +244,12 @@ def test_teams_that_are_not_the_same_are_named_with_what_each_was_evaluated_as()
         over([saved(BEFORE)], many)
     assert str(told.value) == (
         "not evaluated as the same team: runs/a as it was trained and runs/b as pair, ring, star, tree; evaluate both "
-        "--as the same file, or hold the second against the first as it was trained:  marft compare runs/a runs/b --as "
-        "pair"
+        "with the same --team-file, or hold the second against the first as it was trained:  marft compare runs/a runs/b "
+        "--team-name pair"
     )
-    with pytest.raises(ValueError, match=r"runs/a as pair, ring, .* and runs/b as it was trained; .* --as pair$"):
+    with pytest.raises(
+        ValueError, match=r"runs/a as pair, ring, .* and runs/b as it was trained; .* --team-name pair$"
+    ):
         over(many, [saved(BEFORE)])
     with pytest.raises(ValueError, match="not evaluated in the same mode"):  # so that this is not all that differs
         over([saved(BEFORE)], [saved(AFTER, "sampled", **line("pair"))])
@@ -424,7 +426,7 @@ def test_texts_of_others_are_shown_and_not_obeyed_in_a_notebook() -> None:
     ("words", "status"),
     [
         (["--fail-if", "accuracy < -5%"], 0), (["--fail-if", "accuracy < -1%"], 1), (["--fail-if", "nonsense"], 2),
-        (["--fail-if", "accuracy < 0", "--by", "nothing"], 2), (["--nonsense"], 2),
+        (["--fail-if", "accuracy < 0", "--group-by", "nothing"], 2), (["--nonsense"], 2),
     ],
 )  # fmt: skip
 def test_a_gate_that_fails_ends_otherwise_than_a_command_that_is_wrong(

@@ -123,11 +123,11 @@ def test_what_is_kept_is_read_where_nothing_may_be_written_and_other_errors_are_
 
 
 OTHERWISE: dict[str, tuple[str, ...]] = {
-    "how many are played at once": ("--evaluation.kept_every", "5"),
-    "episodes that live together": ("--rollout.max_live_episodes", "3"),
+    "how many are played at once": ("--evaluation.save_every", "5"),
+    "episodes that live together": ("--rollout.max_concurrent_episodes", "3"),
     "how long an episode may be": ("--rollout.max_steps", "3"),
     "what passes between agents": ("--channel", "{ name = 'truncated' }"),
-    "the engine": ("--engine.max_rows", "3"),
+    "the engine": ("--engine.max_batch_size", "3"),
 }
 
 

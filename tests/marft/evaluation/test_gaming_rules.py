@@ -95,7 +95,7 @@ class TestHeldOut:
     ) -> GuardAlert | None:
         found_out = [validated[step // 5 - 1] if step % 5 == 0 else None for step in range(1, 5 * len(validated) + 1)]
         deviations = {"reward_std": [std] * len(reward)}
-        return found("held_out_fall", {"reward": reward, **deviations, f"validation_{of}": found_out, **more})
+        return found("validation_drop", {"reward": reward, **deviations, f"validation_{of}": found_out, **more})
 
     def test_both_of_the_newest_are_half_a_deviation_below_the_best(self) -> None:
         one = self.look(0.5, 0.9, 0.8, 0.7, 0.7, 0.7)
@@ -138,7 +138,7 @@ class TestHeldOut:
         validated = [*[None] * 25, 0.9, None, 0.3, None, 0.3]
         rises = [*[0.4] * 24, *[0.8] * 6]
         series: dict[str, Values] = {"reward": rises, "reward_std": [0.4] * 30, "validation_accuracy": validated}
-        assert found("held_out_fall", series) is None
+        assert found("validation_drop", series) is None
 
     def test_a_step_without_a_deviation_makes_it_unknown(self) -> None:
         std = [None, *[0.4] * 29]

@@ -241,7 +241,7 @@ def test_a_failed_gate_ends_the_command_with_1_and_a_reason_for_people_and_for_c
 
 
 def test_gates_that_hold_end_with_0_and_cohorts_have_rows_of_their_own(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["compare", *runs(tmp_path), "--fail-if", "accuracy < -5%", "--by", "level"])
+    result = CliRunner().invoke(app, ["compare", *runs(tmp_path), "--fail-if", "accuracy < -5%", "--group-by", "level"])
     assert result.exit_code == 0, result.output
     (before,), (after,) = (
         [e["measured"] for e in RunFolder.open(tmp_path / n).read_evaluations()] for n in ("before", "after")
@@ -254,7 +254,7 @@ def test_gates_that_hold_end_with_0_and_cohorts_have_rows_of_their_own(tmp_path:
     assert [(one.cohort, one.difference.tasks) for one in found if one.metric == "accuracy"] == [
         ("all", 100), ("level = 0", 50), ("level = 1", 50),
     ]  # fmt: skip
-    refused = CliRunner().invoke(app, ["compare", *runs_of(tmp_path), "--by", "nothing"])
+    refused = CliRunner().invoke(app, ["compare", *runs_of(tmp_path), "--group-by", "nothing"])
     assert refused.exit_code == 1
     assert "no field 'nothing'" in str(refused.exception) + refused.output
 

@@ -134,28 +134,28 @@ class TestEntropy:
     FLAT: Values = [0.4] * 10
 
     def test_it_surges_where_all_of_a_window_is_three_times_the_first(self) -> None:
-        one = found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 5]})
+        one = found("entropy_spike", {self.ENTROPY: [0.5, *[1.6] * 5]})
         assert one is not None
         assert one.last_good_step == 1
-        assert found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 4, 1.4]}) is None
-        assert found("entropy_surge", {self.ENTROPY: [0.5, 1.0, *[1.6] * 5]}) is not None
+        assert found("entropy_spike", {self.ENTROPY: [0.5, *[1.6] * 4, 1.4]}) is None
+        assert found("entropy_spike", {self.ENTROPY: [0.5, 1.0, *[1.6] * 5]}) is not None
 
     def test_it_is_lost_where_all_of_a_window_is_a_fiftieth_of_the_first(self) -> None:
-        one = found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]})
+        one = found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]})
         assert one is not None
         assert one.last_good_step == 5
-        assert found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
+        assert found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
         rises = [*[0.2] * 5, *[0.6] * 5]
-        assert found("entropy_lost", {"accuracy": rises, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]}) is None
+        assert found("entropy_collapse", {"accuracy": rises, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]}) is None
 
     @pytest.mark.parametrize(("first", "told"), [(0.0009, False), (0.0011, True)])
     def test_who_has_no_choices_at_first_neither_surges_nor_loses_them(self, first: float, told: bool) -> None:
         surging, losing = [*[first] * 5, *[9.0] * 5], [*[first] * 5, *[0.0] * 5]
-        assert (found("entropy_surge", {self.ENTROPY: surging}) is not None) == told
-        assert (found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: losing}) is not None) == told
+        assert (found("entropy_spike", {self.ENTROPY: surging}) is not None) == told
+        assert (found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: losing}) is not None) == told
 
     def test_where_nobody_knows_what_is_earned_nothing_is_said_of_lost_choices(self) -> None:
-        assert found("entropy_lost", {self.ENTROPY: [*[0.5] * 5, *[0.0] * 5]}) is None
+        assert found("entropy_collapse", {self.ENTROPY: [*[0.5] * 5, *[0.0] * 5]}) is None
 
 
 class TestFormat:
@@ -179,29 +179,29 @@ class TestFormat:
 class TestRewardFall:
     @pytest.mark.parametrize(("now", "told"), [(0.54, True), (0.56, False)])
     def test_a_large_effect_is_from_90_to_54_percent(self, now: float, told: bool) -> None:
-        one = found("reward_fall", {"accuracy": [*[0.9] * 5, *[now] * 5]})
+        one = found("reward_drop", {"accuracy": [*[0.9] * 5, *[now] * 5]})
         assert (one is not None) == told
         assert one is None or one.last_good_step == 5
 
     def test_it_is_from_the_best_window_wherever_that_was(self) -> None:
-        one = found("reward_fall", {"accuracy": [*[0.5] * 5, *[0.9] * 5, *[0.54] * 5]})
+        one = found("reward_drop", {"accuracy": [*[0.5] * 5, *[0.9] * 5, *[0.54] * 5]})
         assert one is not None
         assert one.last_good_step == 10
         assert "from 0.90 to 0.54" in one.message
 
     def test_where_success_is_not_known_it_is_of_rewards_by_their_scatter(self) -> None:
         falls: dict[str, Values] = {"reward": [*[9.0] * 5, *[8.0] * 5]}
-        assert found("reward_fall", {**falls, "reward_std": [1.0] * 10}) is not None
-        assert found("reward_fall", {**falls, "reward_std": [2.0] * 10}) is None
+        assert found("reward_drop", {**falls, "reward_std": [1.0] * 10}) is not None
+        assert found("reward_drop", {**falls, "reward_std": [2.0] * 10}) is None
 
     def test_a_window_is_held_against_another_whole_one(self) -> None:
         for length in range(1, 10):
-            assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.0] * 5][:length]}) is None
-        assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.0] * 5]}) is not None
+            assert found("reward_drop", {"accuracy": [*[0.9] * 5, *[0.0] * 5][:length]}) is None
+        assert found("reward_drop", {"accuracy": [*[0.9] * 5, *[0.0] * 5]}) is not None
 
     def test_what_comes_back_has_not_fallen(self) -> None:
-        assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.3] * 5, *[0.9] * 5]}) is None
-        assert found("reward_fall", {"accuracy": [*[0.3] * 5, *[0.9] * 5]}) is None
+        assert found("reward_drop", {"accuracy": [*[0.9] * 5, *[0.3] * 5, *[0.9] * 5]}) is None
+        assert found("reward_drop", {"accuracy": [*[0.3] * 5, *[0.9] * 5]}) is None
 
 
 class TestGradient:
@@ -269,7 +269,7 @@ class TestHistory:
         assert len(seen.series("accuracy")) == 1
 
 
-COLLAPSES = {"kl", "reward_fall", "entropy_surge", "entropy_lost", "gradient"}
+COLLAPSES = {"kl", "reward_drop", "entropy_spike", "entropy_collapse", "gradient"}
 
 
 @pytest.mark.parametrize("name", [guard.name for guard in GUARDS])

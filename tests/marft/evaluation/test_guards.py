@@ -80,9 +80,9 @@ def test_a_sound_run_raises_nothing(seed: int, episodes: int) -> None:
 def test_each_collapse_is_caught_by_its_name_within_two_windows(seed: int) -> None:
     caught = {
         "kl": planted(seed, kl=lambda *_: 0.3),
-        "reward_fall": planted(seed, accuracy=lambda *_: 0.1),
-        "entropy_surge": planted(seed, entropy=lambda *_: 2.0),
-        "entropy_lost": [{**row, "agents/coder/entropy": 0.5 if row["step"] < 31 else 0.001} for row in stuck(seed)],
+        "reward_drop": planted(seed, accuracy=lambda *_: 0.1),
+        "entropy_spike": planted(seed, entropy=lambda *_: 2.0),
+        "entropy_collapse": [{**row, "agents/coder/entropy": 0.5 if row["step"] < 31 else 0.001} for row in stuck(seed)],
         "gradient": planted(seed, gradient_norm=lambda _, norm: 1000 * norm),
     }
     for name, rows in caught.items():
@@ -102,7 +102,7 @@ def test_a_fall_of_rewards_of_any_size_is_caught_where_success_is_not_known() ->
     for row in rows:
         accuracy = row.pop("accuracy")
         row |= {"reward": 1000 * accuracy - 2000, "reward_std": 1000 * float(np.sqrt(accuracy * (1 - accuracy)))}
-    assert next(iter(raised(rows))) == "reward_fall"
+    assert next(iter(raised(rows))) == "reward_drop"
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
@@ -163,7 +163,7 @@ def logged(rows: Iterable[dict[str, Any]], settings: GuardSettings) -> tuple[Row
 
 
 def test_a_log_tells_again_what_was_said_and_goes_on_from_any_row_as_if_it_had_not_stopped() -> None:
-    settings = GuardSettings(on_collapse="return")
+    settings = GuardSettings(on_collapse="rollback")
     rows = planted(0, kl=lambda step, kl: 0.3 if step < 45 else kl)
     log, said = logged(rows, settings)
     assert [row["step"] for row in log if ROLLBACK_KEY in row] == [35, 40]
@@ -191,7 +191,7 @@ def test_a_collapse_says_when_all_was_well() -> None:
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
-    rows = [{"step": step, "reward": None, "agents/coder/kl": None, "undone_steps": 1.0} for step in range(1, 40)]
+    rows = [{"step": step, "reward": None, "agents/coder/kl": None, "reverted_steps": 1.0} for step in range(1, 40)]
     assert raised(rows) == {}
     assert all(a["step"] < b["step"] for a, b in pairwise(rows))
 
@@ -217,7 +217,7 @@ def test_each_way_of_gaming_is_caught_by_its_name_and_a_team_that_is_stuck_games
     planted_in = {
         "length": gamed(seed, **{"agents/coder/action_length": lambda step, _: 40.0 + 4 * (step - 30)}),
         "term": gamed(seed, **{"rewards/format": lambda step, paid: paid + 0.05 * (step - 30)}),
-        "held_out_fall": gamed(
+        "validation_drop": gamed(
             seed, reward=lambda step, was: was + 0.05 * (step - 30), validation_accuracy=lambda *_: 0.2
         ),
     }
@@ -344,9 +344,9 @@ def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in
         old = settings("tiny", "runs", "--guards.on_collapse", before)
         return list(find_changes(old, settings("tiny", "runs", "--guards.on_collapse", now, "--guards.kl", threshold)))
 
-    assert differ("note", "note") == []
-    assert differ("return", "return") == ["guards.kl"]
-    assert differ("note", "return", "0.1") == ["guards.on_collapse"]
+    assert differ("warn", "warn") == []
+    assert differ("rollback", "rollback") == ["guards.kl"]
+    assert differ("warn", "rollback", "0.1") == ["guards.on_collapse"]
 
 
 def test_gaming_is_no_collapse() -> None:

@@ -124,7 +124,7 @@ def test_what_an_agent_knew_is_compared_with_its_own_messages() -> None:
         return await play(game(Script(steps), "a", "b", engine=engine), Attempt(Task(f"t{known}", "?"), "s"))
 
     episodes = [asyncio.run(one(known)) for known in ("red", "blue") * 8]
-    assert information_metrics(episodes, ("a",))["agents/a/information"] == pytest.approx(1.0, abs=0.1)
+    assert information_metrics(episodes, ("a",))["agents/a/message_information"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_what_an_agent_knew_in_a_step_in_which_it_said_nothing_is_left_out() -> None:
@@ -161,8 +161,8 @@ def told(*hidden: str, says: str = "hm") -> list[Episode]:
 def test_agents_of_whom_something_hidden_is_declared_have_the_metric() -> None:
     metrics = episode_metrics(told("red", "blue", "red", "blue"), ("a", "b"), lambda _: 0)
     assert metrics["agents/a/hidden_entropy"] == pytest.approx(1.0 + 1 / (8 * math.log(2)))
-    assert "agents/a/information" in metrics
-    assert "agents/b/information" not in metrics
+    assert "agents/a/message_information" in metrics
+    assert "agents/b/message_information" not in metrics
 
 
 @pytest.mark.parametrize("hidden", [7, {"a": 7}, {7: "a"}, {"a": "\ud83d"}, ["a"]])

@@ -74,7 +74,7 @@ class LengthsSession:
 
 def lengths(output: Path, *overrides: str, seconds: float = 0.0, **changes: Any) -> RunSettings:
     environment = {"name": "tests.marft.evaluation.test_kept_evaluations:Lengths", "seconds": seconds}
-    return settings("tiny", output, "--evaluation.kept_every", "4", *overrides, environment=environment, **changes)
+    return settings("tiny", output, "--evaluation.save_every", "4", *overrides, environment=environment, **changes)
 
 
 def found(run: RunSettings, folder: Path | None, *, again: bool = False, attempts: int = 2, shuffled: bool = False, **rest: Any) -> list[Evaluation]:  # fmt: skip

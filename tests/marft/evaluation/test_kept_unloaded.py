@@ -43,7 +43,7 @@ def test_where_all_is_kept_no_model_is_loaded(
     again = found(run, kept, shuffled=True, note=notes.append)
     assert [said(one) for one in again] == [said(one) for one in first]
     assert [one.key for one in again] == [one.key for one in first]
-    assert notes == ["2 of 2 evaluations were kept from before; --again plays them anew"]
+    assert notes == ["2 of 2 evaluations were kept from before; --rerun plays them anew"]
     for other in ({"attempts": 3}, {"again": True}, {"run": lengths(tmp_path, "--seed", "9")}):
         with pytest.raises(AssertionError, match="were loaded"):
             found(**{"run": run, "folder": kept, "shuffled": True, **other})

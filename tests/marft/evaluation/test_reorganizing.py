@@ -32,14 +32,14 @@ EDGES = st.sets(st.tuples(st.sampled_from(ROLES), st.sampled_from(ROLES)), max_s
 
 
 LEARNS_WITH = {
-    "consulting": {"helpers": {"verify": {"policy": "judge"}}, "agents": ["b"], "gone_from": 9},
-    "profiles": {"proposer": {"name": "gradient", "policy": "judge"}, "agents": ["b"]},
+    "consulting": {"helpers": {"verify": {"policy": "judge"}}, "agents": ["b"], "anneal_end": 9},
+    "prompt_optimization": {"proposer": {"name": "gradient", "policy": "judge"}, "agents": ["b"]},
     "dyna": {"reads": ["b"]},
 }
 
 
 @pytest.mark.parametrize(
-    "part", ["consulting", pytest.param("profiles", marks=NEEDS_LAB), pytest.param("dyna", marks=NEEDS_LAB)]
+    "part", ["consulting", pytest.param("prompt_optimization", marks=NEEDS_LAB), pytest.param("dyna", marks=NEEDS_LAB)]
 )
 def test_what_is_there_for_learning_alone_is_left_behind(part: str) -> None:
     """It names agents that may be gone, and policies that no agent has."""
@@ -121,7 +121,7 @@ def test_tools_and_models_that_nobody_uses_any_more_are_left_out_and_readers_of_
         {
             "tools": {"double": double, "triple": double}, "agents.a.tools": ["double"], "agents.b.tools": ["triple"],
             "models.other": {"path": "tiny"}, "models.unread": {"path": "tiny"}, "policies.b.model": "unread",
-            "models.remote": {**remote, "endpoint": {"url": "http://127.0.0.1:1/v1", "reader": "other"}},
+            "models.remote": {**remote, "endpoint": {"url": "http://127.0.0.1:1/v1", "local_model": "other"}},
             "policies.c": {"model": "remote", "train": "frozen"},
         },
     )  # fmt: skip
@@ -147,9 +147,9 @@ def test_what_was_given_in_python_is_there_in_the_other_team() -> None:
 @pytest.mark.parametrize(
     ("team", "left"),
     [
-        ({"organization": "graph", "sees": {"b": ["a"], "c": ["b"]}}, {"sees": {"c": ("a",)}}),
-        ({"organization": "debate", "hears": {"a": ["b"], "b": ["c"]}}, {"hears": {"a": ("c",)}}),
-        ({"organization": "debate", "judge": "b"}, {"judge": "", "hears": "all"}),
+        ({"organization": "graph", "visible": {"b": ["a"], "c": ["b"]}}, {"visible": {"c": ("a",)}}),
+        ({"organization": "debate", "neighbors": {"a": ["b"], "b": ["c"]}}, {"neighbors": {"a": ("c",)}}),
+        ({"organization": "debate", "judge": "b"}, {"judge": "", "neighbors": "all"}),
         ({"organization": "hierarchical", "planner": "a", "workers": ["b", "c"]}, {"workers": ("c",)}),
     ],
 )  # fmt: skip
@@ -161,8 +161,8 @@ def test_handoffs_of_agents_that_are_gone_are_closed_up(team: dict[str, Any], le
 
 def test_a_team_without_an_organization_changes_the_trained_one_and_another_takes_its_place() -> None:
     run = chain("a", "b", team={"organization": "debate", "rounds": 3, "judge": "b"})
-    same = apply_team_change(run, TeamChange("x", {"team": {"hears": "ring"}})).team.model_dump()
-    assert (same["organization"], same["rounds"], same["judge"], same["hears"]) == ("debate", 3, "b", "ring")
+    same = apply_team_change(run, TeamChange("x", {"team": {"neighbors": "ring"}})).team.model_dump()
+    assert (same["organization"], same["rounds"], same["judge"], same["neighbors"]) == ("debate", 3, "b", "ring")
     other = apply_team_change(run, TeamChange("x", {"team": {"organization": "parallel"}}))
     assert other.team.name == "parallel"
 
@@ -248,7 +248,7 @@ def test_what_was_changed_is_recorded_and_kept_apart(tmp_path: Path, capsys: pyt
     tree.write_text(TREE, encoding="utf-8")
     assert command("eval", folder.path, *SHORT) == 0
     before = (folder.evaluations / "base-greedy.json").read_bytes()
-    assert command("eval", folder.path, *SHORT, "--as", tree) == 0
+    assert command("eval", folder.path, *SHORT, "--team-file", tree) == 0
     assert "tree" in capsys.readouterr().out
     assert command("eval", folder.path, *SHORT, "--team", "parallel") == 0
     assert (folder.evaluations / "base-greedy.json").read_bytes() == before
@@ -263,15 +263,15 @@ def test_what_was_changed_is_recorded_and_kept_apart(tmp_path: Path, capsys: pyt
     found = marft.evaluate(folder.path, checkpoints="base", modes="greedy", tasks=3, reorganized=tree)
     assert [one.reorganized for one in found] == [kept["tree"]]
     capsys.readouterr()
-    assert command("eval", folder.path, *SHORT, "--as", tree) == 0
+    assert command("eval", folder.path, *SHORT, "--team-file", tree) == 0
     assert "1 of 1 evaluations were kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--as", "none.toml"), "cannot read the team of none.toml"),
-        pytest.param(("--as", "x.toml", "--suite", "safety"), "--as is of held-out tasks", marks=NEEDS_LAB),
+        (("--team-file", "none.toml"), "cannot read the team of none.toml"),
+        pytest.param(("--team-file", "x.toml", "--suite", "safety"), "--team-file is of held-out tasks", marks=NEEDS_LAB),
         pytest.param(
             ("--suite", "safety", "--team", "parallel"), "as the team that it was trained as", marks=NEEDS_LAB
         ),
@@ -293,7 +293,7 @@ def evaluated(name: str = "", digest: str = "", **more: Any) -> dict[str, Any]:
 def test_comparisons_name_the_team_and_never_mix_two_of_them() -> None:
     as_tree = over([evaluated(), evaluated("tree")], [evaluated("tree")])
     assert list(as_tree.changes) == ["greedy as tree"]
-    with pytest.raises(ValueError, match=r"runs/a as it was trained and runs/b as tree; .* --as tree"):
+    with pytest.raises(ValueError, match=r"runs/a as it was trained and runs/b as tree; .* --team-name tree"):
         over([evaluated()], [evaluated("tree")])
     with pytest.raises(ValueError, match="runs/a as tree and runs/b as tree"):
         over([evaluated("tree", "1")], [evaluated("tree", "2")])

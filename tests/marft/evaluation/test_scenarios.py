@@ -57,7 +57,7 @@ def written(tmp_path: Path, **changes: Any) -> Path:
 
 def test_a_set_is_frozen_played_exactly_and_kept_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, file = written(tmp_path), tmp_path / "smoke.json"
-    words = ("--output", file, "--tasks", "4", "--by", "level", "--attempts", "2", "--mode", "sampled", "--seed", "7")
+    words = ("--output", file, "--tasks", "4", "--balance-by", "level", "--attempts", "2", "--mode", "sampled", "--seed", "7")
     assert command("scenarios", recipe, *words) == 0
     found = read_scenarios(file)
     assert (found.seed, found.attempts, found.modes, found.split) == (7, 2, ("sampled",), "test")
@@ -160,7 +160,7 @@ def test_a_file_that_is_none_or_was_changed_is_refused(
         (("eval", "RECIPE", "--scenarios", "missing.json"), "cannot read the scenarios of missing.json"),
         (("scenarios", "RECIPE", "--split", "tests"), "'tests' is none of train, validation, test"),
         (("scenarios", "RECIPE", "--output", "set.toml"), "call the file set.json"),
-        (("scenarios", "RECIPE", "--by", "kind"), "tasks have no field 'kind'"),
+        (("scenarios", "RECIPE", "--balance-by", "kind"), "tasks have no field 'kind'"),
     ],
 )
 def test_what_cannot_be_frozen_or_played_is_said(

@@ -56,7 +56,7 @@ def test_no_name_of_a_tool_is_a_book() -> None:
 def test_no_more_of_an_answer_is_read_than_anybody_could_mean(reply: Reply) -> None:
     with (
         serving(lambda body, n: reply) as server,
-        asking(server, retries=3) as endpoint,
+        asking(server, max_retries=3) as endpoint,
         pytest.raises(EpisodeFailedError, match=r"'teacher' \(.*\) sent an answer of more than 16 MiB"),
     ):
         ask(teammates(endpoint))

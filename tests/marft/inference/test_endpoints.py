@@ -30,7 +30,7 @@ from tests.remotely import ask, asking, play_many, remote_game, teammates
 
 def test_a_busy_server_is_asked_again_after_the_time_it_names() -> None:
     replies = [error(429, **{"Retry-After": "0.3"}), error(503, **{"Retry-After": "0.2"}), says("at last")]
-    with serving(lambda body, n: replies[n]) as server, asking(server, retries=2) as endpoint:
+    with serving(lambda body, n: replies[n]) as server, asking(server, max_retries=2) as endpoint:
         done = ask(teammates(endpoint))
     assert (done.text, done.usage.retries) == ("at last", 2)
     waits = np.diff(server.times)
@@ -42,7 +42,7 @@ def test_what_fails_in_the_end_loses_its_own_episodes_alone() -> None:
     def answer(body: dict[str, Any], n: int) -> Reply:
         return error(500, "out of order") if "task 1" in body["messages"][0]["content"] else says("fine")
 
-    with serving(answer) as server, asking(server, retries=1) as endpoint:
+    with serving(answer) as server, asking(server, max_retries=1) as endpoint:
         script = replace_reset(Script([ends()]))
         episodes = play_many(replace(remote_game(endpoint), environment=script), 3)
     assert [episode.status for episode in episodes] == ["terminated", "failed", "terminated"]
@@ -75,7 +75,7 @@ def test_a_server_that_never_ends_times_out_its_own_episodes_alone(how: str) -> 
     def answer(body: dict[str, Any], n: int) -> Reply:
         return Reply(**{how: True}) if "task 0" in body["messages"][0]["content"] else says("fine")
 
-    with serving(answer) as server, asking(server, timeout_seconds=0.8, retries=3) as endpoint:
+    with serving(answer) as server, asking(server, timeout_seconds=0.8, max_retries=3) as endpoint:
         began = time.monotonic()
         episodes = play_many(replace(remote_game(endpoint), environment=replace_reset(Script([ends()]))), 3)
         took = time.monotonic() - began
@@ -244,7 +244,7 @@ def test_requests_and_retries_keep_to_the_limit_of_a_minute() -> None:
     replies = {0: error(429, **{"Retry-After": "0.01"})}
     with (
         serving(lambda body, n: replies.get(n, says("x"))) as server,
-        asking(server, requests_per_minute=600.0, retries=1) as endpoint,
+        asking(server, requests_per_minute=600.0, max_retries=1) as endpoint,
     ):
         assert all(episode.is_scored for episode in play_many(remote_game(endpoint), 4))
     assert len(server.times) == 5
@@ -258,6 +258,6 @@ def test_the_server_never_sees_more_at_once_than_allowed() -> None:
         time.sleep(0.05)
         return says("x")
 
-    with serving(answer) as server, asking(server, concurrent_requests=3) as endpoint:
+    with serving(answer) as server, asking(server, max_concurrent_requests=3) as endpoint:
         assert all(episode.is_scored for episode in play_many(remote_game(endpoint), 12))
     assert server.most_at_once == 3

@@ -78,7 +78,7 @@ def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> Non
 
 
 def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) -> None:
-    with LocalRolloutRunner(settings(random_model, "runs", "--engine.max_rows", "3")) as rollouts:
+    with LocalRolloutRunner(settings(random_model, "runs", "--engine.max_batch_size", "3")) as rollouts:
         done = rollouts.wait_for(chains(rollouts.engine, 10, None))
         assert len(done) == 10
         assert (

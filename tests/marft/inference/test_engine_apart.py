@@ -164,7 +164,7 @@ class TestEngine:
         assert first.tokens.tolist() == listened.tokens.tolist() == heard == [5, 6, 7, 8, 5, 6]
         assert first.log_probs.tolist() == [0, -1, -2, -3, -4, -5]
         assert (first.finish, first.versions, program) == ("length", VersionRange(0, 0), "a fake, 1.0")
-        assert usage == {"sampled_tokens": 12, "prefill/asked": 8, "engine_restarts": 0}
+        assert usage == {"sampled_tokens": 12, "prefill/prompt_tokens": 8, "engine_restarts": 0}
 
     def test_what_is_published_is_loaded_and_what_was_before_is_taken_away(
         self, with_engine: Callable[..., Any]

@@ -24,5 +24,5 @@ def test_admission_is_in_order_where_that_is_asked_for_and_else_on_a_cpu(
     monkeypatch.setattr("marft.inference.local.LocalEngine", lambda policies, thread, **keys: made.update(keys))
     models: Any = SimpleNamespace(device=SimpleNamespace(type=device), policies={})
     run = settings().model_copy(update={"seed": 7})
-    Local(admission=admission, max_rows=9, prefix_cache_mb=3).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]
+    Local(admission=admission, max_batch_size=9, prefix_cache_mb=3).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]
     assert made == {"seed": 7, "max_rows": 9, "prefix_bytes": 3 * 2**20, "in_order": in_order}

@@ -105,7 +105,9 @@ class TestOpening:
 
     @pytest.mark.parametrize(("words", "threads"), [((), 1), (("--engine.threads", "3"), 3)])
     def test_our_own_engine_is_told_what_the_recipe_says(self, words: tuple[str, ...], threads: int) -> None:
-        run = settings("tiny", "runs", *PROCESS, "--engine.prefix_cache_mb", "2", "--engine.max_rows", "7", *words)
+        run = settings(
+            "tiny", "runs", *PROCESS, "--engine.prefix_cache_mb", "2", "--engine.max_batch_size", "7", *words
+        )
         there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16)))
         engine: Any = run.engine
         opened = opened_process(engine, run, there, ["a", "b"])
@@ -130,7 +132,7 @@ class TestOpening:
             c=policy(head, "frozen"),
         )  # fmt: skip
         run = settings(
-            "tiny", "runs", "--engine.kind", "vllm", "--engine.options.enforce_eager", "true", seed=2**40 + 5
+            "tiny", "runs", "--engine.kind", "vllm", "--engine.engine_args.enforce_eager", "true", seed=2**40 + 5
         )
         engine: Any = run.engine
         opened = vllm._init_message(engine, run, there, ["a", "b", "c"])

@@ -49,6 +49,6 @@ def test_a_cluster_that_no_process_of_a_run_is_started_in_is_named() -> None:
     address = ("--cluster.address", "auto")
     (said,) = warn_idle_cluster(settings("tiny", "runs", *address))
     assert said.startswith("[cluster]: the cluster is not joined")
-    for started in ((*VLLM,), ("--rollout.processes", "2"), ("--training.ranks", "2")):
+    for started in ((*VLLM,), ("--rollout.workers", "2"), ("--training.ranks", "2")):
         assert not list(warn_idle_cluster(settings("tiny", "runs", *address, *started)))
     assert not list(warn_idle_cluster(settings("tiny", "runs")))

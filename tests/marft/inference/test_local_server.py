@@ -124,7 +124,7 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
         engine._weight_transfer.close()
         return why
 
-    assert asyncio.run(whole()) == "said nothing for 0.1 s (engine.patience_seconds), and was ended"
+    assert asyncio.run(whole()) == "said nothing for 0.1 s (engine.timeout_seconds), and was ended"
     assert [record.getMessage() for record in caplog.records] == [
         "fake has said nothing for 0.03 s; after 0.1 s it is started again"
     ]

@@ -28,7 +28,7 @@ from marft.models.adapter_files import save_adapter
 from marft.models.backbone import Backbone
 from marft.models.tokenizer_format import load_format
 
-LORA = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
+LORA = LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))
 PROMPT = np.arange(5, 21, dtype=np.int32)
 ASK = SampleRequest(10, "actor", PROMPT, 1.0, 24, 1.0, 0, 123, [2])
 OPTIONS = np.array([7, 8, 9], np.int32), np.array([2, 1], np.int32)
@@ -90,7 +90,7 @@ def adapter(backbone: Backbone, tmp_path: Path) -> Callable[[int], str]:
     """Writes an adapter of some weights."""
 
     def write(seed: int) -> str:
-        backbone.add_adapter("written", LORA.rank, LORA.alpha, LORA.targets, seed=seed)
+        backbone.add_adapter("written", LORA.rank, LORA.alpha, LORA.target_modules, seed=seed)
         for each in backbone.adapters("written").values():
             each.b.data.fill_(0.1 * seed)
         save_adapter(backbone.adapters("written"), LORA, "base", folder := tmp_path / f"{seed}")

@@ -143,7 +143,7 @@ def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> 
         pytest.skip("GPT-2 has no linear layers")
     with (
         backbone.routing.by_span([("one", 0, 8)], 8),
-        pytest.raises(ValueError, match=r"leave it out of lora.targets"),
+        pytest.raises(ValueError, match=r"leave it out of lora.target_modules"),
     ):
         layer(torch.zeros(1, 5, layer.base.in_features))
 
@@ -160,7 +160,7 @@ def test_a_team_on_a_model_that_cannot_be_packed_trains(
     tiny_tokenizer.save_pretrained(model)
     table = recipe(model, tmp_path)
     for policy in table["policies"].values():
-        policy["lora"] = {"rank": 4, "targets": ["q_proj", "in_proj", "w1"]}
+        policy["lora"] = {"rank": 4, "target_modules": ["q_proj", "in_proj", "w1"]}
     notes: list[str] = []
     run = parse_recipe(table)
     folder = RunFolder.create(run)

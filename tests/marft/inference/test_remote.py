@@ -39,7 +39,7 @@ from tests.remotely import KEY_OF_ACTION, ask, asking, play_many, remote_game, t
 
 def test_an_answer_is_recorded_in_the_readers_tokens() -> None:
     with serving(lambda body, n: says("five, end", usage=(11, 4))) as server, asking(
-        server, price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0, options={"top_a": 1}, omit=("top_p",),
+        server, price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0, extra_body={"top_a": 1}, omit=("top_p",),
     ) as endpoint:  # fmt: skip
         done = ask(
             teammates(endpoint),
@@ -229,7 +229,7 @@ def test_a_team_that_is_remote_alone_can_be_evaluated(tmp_path: Path) -> None:
             "tiny", tmp_path, agents=[{"role": "solver", "policy": "solver", "sampling": {"max_new_tokens": 8}}]
         )
         table["models"] = {
-            "teacher": {"path": "gpt-x", "context": 300, "endpoint": {"url": server.url}},
+            "teacher": {"path": "gpt-x", "context_length": 300, "endpoint": {"url": server.url}},
             "reader": {"path": "tiny"},
         }
         table["policies"] = {"solver": {"model": "teacher", "train": "frozen"}}

@@ -25,16 +25,16 @@ from tests.remotely import ENDPOINT, team
     [
         ({"policies.reasoner.train": "lora"}, "set train = 'frozen'"),
         ({"policies.reasoner.adapter": "x"}, "takes no adapter"),
-        ({"models.teacher.endpoint.reader": "bas"}, "did you mean 'base'?"),
-        ({"models.teacher.endpoint.reader": "teacher"}, "is remote too"),
+        ({"models.teacher.endpoint.local_model": "bas"}, "did you mean 'base'?"),
+        ({"models.teacher.endpoint.local_model": "teacher"}, "is remote too"),
         ({"models.teacher.dtype": "float32"}, "a local model alone"),
         ({"models.teacher.endpoint.url": "localhost:8000"}, "must look like https://host/v1"),
         ({"models.teacher.endpoint.url": "http://me:secret@host/v1"}, "name the environment variable that holds it"),
         ({"models.teacher.endpoint.url": "http://host:99999/v1"}, "must look like https://host/v1"),
         ({"models.teacher.endpoint.url": "http://host /v1"}, "must look like https://host/v1"),
-        ({"models.teacher.endpoint.options": "{ n = 2 }"}, "must not hold n: one answer is read"),
+        ({"models.teacher.endpoint.extra_body": "{ n = 2 }"}, "must not hold n: one answer is read"),
         (
-            {"models.teacher.endpoint.options": "{ messages = [] }"},
+            {"models.teacher.endpoint.extra_body": "{ messages = [] }"},
             "must not hold messages: they are what the agent sees",
         ),
         ({"models.teacher.endpoint.omit": "['model']"}, "cannot leave out 'model': it has a key of its own"),
@@ -42,7 +42,7 @@ from tests.remotely import ENDPOINT, team
             {"models.teacher.endpoint.omit": "['sed']"},
             "cannot leave out 'sed': no such field is sent; did you mean 'seed'?",
         ),
-        ({"models.teacher.endpoint.retrys": "3"}, "did you mean 'retries'?"),
+        ({"models.teacher.endpoint.max_retrys": "3"}, "did you mean 'max_retries'?"),
         ({"algorithm.teammate_text.coefficient": "0.5"}, "an endpoint (policies.reasoner) does not say"),
     ],
 )
@@ -79,8 +79,8 @@ def test_a_key_that_is_not_there_and_a_context_that_nobody_reads_are_refused(tmp
     with serving(lambda body, n: says("x")) as server:
         with pytest.raises(ValueError, match=r"export NOT_THERE="):
             LocalRolloutRunner(team(server, tmp_path, api_key_variable="NOT_THERE"))
-        with pytest.raises(ValueError, match=r"models.teacher.context: 99999 tokens are more than"):
-            LocalRolloutRunner(team(server, tmp_path, "--models.teacher.context", "99999"))
+        with pytest.raises(ValueError, match=r"models.teacher.context_length: 99999 tokens are more than"):
+            LocalRolloutRunner(team(server, tmp_path, "--models.teacher.context_length", "99999"))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_vllm_is_started_as_the_run_has_it_and_samples_as_policies_do(started: A
 
 def test_what_a_recipe_says_of_vllm_comes_last_and_what_it_does_not_take_is_named(started: Any) -> None:
     assert started(replace(OPENED, options={"max_num_seqs": 3, "dtype": "float32"}))["max_num_seqs"] == 3
-    with pytest.raises(ValueError, match=r"engine\.options: vLLM 1\.0 takes no gpu_memory_utilisation"):
+    with pytest.raises(ValueError, match=r"engine\.engine_args: vLLM 1\.0 takes no gpu_memory_utilisation"):
         started(replace(OPENED, options={"gpu_memory_utilisation": 0.5}))
 
 

@@ -114,8 +114,8 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_message(tmp_path: Path) -> N
 
 
 def test_a_context_longer_than_the_model_was_made_for_is_refused(random_model: Path) -> None:
-    with pytest.raises(ValueError, match="context 9999 is more than the 512 tokens"):
-        load_backbone(ModelSettings(path=str(random_model), context=9999), torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match="context_length 9999 is more than the 512 tokens"):
+        load_backbone(ModelSettings(path=str(random_model), context_length=9999), torch.device("cpu"), torch.float32)
 
 
 def _save_random(config: LlamaConfig, folder: Path) -> None:

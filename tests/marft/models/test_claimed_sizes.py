@@ -20,7 +20,7 @@ from marft.models.lora import Adapter
 from marft.models.paths import resolve_path
 from tests.families import FAMILY, random_model
 
-LORA = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
+LORA = LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))
 HUGE = 10**9
 Change = Callable[[Path], None]
 
@@ -28,7 +28,7 @@ Change = Callable[[Path], None]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backbone = loaded()
-    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.targets, 0)
+    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.target_modules, 0)
     folder = tmp_path_factory.mktemp("adapter")
     save_adapter(backbone.adapters("actor"), LORA, "tiny", folder)
     return folder
@@ -107,7 +107,7 @@ def test_weights_of_a_checkpoint_are_compared_first_too(
     (tmp_path / WEIGHTS_FILE).write_bytes((saved / WEIGHTS_FILE).read_bytes())
     claims((10**6, 128))(tmp_path)
     backbone = loaded()
-    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.targets, 0)
+    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.target_modules, 0)
     monkeypatch.setattr("marft.models.adapter_files.load_file", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match="has shape"):
         load_adapter(backbone, "actor", tmp_path)
@@ -166,4 +166,4 @@ def test_experts_that_no_file_has_take_no_memory(tmp_path: Path, monkeypatch: py
 def test_what_was_saved_is_read(saved: Path) -> None:
     backbone = loaded()
     assert read_adapter(backbone, "actor", saved) == LORA
-    assert set(backbone.adapters("actor")) == set(backbone.target_layers("actor", LORA.targets))
+    assert set(backbone.adapters("actor")) == set(backbone.target_layers("actor", LORA.target_modules))

@@ -166,8 +166,8 @@ def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, P
     folder = folder_of(folders, name)
     backbone = ours(folder, torch.float32)
     targets = set(linear_layer_names(backbone)) - LEFT_OUT.get(name, set())
-    lora = LoraSettings(rank=3, alpha=6.0, targets=tuple(sorted(targets)))
-    backbone.add_adapter("one", lora.rank, lora.alpha, lora.targets, seed=0)
+    lora = LoraSettings(rank=3, alpha=6.0, target_modules=tuple(sorted(targets)))
+    backbone.add_adapter("one", lora.rank, lora.alpha, lora.target_modules, seed=0)
     for adapter in backbone.adapters("one").values():
         nn.init.normal_(adapter.b, std=0.1)
     save_adapter(backbone.adapters("one"), lora, str(folder), tmp_path)

@@ -35,7 +35,7 @@ def test_a_format_has_the_models_own_context_and_ends_of_a_turn(model: Path) -> 
     device = pick_device("cpu")
     for given in (
         ModelSettings(path="tiny"),
-        ModelSettings(path="tiny", context=100),
+        ModelSettings(path="tiny", context_length=100),
         declared(model, config=[9, 4]),
         declared(model, generation_config=[8, 5, 100_000]),
     ):
@@ -53,8 +53,8 @@ def test_a_format_needs_no_weights(model: Path) -> None:
         file.unlink()
     after = load_format(ModelSettings(path=str(model)))
     assert (after.context, after.stop_ids) == (before.context, before.stop_ids)
-    with pytest.raises(ValueError, match="context 513 is more than the 512 tokens"):
-        load_format(settings(model, models={"base": {"path": str(model), "context": 513}}).models["base"])
+    with pytest.raises(ValueError, match="context_length 513 is more than the 512 tokens"):
+        load_format(settings(model, models={"base": {"path": str(model), "context_length": 513}}).models["base"])
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json missing", "no words"])

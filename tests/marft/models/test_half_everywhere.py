@@ -143,7 +143,7 @@ class TestLearning:
             ("--algorithm.level", "token"),
             ("--training.share_prefixes", "always"),
             ("--algorithm.critic.body", "lora"),
-            ("--algorithm.entropy", "0.01", "--algorithm.kl", "{ coefficient = 0.1 }"),
+            ("--algorithm.entropy_coefficient", "0.01", "--algorithm.kl", "{ coefficient = 0.1 }"),
             ("--models.base.gradient_checkpointing", "true"),
         ], of=6),
     )  # fmt: skip

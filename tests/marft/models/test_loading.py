@@ -47,10 +47,10 @@ def test_no_weight_of_a_base_learns_unless_a_policy_asks_for_it(model: Path) -> 
 def test_a_context_is_no_longer_than_the_model_was_made_for(model: Path) -> None:
     longest = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     for context, expected in ((0, longest), (longest, longest), (longest - 1, longest - 1)):
-        settings = ModelSettings(path=str(model), context=context)
+        settings = ModelSettings(path=str(model), context_length=context)
         assert load_backbone(settings, torch.device("cpu"), torch.float32).context == expected
-    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
-        load_backbone(ModelSettings(path=str(model), context=longest + 1), torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match=f"context_length {longest + 1} is more than the {longest} tokens"):
+        load_backbone(ModelSettings(path=str(model), context_length=longest + 1), torch.device("cpu"), torch.float32)
 
 
 def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> None:
@@ -60,8 +60,8 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
         max_position_embeddings=131072, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors}
     )
     assert context_length(config, ModelSettings(path="phi")) == 4096
-    with pytest.raises(ValueError, match="context 8192 is more than the 4096 tokens"):
-        context_length(config, ModelSettings(path="phi", context=8192))
+    with pytest.raises(ValueError, match="context_length 8192 is more than the 4096 tokens"):
+        context_length(config, ModelSettings(path="phi", context_length=8192))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
 def test_a_context_ends_where_a_model_begins_to_choose_what_a_token_sees(config: Any, longest: int) -> None:
     """Rounding would choose otherwise when a row is scored than when it was sampled."""
     assert context_length(config, ModelSettings(path="it")) == longest
-    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
-        context_length(config, ModelSettings(path="it", context=longest + 1))
+    with pytest.raises(ValueError, match=f"context_length {longest + 1} is more than the {longest} tokens"):
+        context_length(config, ModelSettings(path="it", context_length=longest + 1))
 
 
 @pytest.mark.parametrize("name", ["Qwen 3 with experts", "gpt-oss"])

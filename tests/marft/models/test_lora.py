@@ -39,7 +39,7 @@ ROWS = [
 ]
 LORA = {
     "one": LoraSettings(rank=4, alpha=16.0),
-    "two": LoraSettings(rank=8, alpha=8.0, targets=("q_proj", "v_proj", "down_proj")),
+    "two": LoraSettings(rank=8, alpha=8.0, target_modules=("q_proj", "v_proj", "down_proj")),
 }
 
 
@@ -48,7 +48,7 @@ def tuned(backbone: Backbone) -> Backbone:
     """Two policies with random adapters of different ranks and targets."""
     torch.manual_seed(1)
     for name, lora in LORA.items():
-        backbone.add_adapter(name, lora.rank, lora.alpha, lora.targets, seed=0)
+        backbone.add_adapter(name, lora.rank, lora.alpha, lora.target_modules, seed=0)
         for adapter in backbone.adapters(name).values():
             torch.nn.init.normal_(adapter.b, std=0.3)
     return backbone
@@ -246,7 +246,7 @@ def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tm
 
 def test_a_configuration_is_the_same_to_the_byte_whatever_process_writes_it(tmp_path: Path) -> None:
     targets = ("v_proj", "q_proj", "up_proj", "o_proj", "k_proj", "gate_proj", "down_proj")
-    save_adapter({}, LoraSettings(targets=targets), "base", tmp_path)
+    save_adapter({}, LoraSettings(target_modules=targets), "base", tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == list(targets)
 
 
@@ -268,7 +268,7 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
     change = json.loads((tmp_path / "adapter_config.json").read_text()) | {"target_modules": targets}
     (tmp_path / "adapter_config.json").write_text(json.dumps(change))
     lora = read_lora_settings(tmp_path)
-    backbone.add_adapter("read", lora.rank, lora.alpha, lora.targets, seed=0)
+    backbone.add_adapter("read", lora.rank, lora.alpha, lora.target_modules, seed=0)
     load_adapter(backbone, "read", tmp_path)
     with torch.no_grad():
         theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
@@ -424,7 +424,7 @@ def test_whatever_peft_takes_as_targets_is_computed_on_all_of_them_or_refused(
             ours.remove_adapter("read")
     if isinstance(targets, list) and set(config) <= {"target_modules", "r", "use_rslora"}:
         try:
-            named = set(ours.target_layers("read", LoraSettings(targets=tuple(targets)).targets))
+            named = set(ours.target_layers("read", LoraSettings(target_modules=tuple(targets)).target_modules))
         except ValueError:
             return
         assert named == sized
@@ -504,7 +504,7 @@ def test_an_adapter_on_the_output_layer_or_the_embedding_is_refused_by_name(
         with pytest.raises(
             ValueError, match=r"(lm_head|embed_tokens)' is an output layer or an embedding.*leave it out"
         ):
-            LoraSettings(targets=tuple(targets))
+            LoraSettings(target_modules=tuple(targets))
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "model.norm", "layers"])
@@ -526,7 +526,7 @@ def test_weights_that_an_adapter_holds_whole_are_refused(tuned: Backbone, tmp_pa
 
 def test_what_pefts_own_configuration_says_by_default_is_plain_lora(tmp_path: Path) -> None:
     LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(str(tmp_path))
-    assert read_lora_settings(tmp_path) == LoraSettings(rank=3, alpha=5.0, targets=("q_proj",))
+    assert read_lora_settings(tmp_path) == LoraSettings(rank=3, alpha=5.0, target_modules=("q_proj",))
 
 
 ANOTHER_COMPUTATION: dict[str, object] = {
@@ -553,7 +553,7 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(
     tuned: Backbone, random_model: Path, tmp_path: Path
 ) -> None:
     save_adapter(tuned.adapters("one"), LORA["one"], str(random_model), tmp_path)
-    with pytest.raises(ValueError, match=r"set lora\.targets"):
+    with pytest.raises(ValueError, match=r"set lora\.target_modules"):
         load_adapter(tuned, "two", tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="cannot read the adapter"):

@@ -215,7 +215,15 @@ class TestPolicies:
     @pytest.mark.slow
     @BY_NIGHT
     def test_a_run_goes_on_to_the_bit(self, tmp_path: Path) -> None:
-        changes = (*FULL, "--models.base.dtype", "bfloat16", "--training.steps", "2", "--algorithm.entropy", "0.1")
+        changes = (
+            *FULL,
+            "--models.base.dtype",
+            "bfloat16",
+            "--training.steps",
+            "2",
+            "--algorithm.entropy_coefficient",
+            "0.1",
+        )
         _, straight = finished(tmp_path / "straight", *changes)
         folder = RunFolder.create(run := settings("tiny", tmp_path / "stopped", *changes))
         train(run, folder, callback=StopAfter(1))

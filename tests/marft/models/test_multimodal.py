@@ -154,8 +154,8 @@ def test_adapters_are_pefts_on_the_language_model(name: str, tmp_path: Path) -> 
     """Their names begin with base_model.model.model.layers, as for a model that only reads."""
     saved(name, tmp_path / "base")
     backbone = load_backbone(ModelSettings(path=str(tmp_path / "base")), CPU, torch.float32)
-    lora = LoraSettings(rank=3, alpha=6.0, targets=("down_proj", "q_proj"))
-    backbone.add_adapter("one", lora.rank, lora.alpha, lora.targets, seed=0)
+    lora = LoraSettings(rank=3, alpha=6.0, target_modules=("down_proj", "q_proj"))
+    backbone.add_adapter("one", lora.rank, lora.alpha, lora.target_modules, seed=0)
     for adapter in backbone.adapters("one").values():
         nn.init.normal_(adapter.b, std=0.1)
     save_adapter(backbone.adapters("one"), lora, str(tmp_path / "base"), tmp_path / "adapter")

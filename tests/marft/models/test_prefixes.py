@@ -313,5 +313,5 @@ def test_an_engine_says_how_many_tokens_of_prompts_it_computed(
         run = run_settings(random_model, "runs", "--engine.prefix_cache_mb", str(megabytes))
         with LocalRolloutRunner(run) as rollouts:
             rollouts.wait_for(twice(rollouts))
-            assert rollouts.usage()["prefill/asked"] == 80
-            assert rollouts.usage()["prefill/computed"] == computed
+            assert rollouts.usage()["prefill/prompt_tokens"] == 80
+            assert rollouts.usage()["prefill/computed_tokens"] == computed

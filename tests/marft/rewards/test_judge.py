@@ -51,7 +51,7 @@ def episode(prompt: str = "2 + 3 =", answer: str = "five", number: int = 0) -> E
 def judging(
     server: Server, cache: Path | str = "", endpoint: dict[str, Any] | None = None, **fields: Any
 ) -> Iterator[Judge]:
-    settings = EndpointSettings(url=server.url, **{"retries": 0, **(endpoint or {})})
+    settings = EndpointSettings(url=server.url, **{"max_retries": 0, **(endpoint or {})})
     judge = Judge(endpoint=settings, model="big", cache=str(cache), **fields).open(["solver"])
     try:
         yield judge
@@ -83,7 +83,7 @@ def test_a_score_is_a_reward_of_the_team() -> None:
     assert made.transitions[0].reward == pytest.approx(1.6)
     assert made.transitions[0].terms == {"Judge": pytest.approx(1.6)}
     assert counts == {
-        "judge/questions": 1, "judge/cache_hits": 0, "judge/requests": 1, "judge/not_kept": 0, "judge/prompt_tokens": 50,
+        "judge/questions": 1, "judge/cache_hits": 0, "judge/requests": 1, "judge/not_cached": 0, "judge/prompt_tokens": 50,
         "judge/completion_tokens": 5, "judge/cost": 5e-05, "judge/retries": 0,
     }  # fmt: skip
     assert "2 + 3 =" in shown(server)
@@ -113,7 +113,7 @@ def test_a_reply_is_paid_for_once_even_by_another_process(tmp_path: Path) -> Non
         with judging(server, tmp_path) as judge:
             assert compose(judge, episode())[0].transitions[0].reward == 0.7
             assert judge.counts()["judge/cache_hits"] == 1
-        with judging(server, tmp_path, scale=(0, 7)) as judge:
+        with judging(server, tmp_path, score_range=(0, 7)) as judge:
             compose(judge, episode())
         assert len(server.requests) == 3  # another question
         for file in tmp_path.rglob("*.json"):
@@ -198,7 +198,7 @@ def judged(server: Server, output: Path, *overrides: str, **changes: Any) -> Any
     table = recipe("tiny", output, **changes)
     table["rewards"] = [
         {"name": "outcome"},
-        {"name": "judge", "model": "big", "cache": str(output / "kept"), "endpoint": {"url": server.url, "retries": 0}},
+        {"name": "judge", "model": "big", "cache": str(output / "kept"), "endpoint": {"url": server.url, "max_retries": 0}},
     ]
     return parse_recipe(table, overrides)
 
@@ -249,9 +249,9 @@ def test_a_judge_asks_nothing_about_what_has_failed_already() -> None:
         ({"prompt": "Judge {task}."}, "put {answer} or {transcript} in it"),
         ({"pattern": "("}, "no regular expression"),
         ({"pattern": "x", "json_field": "y"}, "keep one"),
-        ({"scale": [1, 1]}, "two different numbers"),
+        ({"score_range": [1, 1]}, "two different numbers"),
         ({"agents": ["actr"]}, "did you mean 'actor'?"),
-        ({"endpoint": {"url": "http://x", "reader": "base"}}, "unknown key 'reader'"),
+        ({"endpoint": {"url": "http://x", "local_model": "base"}}, "unknown key 'local_model'"),
     ],
 )
 def test_judges_that_cannot_work_are_refused(fields: dict[str, Any], complaint: str) -> None:
@@ -291,7 +291,7 @@ def test_what_cannot_be_kept_is_known_in_memory(tmp_path: Path, monkeypatch: pyt
         made = compose(judge, episode()) + compose(judge, episode())
         counts = judge.counts()
     assert [one.transitions[0].reward for one in made] == [0.7, 0.7]
-    assert (counts["judge/requests"], counts["judge/not_kept"], counts["judge/cache_hits"]) == (1, 1, 1)
+    assert (counts["judge/requests"], counts["judge/not_cached"], counts["judge/cache_hits"]) == (1, 1, 1)
 
 
 def test_a_transcript_has_tools_and_asides_and_cannot_be_forged() -> None:
@@ -329,9 +329,9 @@ def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) 
     with serving(answer) as server:
         term = {
             "name": "judge", "model": "big", "cache": "", "prompt": "{task} {transcript}",
-            "endpoint": {"url": server.url, "concurrent_requests": 1, "requests_per_minute": 600.0},
+            "endpoint": {"url": server.url, "max_concurrent_requests": 1, "requests_per_minute": 600.0},
         }  # fmt: skip
-        run = settings("tiny", tmp_path, "--rollout.processes", "2", rewards=[term])
+        run = settings("tiny", tmp_path, "--rollout.workers", "2", rewards=[term])
         with open_rollouts(run) as rollouts:
             rollouts.publish(0)
             episodes = rollouts.play([Attempt(task, "train/0") for task in load_training_tasks(run)[:8]])
@@ -474,7 +474,7 @@ class TestScores:
     ) -> None:
         prompt = "{answer}, {lowest} to {highest}. {format}"
         known = Known({f"five, -1.5 to 20. {asked}": reply})
-        judge = self.opened(monkeypatch, known, prompt=prompt, scale=(-1.5, 20.0), **fields)
+        judge = self.opened(monkeypatch, known, prompt=prompt, score_range=(-1.5, 20.0), **fields)
         (paid,) = asyncio.run(judge.score(episode()))
         assert paid.team == pytest.approx(5.5 / 21.5)
         forced = {"type": "json_object"} if "json_field" in fields else None
@@ -498,7 +498,7 @@ class TestScores:
         with pytest.raises(AssertionError, match="open the term first"):
             asyncio.run(closed.score(episode()))
         assert judge.counts() == {
-            "judge/questions": 1, "judge/cache_hits": 0, "judge/requests": 1, "judge/not_kept": 0,
+            "judge/questions": 1, "judge/cache_hits": 0, "judge/requests": 1, "judge/not_cached": 0,
             "judge/prompt_tokens": 3.0, "judge/completion_tokens": 2.0, "judge/cost": 0.5, "judge/retries": 1.0,
         }  # fmt: skip
         assert not known.closed

@@ -34,15 +34,18 @@ class TestParts:
 
     @pytest.mark.parametrize(("team", "own"), [(0.0, 1.0), (2.0, 1.0), (1.0, 0.0), (1.0, 2.0), (0.5, 0.25)])
     def test_team_and_own_rewards_are_weighed(self, team: float, own: float) -> None:
-        assert made_of(RewardSettings(team=team, own=own)) == [(2.0 * team, own), (2.0 * team, 3.0 * own)]
+        assert made_of(RewardSettings(team_weight=team, own_weight=own)) == [(2.0 * team, own), (2.0 * team, 3.0 * own)]
 
     def test_progress_is_rewarded_before_rewards_are_weighed(self) -> None:
         """The second grade of 3 is 2 above the first."""
-        shaped = RewardSettings(shaping="margin", shaping_weight=0.5, own=10.0)
+        shaped = RewardSettings(shaping="margin", shaping_weight=0.5, own_weight=10.0)
         assert made_of(shaped) == [(2.0, 10.0), (2.0, 40.0)]
 
     def test_length_is_priced_last_and_so_is_not_weighed(self) -> None:
-        assert made_of(RewardSettings(own=10.0, overlong_buffer=4), limit=4) == [(2.0, 10.0 - 0.5), (2.0, 30.0 - 0.5)]
+        assert made_of(RewardSettings(own_weight=10.0, overlong_buffer=4), limit=4) == [
+            (2.0, 10.0 - 0.5),
+            (2.0, 30.0 - 0.5),
+        ]
 
 
 class TestLength:

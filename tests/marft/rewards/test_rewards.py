@@ -152,7 +152,7 @@ def test_terms_count_once_unclipped_unless_they_say_otherwise_and_only_some_shap
         MessageTokens(),
         Format(pattern="x"),
     ]
-    assert [term.shapes for term in terms] == [False] * 4 + [True] * 4
+    assert [term.shaping_only for term in terms] == [False] * 4 + [True] * 4
     for term in terms:
         assert (term.weight, term.clip, term.own_timeout, term.label, dict(term.counts())) == (1.0, None, False, "", {})
         assert term.open(["a"]) is term

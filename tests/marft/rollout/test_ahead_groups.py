@@ -91,7 +91,7 @@ def test_a_group_is_as_old_as_the_oldest_of_all_its_attempts(late: int) -> None:
 
     rollouts.episode = episode  # type: ignore[method-assign]
     collection = ahead(rollouts, State(step=2)).collect(State(step=2), lambda _: None)
-    assert collection.metrics["ahead/dropped"] == 1
+    assert collection.metrics["async/groups_dropped"] == 1
     assert first not in {episode.task.id for episode in collection.credit_inputs}
 
 

@@ -30,7 +30,7 @@ class TestMetrics:
         gathering, heard = ahead(rollouts), list[str]()
         threading.Timer(0.05, lambda: [rollouts.finish(number) for number in (2, 0, 1)]).start()
         collection = gathering.collect(State(), lambda episode: heard.append(episode.name))
-        assert (collection.metrics["ahead/waiting"], collection.metrics["ahead/in_play"]) == (1.0, 1.0)
+        assert (collection.metrics["async/groups_ready"], collection.metrics["async/groups_in_flight"]) == (1.0, 1.0)
         assert heard == [episode.name for episode in collection.episodes]
         assert len(heard) == 4
         gathering.close()
@@ -63,13 +63,13 @@ class TestMetrics:
         ):
             now[0], idle[0] = now[0] + waited, idle[0] + idled
             collection = gathering.collect(state, lambda _: None)
-            assert collection.metrics["ahead/sampler_idle"] == idled
-            assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
-            assert collection.metrics["ahead/learner_idle"] == 0.0
+            assert collection.metrics["async/sampler_idle_seconds"] == idled
+            assert collection.metrics["async/overlap"] == pytest.approx(overlap)
+            assert collection.metrics["async/learner_idle_seconds"] == 0.0
             assert gathering.usage_seconds(0.5) == waited
             state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
             gathering.on_publish(state)
-        assert "ahead/overlap" not in gathering.collect(state, lambda _: None).metrics  # no time has passed since
+        assert "async/overlap" not in gathering.collect(state, lambda _: None).metrics  # no time has passed since
 
 
 class TestUsage:
@@ -127,6 +127,6 @@ def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
     chosen = replace(own, choice=Choice((), 0, np.zeros(2, np.float32)))  # is read, and not sampled
     found = compute_usage([Episode(TASKS[0], "validation/sampled", 0, (own, remote, chosen), "terminated")])
     assert found == {
-        "sampled_tokens": float(len(own.tokens)), "prefill/asked": 2.0 * len(own.prompt), "remote_prompt_tokens": 7.0,
+        "sampled_tokens": float(len(own.tokens)), "prefill/prompt_tokens": 2.0 * len(own.prompt), "remote_prompt_tokens": 7.0,
         "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
     }  # fmt: skip

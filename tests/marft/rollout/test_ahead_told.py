@@ -137,7 +137,7 @@ def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone
     assert (state.step, state.returns) == (6, 1)
     assert versions(rollouts) == [0, 0, 1, 2, 3, 3, 3, 4]
     assert rollouts.played_with[::2] == [0, 0, 1, 2, 3, 4, 4, 5]
-    assert [row["ahead/dropped"] for row in rows] == [0, 0, 0, 4, 0, 0]
+    assert [row["async/groups_dropped"] for row in rows] == [0, 0, 0, 4, 0, 0]
     assert [row["policy_lag_max"] for row in rows] == [0, 1, 1, 0, 1, 1]
     kept = {path.name: [group.number for group in read_groups(path, TASKS, "ahead")] for path in tmp_path.glob("[0-9]")}
     assert kept == {

@@ -184,7 +184,7 @@ class TestDynamicSampling:
     @pytest.mark.parametrize("grader", ["format", "format_2"])
     def test_of_two_terms_of_one_kind_the_one_that_grades_tells_apart(self, grader: str) -> None:
         tables = [
-            {"name": "format", "pattern": "x", "shapes": True}, {"name": "format", "pattern": "y", "shapes": False},
+            {"name": "format", "pattern": "x", "shaping_only": True}, {"name": "format", "pattern": "y", "shaping_only": False},
         ]  # fmt: skip
         run = settings("tiny", "runs", **SMALL, algorithm={"name": "dapo", "dynamic_sampling": 1}, rewards=tables)
 
@@ -195,11 +195,11 @@ class TestDynamicSampling:
         found = Rollouts(run, pay).collect()
         assert found.metrics == {"groups_discarded": 0.0 if grader == "format_2" else 4.0}
 
-    @pytest.mark.parametrize("reward", [{"overlong_buffer": 6}, {"shaping": "quality"}, {"own": 0.0}])
+    @pytest.mark.parametrize("reward", [{"overlong_buffer": 6}, {"shaping": "quality"}, {"own_weight": 0.0}])
     def test_what_the_algorithm_makes_of_rewards_tells_nothing_apart(self, reward: dict[str, Any]) -> None:
-        """All are wrong. They differ in length, and with ``own = 0`` in what is not learned from."""
+        """All are wrong. They differ in length, and with ``own_weight = 0`` in what is not learned from."""
         run = of("dapo", dynamic_sampling=1, reward=reward)
-        own = {"actor": 1.0} if "own" in reward else {}
+        own = {"actor": 1.0} if "own_weight" in reward else {}
         found = Rollouts(
             run, lambda a: paid(0.0, **(own if a.sample else {})), length=lambda a: 1 + 7 * a.sample
         ).collect()
@@ -319,7 +319,7 @@ class TestForks:
     def test_candidates_are_judged_by_what_the_algorithm_makes_of_rewards(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = of("at-grpo", reward={"team": 0.5, "own": 2.0})
+        run = of("at-grpo", reward={"team_weight": 0.5, "own_weight": 2.0})
         scores: list[float] = []
         come_to: list[Episode] = []
 

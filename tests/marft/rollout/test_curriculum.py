@@ -38,11 +38,16 @@ from tests.nights import BY_NIGHT
 from tests.playing_ahead import PROCESS, fake
 
 TASKS = [Task(f"t{n}", "o", {"level": n % 3 + 1}) for n in range(30)]
-BY = CurriculumSettings(episodes=4, up=0.75, down=0.25)
+BY = CurriculumSettings(episodes=4, promote_threshold=0.75, demote_threshold=0.25)
 
 
 def run_of(*overrides: str, **curriculum: Any) -> RunSettings:
-    return settings("tiny", "runs", *overrides, curriculum={"episodes": 4, "up": 0.75, "down": 0.25, **curriculum})
+    return settings(
+        "tiny",
+        "runs",
+        *overrides,
+        curriculum={"episodes": 4, "promote_threshold": 0.75, "demote_threshold": 0.25, **curriculum},
+    )
 
 
 def after(standing: CurriculumState, *solved: tuple[int, bool], levels: int = 3, draw: int = 100) -> CurriculumState:
@@ -64,7 +69,7 @@ class TestMoving:
         )
 
     def test_a_run_begins_at_the_level_that_it_is_told_to_or_the_hardest_that_there_is(self) -> None:
-        begins = [initial_curriculum(CurriculumSettings(start=start), 3) for start in (1, 2, 3, 9)]
+        begins = [initial_curriculum(CurriculumSettings(initial_levels=start), 3) for start in (1, 2, 3, 9)]
         assert begins == [CurriculumState((0,), (hardest,)) for hardest in (0, 1, 2, 2)]
 
     def test_nothing_moves_before_enough_was_tried(self) -> None:
@@ -127,8 +132,8 @@ class TestLevels:
             difficulty_levels(CurriculumSettings(levels=levels), [Task("a", "o", data)])
 
     @pytest.mark.parametrize(("changes", "told"), [
-        ({"up": 0.2, "down": 0.2}, "down is at or above up"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
-        ({"start": 0}, "greater than or equal to 1"), ({"wy": 1}, "unknown key 'wy'"),
+        ({"promote_threshold": 0.2, "demote_threshold": 0.2}, "demote_threshold is at or above promote_threshold"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
+        ({"initial_levels": 0}, "greater than or equal to 1"), ({"wy": 1}, "unknown key 'wy'"),
     ])  # fmt: skip
     def test_settings_that_cannot_be_meant_are_refused(self, changes: dict[str, Any], told: str) -> None:
         with pytest.raises((ValidationError, ValueError), match=told):
@@ -207,7 +212,7 @@ class TestDrawing:
         path = tmp_path / "rows.csv"
         path.write_text("question,answer,weight\n" + "".join(f"{n}?,{n},{w}\n" for n, w in enumerate((4, 2, 1, 1, 0))))
         run = settings(environment={
-            "name": "table", "path": str(path), "weight": "weight", "shares": {"validation": 0.0, "test": 0.0},
+            "name": "table", "path": str(path), "weight": "weight", "split_fractions": {"validation": 0.0, "test": 0.0},
         })  # fmt: skip
         draws = load_training_tasks(run)
         assert [task.prompt for task in draws] == ["0?", "1?", "2?", "3?"], "one of weight 0 is never trained on"
@@ -378,7 +383,7 @@ def test_a_run_with_a_curriculum_that_stops_and_goes_on_equals_one_that_never_di
         return settings(
             "tiny", tmp_path / folder, "--training.steps", "3", "--checkpoints.every", "3",
             environment={"name": "reasoning_gym", "dataset": "chain_sum", "levels": levels, "train_tasks": 60, "held_out_tasks": 3},
-            curriculum={"episodes": 4, "up": 0.01, "down": 0.0, "start": 2},
+            curriculum={"episodes": 4, "promote_threshold": 0.01, "demote_threshold": 0.0, "initial_levels": 2},
         )  # fmt: skip
 
     straight, stopped = (RunFolder.create(run_in(name)) for name in ("straight", "stopped"))

@@ -35,7 +35,7 @@ def crowd(output: Path, *overrides: str, processes: int = 0) -> RunSettings:
     """Branches, choices, memories and steps that take their time."""
     return crew(
         output, {"name": "tests.crews:Restless"}, *overrides, "--team.organization", "tests.crews:Crowd",
-        "--rollout.max_live_episodes", "3", "--engine.max_rows", "5", "--agents.reasoner.memory", "own",
+        "--rollout.max_concurrent_episodes", "3", "--engine.max_batch_size", "5", "--agents.reasoner.memory", "own",
         processes=processes,
     )  # fmt: skip
 

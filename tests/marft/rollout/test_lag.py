@@ -65,7 +65,7 @@ def test_no_action_is_too_old_and_a_killed_engine_loses_nothing(tmp_path: Path) 
     assert {row["episodes_dropped"] for row in rows} == {0.0}
     assert rows[0]["policy_lag_max"] == 0
     assert 1 <= max(row["policy_lag_max"] for row in rows) <= 2
-    assert {row["ahead/dropped"] for row in rows} == {0.0}
+    assert {row["async/groups_dropped"] for row in rows} == {0.0}
     assert all(0 < row["ess"] <= 1 + 1e-9 for row in rows)
     for step, episodes in enumerate(recorded(folder)):
         versions = [action.versions for episode in episodes for action in episode.actions]
@@ -129,7 +129,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("--rollout.processes", "2"),
+        ("--rollout.workers", "2"),
         ("--algorithm", "{name = 'coma'}"),
         ("--algorithm", "{name = 'dapo'}"),
         ("--policies.actor.train", "full"),

@@ -55,7 +55,7 @@ class TestAnEndpointsLimits:
             await passes()
             assert sent[1:] == [ReleaseLease(0)]
 
-        self.leased(test, concurrent_requests=3)
+        self.leased(test, max_concurrent_requests=3)
 
     def test_one_in_which_something_is_raised_is_given_back(self) -> None:
         async def test(limits: LeasedLimits, client: SamplerClient, sent: list[Any]) -> None:

@@ -35,8 +35,8 @@ def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) ->
             environment,
             "--rollout.timeout_seconds",
             "60",
-            "--rollout.tries",
-            "2",
+            "--rollout.max_retries",
+            "1",
             *overrides,
             processes=processes,
         )
@@ -87,7 +87,7 @@ class TestLostWorkers:
         ended = "2 worker processes, one after the other, ended with nothing else in it"
         assert poisonous.error == f"its task is set aside for the rest of the run: {ended}; {said}"
         lost = {name: rollouts.usage()[name] - before[name] for name in NOTHING_LOST}
-        assert lost == {"workers_lost": 3.0, "episodes_played_again": 3.0, "tasks_set_aside": 1.0}
+        assert lost == {"workers_lost": 3.0, "episodes_retried": 3.0, "tasks_excluded": 1.0}
         (again,) = rollouts.play(attempts(reason))  # without losing anybody
         assert (again.status, again.error) == ("failed", poisonous.error)
         assert rollouts.usage()["workers_lost"] == before["workers_lost"] + 3
@@ -117,7 +117,7 @@ class TestLostWorkers:
 
     def test_what_cannot_be_sent_is_refused_by_name(self, rollouts: WorkerRolloutRunner) -> None:
         task = Task("odd", "begin", {"lock": threading.Lock()})
-        with pytest.raises(ValueError, match=r"task 'odd' cannot be sent to another process .*processes = 0"):
+        with pytest.raises(ValueError, match=r"task 'odd' cannot be sent to another process .*workers = 0"):
             rollouts.play([Attempt(task, "train/0"), *attempts("fine")])
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
@@ -150,7 +150,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_start
         episodes = rollouts.play(attempts("fine", "fine"))
         killer.join()
         assert [episode.status for episode in episodes] == ["terminated"] * 2  # it was played again
-        assert rollouts.usage()["episodes_played_again"] == 1.0
+        assert rollouts.usage()["episodes_retried"] == 1.0
         until(lambda: not any(map(is_there, found)), 5.0)
 
 

@@ -22,7 +22,7 @@ from marft.rollout.workers.messages import StartWorker
 from marft.rollout.workers.retried_rollout import ActiveAttempt, RetriedRollout, WorkerLostError
 from marft.rollout.workers.worker_pool import WorkerPool
 
-TRIES = 2
+MAX_RETRIES = 1
 
 
 class World:
@@ -110,13 +110,14 @@ class Starts:
 
 
 def played(
-    world: World, attempts: list[Attempt], workers: int, live: int, patch: pytest.MonkeyPatch, *, fails: bool = False
-) -> tuple[list[Episode], WorkerPool]:
+    world: World, attempts: list[Attempt], workers: int, live: int, patch: pytest.MonkeyPatch, *, fails: bool = False,
+    max_retries: int = MAX_RETRIES,
+) -> tuple[list[Episode], WorkerPool]:  # fmt: skip
     patch.setattr(crews, "Link", world.link)
 
     async def whole() -> tuple[list[Episode], WorkerPool]:
         starter = Starts()
-        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starter, TRIES, {})
+        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starter, max_retries, {})
         await crew.start([starter.start(f"worker {number}", None) for number in range(workers)])
         starter.fails = fails
 
@@ -159,27 +160,27 @@ class TestSettingAside:
         assert set(world.ended.values()) <= {1}
         assert crew.lost_count == len(world.companies)
         halvings = math.ceil(math.log2(live + 1)) + 1
-        assert crew.lost_count <= len(poison) * samples * (halvings + TRIES)
+        assert crew.lost_count <= len(poison) * samples * (halvings + 1 + MAX_RETRIES)
 
     @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 6), st.integers(0, 2**31))
     def test_kills_by_chance_lose_no_episode_and_play_none_twice(
         self, workers: int, live: int, kills: int, seed: int
     ) -> None:
-        """One that is hit ``rollout.tries`` times while it is alone is taken for what ended its workers."""
+        """One that is hit 1 + ``rollout.max_retries`` times while it is alone is taken for what ended its workers."""
         world = World(set(), kills, seed)
         with pytest.MonkeyPatch.context() as patch:
             episodes, crew = played(world, some(6, 2), workers, live, patch)
         ended = {e.name for e in episodes if e.status == "terminated"}
         assert len(ended) == sum(world.ended.values()) == len(world.ended)
         assert {e.task.id for e in episodes if e.status != "terminated"} <= set(crew.excluded_tasks)
-        assert world.companies.count(1) >= TRIES * len(crew.excluded_tasks)
+        assert world.companies.count(1) >= (1 + MAX_RETRIES) * len(crew.excluded_tasks)
         assert crew.lost_count <= kills
 
     def test_where_nobody_is_lost_the_least_busy_worker_plays_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(set(), 0, 0)
         episodes, crew = played(world, some(4, 2), 2, 8, monkeypatch)
         assert {episode.status for episode in episodes} == {"terminated"}
-        assert crew.usage() == {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}
+        assert crew.usage() == {"workers_lost": 0.0, "episodes_retried": 0.0, "tasks_excluded": 0.0}
 
     def test_the_reason_says_how_often_and_how(self, monkeypatch: pytest.MonkeyPatch) -> None:
         (episode,), crew = played(World({"t0"}, 0, 0), some(1, 1), 1, 1, monkeypatch)
@@ -187,11 +188,18 @@ class TestSettingAside:
             "its task is set aside for the rest of the run: 2 worker processes, one after the other, ended with "
             "nothing else in it; it was killed"
         )
-        assert crew.usage() == {"workers_lost": 2.0, "episodes_played_again": 1.0, "tasks_set_aside": 1.0}
+        assert crew.usage() == {"workers_lost": 2.0, "episodes_retried": 1.0, "tasks_excluded": 1.0}
+
+    def test_without_retries_the_first_process_that_it_ends_alone_is_the_last(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (episode,), crew = played(World({"t0"}, 0, 0), some(1, 1), 1, 1, monkeypatch, max_retries=0)
+        assert "a worker process ended with nothing else in it" in episode.error
+        assert crew.usage() == {"workers_lost": 1.0, "episodes_retried": 0.0, "tasks_excluded": 1.0}
 
     def test_other_attempts_at_what_was_set_aside_end_no_more_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         episodes, crew = played(World({"t0"}, 0, 0), some(1, 4), 1, 1, monkeypatch)
-        assert crew.lost_count == TRIES
+        assert crew.lost_count == 1 + MAX_RETRIES
         assert {(episode.status, episode.error) for episode in episodes} == {("failed", crew.excluded_tasks["t0"])}
 
 

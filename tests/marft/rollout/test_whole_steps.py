@@ -63,12 +63,12 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "k3 in the loss": ({"kl": {"coefficient": 0.3, "estimator": "k3"}}, ("action", "token")),
     "k3-corrected in the loss": ({"kl": {"coefficient": 0.3}}, ("action", "token", "turns")),
     "k1 in the reward": (
-        {"kl": {"coefficient": 0.3, "place": "reward"}},
+        {"kl": {"coefficient": 0.3, "apply_to": "reward"}},
         ("action", "token", "critic", "token critic", "turns", "a2po"),
     ),
     # beside the objective
-    "entropy": ({"entropy": 0.1}, ("action", "token", "turns")),
-    "likelihood of what succeeded": ({"nll": 0.2}, ("action", "token")),
+    "entropy": ({"entropy_coefficient": 0.1}, ("action", "token", "turns")),
+    "likelihood of what succeeded": ({"nll_coefficient": 0.2}, ("action", "token")),
     "text of helpers": ({"teammate_text": {"coefficient": 0.5, "weight": {"name": "bounded"}}}, ("action", "token")),
     "text of teammates": ({"teammate_text": {"coefficient": 0.5, "weight": {"name": "truncated", "cap": 0.8}}}, ("action", "token")),
     # what the engine says and what the learner says
@@ -80,23 +80,23 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     ),
     "weights of tokens": ({"sampler_correction": {"level": "token", "cap": 1.1}}, ("token",)),
     "weights in a band": (
-        {"sampler_correction": {"level": "token", "low": 0.9, "high": 1.1}}, ("token",),
+        {"sampler_correction": {"level": "token", "mask_low": 0.9, "mask_high": 1.1}}, ("token",),
     ),
     "actions in a band": (
-        {"sampler_correction": {"level": "geometric", "low": 0.95, "high": 1.08}}, ("action",),
+        {"sampler_correction": {"level": "geometric", "mask_low": 0.95, "mask_high": 1.08}}, ("action",),
     ),
     # how terms are averaged
     "mean of means": ({"aggregation": "action-mean"}, ("token", "token critic")),
     "mean of sums": ({"aggregation": "action-mean-of-sums"}, ("token",)),
     "over the longest": ({"aggregation": "constant-length"}, ("token",)),
     "over a constant": ({"aggregation": "constant-length", "constant_length": 3}, ("token",)),
-    "mean of means, entropy": ({"aggregation": "action-mean", "entropy": 0.1}, ("token",)),
+    "mean of means, entropy": ({"aggregation": "action-mean", "entropy_coefficient": 0.1}, ("token",)),
     "over a constant, KL": ({"aggregation": "constant-length", "kl": {"coefficient": 0.3}}, ("token",)),
     "over all policies": ({"denominator": "pooled"}, ("action", "token")),
-    "over 1": ({"normalisation": "none"}, ("action",)),
-    "over words": ({"normalisation": "words"}, ("action",)),
-    "advantages as they are": ({"normalise_advantages": False}, ("critic",)),
-    "advantages normalised": ({"normalise_advantages": True}, ("token",)),
+    "over 1": ({"normalization": "none"}, ("action",)),
+    "over words": ({"normalization": "words"}, ("action",)),
+    "advantages as they are": ({"normalize_advantages": False}, ("critic",)),
+    "advantages normalised": ({"normalize_advantages": True}, ("token",)),
     # how often
     "one epoch, one minibatch": ({"epochs": 1, "minibatches": 1}, ("action",)),
     "one epoch, three minibatches": ({"epochs": 1, "minibatches": 3}, ("action",)),
@@ -108,7 +108,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "wide clip": ({"objective": {"name": "ppo", "clip": 0.4}}, ("action",)),
     "clip higher": ({"objective": {"name": "ppo", "clip": 0.05, "clip_high": 0.3}}, ("action",)),
     "dual clip": ({"objective": {"name": "ppo", "dual_clip": 1.05}, "optimizer": {"learning_rate": 0.03}}, ("action", "token")),
-    "cispo": ({"objective": {"name": "cispo", "high": 0.05}}, ("action", "token")),
+    "cispo": ({"objective": {"name": "cispo", "clip_high": 0.05}}, ("action", "token")),
     "reinforce": ({"objective": {"name": "reinforce"}}, ("action",)),
     "gradients cut short": ({"optimizer": {"max_gradient_norm": 0.01}}, ("action", "turns")),
     "gradients not cut": ({"optimizer": {"max_gradient_norm": 1e3}}, ("action",)),
@@ -117,7 +117,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
         {"optimizer": {"epsilon": 1e-3, "beta1": 0.5, "beta2": 0.9, "weight_decay": 0.5, "max_gradient_norm": 9.0}}, ("action",)
     ),
     # rewards
-    "mixture": ({"reward": {"team": 0.3, "own": 2.0}}, ("action", "critic", "turns")),
+    "mixture": ({"reward": {"team_weight": 0.3, "own_weight": 2.0}}, ("action", "critic", "turns")),
     "margin": ({"reward": {"shaping": "margin"}}, ("action",)),
     "quality": ({"reward": {"shaping": "quality", "shaping_weight": 0.3}}, ("action",)),
     "price of length": ({"reward": {"overlong_buffer": 4}}, ("action", "critic")),
@@ -127,11 +127,11 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "per agent": ({"credit": {"name": "agent-group"}}, ("action",)),
     "comam": ({"credit": {"name": "comam"}}, ("action",)),
     "whitened": ({"credit": {"name": "batch"}}, ("action", "token")),
-    "not scaled": ({"credit": {"name": "grpo", "scale": False}}, ("action",)),
+    "not scaled": ({"credit": {"name": "grpo", "scale_rewards": False}}, ("action",)),
     "per agent, KL in the reward": (
-        {"credit": {"name": "agent-group"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)
+        {"credit": {"name": "agent-group"}, "kl": {"coefficient": 0.3, "apply_to": "reward"}}, ("token",)
     ),
-    "whitened, KL in the reward": ({"credit": {"name": "batch"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)),
+    "whitened, KL in the reward": ({"credit": {"name": "batch"}, "kl": {"coefficient": 0.3, "apply_to": "reward"}}, ("token",)),
     "chains of agents": ({"credit": {"successor": "agent"}}, ("critic", "token critic")),
     "chains along what was seen": ({"credit": {"successor": "graph"}}, ("critic", "token critic")),
     "every hop its own": (
@@ -175,14 +175,14 @@ def test_log_probs_are_taken_at_each_agents_temperature(start: str, model: Path)
 
 @pytest.mark.parametrize("start", some(["turns", "action", "token"]))
 def test_temperatures_hold_for_entropy_and_the_base_too(start: str, model: Path) -> None:
-    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}}
+    option = {"entropy_coefficient": 0.1, "kl": {"coefficient": 0.3}}
     check(model, start, option, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", some(STARTS))
 def test_no_cut_into_micro_batches_changes_anything(start: str, model: Path) -> None:
-    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
+    option = {"entropy_coefficient": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
     check(model, start, option, micro_batch=20)
 
 
@@ -236,7 +236,7 @@ def test_a_policys_own_learning_rate(model: Path) -> None:
 
 def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
     """Its numbers may be anything: no gradient knows of them."""
-    table = algorithm(**merge_tables(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
+    table = algorithm(**merge_tables(STARTS["critic"], {"kl": {"coefficient": 0.3, "apply_to": "reward"}}))
     reports = []
     for off in (0.0, 3.0):
         twins = Twins(recipe(model, table))
@@ -287,4 +287,4 @@ class TestDynamicSampling:
 @pytest.mark.parametrize("start", some(["critic", "token critic", "turns", "a2po"]))
 def test_of_rewards_that_are_all_equal_policies_learn_what_is_beside_advantages(start: str, model: Path) -> None:
     """Rewards of 1e-12 are equal. What is left is the entropy bonus, and what the critic learns."""
-    check(model, start, {"equal_rewards": "zero", "reward": {"team": 1e-12, "own": 1e-12}, "entropy": 0.1})
+    check(model, start, {"equal_rewards": "zero", "reward": {"team_weight": 1e-12, "own_weight": 1e-12}, "entropy_coefficient": 0.1})

@@ -32,7 +32,7 @@ from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import until
 
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0")
-NOTHING_LOST = {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}
+NOTHING_LOST = {"workers_lost": 0.0, "episodes_retried": 0.0, "tasks_excluded": 0.0}
 
 
 class FakeLink:
@@ -110,7 +110,7 @@ def crewed(
     starts = Starts()
 
     async def whole() -> None:
-        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starts, 3, {})
+        crew = WorkerPool(StartWorker(b"", b"", 0), cast("Sampler", None), 1.0, starts, 2, {})
         await crew.start([starts.start(f"worker {n}") for n in range(count)])
         try:
             await test(crew, starts)

@@ -26,13 +26,13 @@ def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_th
             assert children == ["a worker"]
 
     rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
-    rollouts.run = settings("tiny", "runs", "--rollout.tries", "7", "--rollout.timeout_seconds", "11")
+    rollouts.run = settings("tiny", "runs", "--rollout.max_retries", "6", "--rollout.timeout_seconds", "11")
     rollouts.excluded_tasks, rollouts._starter = {}, Starts()
     rollouts._engine = cast("Any", "the engine")
     rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
     monkeypatch.setattr("marft.rollout.workers.worker_runner.WorkerPool", Asked)
     crew = asyncio.run(rollouts._start_pool(b"", cast("Any", ["a worker"])))
-    assert (crew.max_failures, crew.patience, crew.engine) == (7, 11.0 + GRACE_SECONDS, "the engine")
+    assert (crew.max_retries, crew.patience, crew.engine) == (6, 11.0 + GRACE_SECONDS, "the engine")
     assert crew.starter is rollouts._starter
     assert crew.excluded_tasks is rollouts.excluded_tasks
 

@@ -32,14 +32,14 @@ from tests.marft.runs.test_resume import assert_same
 from tests.nights import BY_NIGHT, NIGHT
 
 __all__ = ["calls_first"]
-NOTHING_LOST = {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}
+NOTHING_LOST = {"workers_lost": 0.0, "episodes_retried": 0.0, "tasks_excluded": 0.0}
 SHORT = ("--agents.reasoner.sampling.max_new_tokens", "12", "--agents.actor.sampling.max_new_tokens", "5")
 
 
 def crowd(output: Path, processes: int) -> RunSettings:
     return crew(
         output, {"name": "tests.crews:Restless"}, *SHORT, "--team.organization", "tests.crews:Crowd",
-        "--rollout.max_live_episodes", "3", "--engine.max_rows", "5", "--agents.reasoner.memory", "own",
+        "--rollout.max_concurrent_episodes", "3", "--engine.max_batch_size", "5", "--agents.reasoner.memory", "own",
         processes=processes,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ class TestTheSame:
     @pytest.mark.usefixtures("calls_first")
     def test_uses_of_tools_are_those_of_one_process(self, tmp_path: Path) -> None:
         scarce = ("--tools.sums", f"{{name = 'tests.crews:Scarce', folder = '{tmp_path}'}}")
-        here, there = (played(with_tools(tmp_path, "--rollout.processes", count, *scarce)) for count in "02")
+        here, there = (played(with_tools(tmp_path, "--rollout.workers", count, *scarce)) for count in "02")
         calls = [call for episode in [*here[0], *there[0]] for action in episode.actions for call in action.calls]
         assert [call.output for call in calls] == ["5"] * 2 * len(here[0])  # one at a time, also in two processes
         assert {episode.status for episode in [*here[0], *here[1]]} == {"terminated"}, here[0][0].error
@@ -105,7 +105,7 @@ class TestTheSame:
     def test_a_greedy_evaluation_with_another_team_is_that_of_one_process(self, tmp_path: Path) -> None:
         results = []
         for processes in (0, 1):
-            run = settings("tiny", tmp_path, "--rollout.processes", str(processes))
+            run = settings("tiny", tmp_path, "--rollout.workers", str(processes))
             with open_rollouts(run) as rollouts:
                 tasks = run.environment.tasks("test")[:6]  # type: ignore[attr-defined]
                 results.append(evaluate(rollouts, "base", "greedy", tasks))

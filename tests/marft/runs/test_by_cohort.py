@@ -1,4 +1,4 @@
-"""``marft eval --by``: metrics by cohorts of tasks, and a field that no task has, before anything is played."""
+"""``marft eval --group-by``: metrics by cohorts of tasks, and a field that no task has, before anything is played."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_metrics_stand_by_cohort_and_an_unknown_field_is_refused_before_anything
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder.create(lengths(tmp_path))
-    words = ("eval", folder.path, "--checkpoint", "base", "--mode", "greedy", "--tasks", "4", "--by")
+    words = ("eval", folder.path, "--checkpoint", "base", "--mode", "greedy", "--tasks", "4", "--group-by")
     assert command(*words, "levle") == 2
     assert "did you mean 'level'?" in capsys.readouterr().err
     assert not folder.evaluations.exists()
@@ -32,7 +32,7 @@ def test_metrics_stand_by_cohort_and_an_unknown_field_is_refused_before_anything
         "greedy",
         "--evaluation.tasks",
         "4",
-        "--by",
+        "--group-by",
         "level",
     )
     assert command(*words) == 0, "as many tasks as the recipe says"

@@ -92,7 +92,7 @@ def test_of_a_step_that_was_undone_nothing_is_told(tmp_path: Path, monkeypatch: 
     mine, told = begun(recipe(tmp_path, "grpo")), list[ActionCredit]()
     careful = non_finite_guard.NonFiniteGuard(mine, lambda _: None)
     monkeypatch.setattr(non_finite_guard, "find_non_finite", lambda _: ["policies.actor"])
-    assert careful.learn(episodes(2), START, told.extend)["undone_steps"] == 1.0
+    assert careful.learn(episodes(2), START, told.extend)["reverted_steps"] == 1.0
     assert not told
     path = tmp_path / "step_000001.parquet"
     path.touch()  # of the same step, before the run was stopped

@@ -220,17 +220,17 @@ class TestWhole:
 
 class TestWriting:
     def test_nothing_but_an_export_is_written_over_and_that_when_asked(self, trained: RunFolder, copy: Path) -> None:
-        with pytest.raises(ValueError, match=r"holds an export already; choose --output.*\(--force\)"):
+        with pytest.raises(ValueError, match=r"holds an export already; choose --output.*\(--overwrite\)"):
             export_run(trained, "last", copy)
         (copy / "notes.txt").write_text("somebody's")
         with pytest.raises(ValueError, match=r"holds what the export there did not bring: notes\.txt"):
-            export_run(trained, "1", copy, force=True)
+            export_run(trained, "1", copy, overwrite=True)
         (copy / "notes.txt").unlink()
-        export_run(trained, "1", copy, force=True)
+        export_run(trained, "1", copy, overwrite=True)
         assert load_export(copy).manifest.checkpoint.name == "step_000001"
         (copy / "team.json").unlink()
         with pytest.raises(ValueError, match="is no export of MARFT's, and nothing else is written over"):
-            export_run(trained, "last", copy, force=True)
+            export_run(trained, "last", copy, overwrite=True)
 
     def test_one_that_fails_leaves_what_was_there(
         self, trained: RunFolder, copy: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,7 +238,7 @@ class TestWriting:
         before = contents(copy)
         monkeypatch.setattr("marft.runs.export.exporter.write_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            export_run(trained, "last", copy, force=True)
+            export_run(trained, "last", copy, overwrite=True)
         assert contents(copy) == before
         assert [path.name for path in copy.parent.iterdir()] == ["team"]
 
@@ -367,7 +367,7 @@ class TestManifestAndCard:
         trained = exported.path / "policies" / "actor"
         assert json.loads((trained / CONFIG_FILE).read_text())["base_model_name_or_path"] == "models/base"
         entry = exported.manifest.policies["actor"]
-        assert (entry.rank, entry.alpha, set(entry.targets)) == (8, 16.0, {"q_proj", "v_proj"})
+        assert (entry.rank, entry.alpha, set(entry.target_modules)) == (8, 16.0, {"q_proj", "v_proj"})
         LoraConfig(
             r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, lora_dropout=0.1,
             base_model_name_or_path="/home/me/model",

@@ -1,4 +1,4 @@
-"""``marft export --as``: trained agents go out as another team than they were trained as."""
+"""``marft export --team-file``: trained agents go out as another team than they were trained as."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ role = "actor"
 
 [team]
 organization = "graph"
-sees = { second = ["reasoner"], actor = ["second"] }
+visible = { second = ["reasoner"], actor = ["second"] }
 """
 ALONE = '[[agents]]\nrole = "actor"\n'
 
@@ -68,7 +68,7 @@ def test_the_manifest_and_the_card_say_what_is_another(trained: RunFolder, line:
     assert (manifest.reorganized["added"], manifest.reorganized["removed"]) == (["second"], [])
     assert manifest.sees == {}, "nobody has recorded this team"
     assert manifest.evaluations == ()
-    assert any("--as line.toml" in sentence for sentence in said)
+    assert any("--team-file line.toml" in sentence for sentence in said)
     assert (
         "trained as `chain`, and plays as `graph` (`line`); added since: `second`" in (path / "README.md").read_text()
     )
@@ -90,8 +90,8 @@ def test_its_figures_are_those_of_the_same_change(
     folder = mine[1]
     short = ("--checkpoint", "base,last", "--tasks", "3", "--mode", "greedy")
     assert command("eval", folder.path, *short) == 0
-    assert command("eval", folder.path, *short, "--as", line) == 0
-    assert command("export", folder.path, "--checkpoint", "last", "--as", line, "--output", tmp_path / "out") == 0
+    assert command("eval", folder.path, *short, "--team-file", line) == 0
+    assert command("export", folder.path, "--checkpoint", "last", "--team-file", line, "--output", tmp_path / "out") == 0
     assert "no evaluation" not in capsys.readouterr().out
     figures = load_export(tmp_path / "out").manifest.evaluations
     assert [one["checkpoint"] for one in figures] == ["base", "step_000002"]

@@ -48,7 +48,7 @@ class TestGoingOn:
         [
             ("--algorithm.kl_stop", "0.2"), ("--policies.actor.lora.rank", "4"), ("--agents.actor.instructions", "Else."),
             ("--agents.actor.sampling.temperature", "0.9"), ("--rollout.tasks_per_step", "3"), ("--models.base.dtype", "bfloat16"),
-            ("--environment.params.max_terms", "4"), ("--models.base.context", "256"), ("--team.sees", "previous"),
+            ("--environment.params.max_terms", "4"), ("--models.base.context_length", "256"), ("--team.visible", "previous"),
             ("--policies.actor.learning_rate", "1e-3"), ("--channel.name", "last"), ("--rewards", "[{name='outcome'}]"),
         ],
     )  # fmt: skip
@@ -59,7 +59,7 @@ class TestGoingOn:
         "override",
         [
             ("--training.steps", "9"), ("--output", "elsewhere"), ("--name", "other"), ("--device", "auto"), ("--threads", "2"),
-            ("--checkpoints.every", "7"), ("--evaluation.tasks", "9"), ("--engine.max_rows", "9"), ("--rollout.timeout_seconds", "9"),
+            ("--checkpoints.every", "7"), ("--evaluation.tasks", "9"), ("--engine.max_batch_size", "9"), ("--rollout.timeout_seconds", "9"),
             ("--training.tokens_per_micro_batch", "512"), ("--models.base.gradient_checkpointing", "true"), ("--models.base.path", "/moved"),
         ],
     )  # fmt: skip

@@ -109,11 +109,11 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
             ends.append("goes on as the new run" if new else "goes on as the old run")
         except ValueError as error:
             (told,) = list_starts(folder.checkpoints)
-            ends.append("is told" if f"start it again, with --from {told} --overwrite" in str(error) else str(error))
+            ends.append("is told" if f"start it again, with --init-from {told} --overwrite" in str(error) else str(error))
     assert list(dict.fromkeys(ends)) == ["goes on as the old run", "is told", "goes on as the new run"]
     wanted = (told / WEIGHTS).read_bytes()
     last = RunFolder(told.parents[1])
-    options = ("--overwrite", "--from", str(told), "--checkpoints.keep_last", "9")
+    options = ("--overwrite", "--init-from", str(told), "--checkpoints.keep_last", "9")
     assert "trained 2 steps" in command(capsys, "train", str(last.path), *options)
     assert (last.checkpoints / "step_000000" / WEIGHTS).read_bytes() == wanted
     assert list_starts(last.checkpoints) == []

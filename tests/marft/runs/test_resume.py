@@ -45,7 +45,7 @@ def run_settings(output: Path, *overrides: str) -> Any:
         "--algorithm.optimizer.schedule", "cosine", "--algorithm.optimizer.warmup_steps", "2",
         "--algorithm.schedule", "{name = 'agent-by-agent', interval = 5}", "--evaluation.every", "5",
         "--evaluation.validation_tasks", "4", "--agents.actor.sampling.max_new_tokens", "32",
-        "--agents.reasoner.sampling.max_new_tokens", "32", "--algorithm.entropy", "0.01", *overrides,
+        "--agents.reasoner.sampling.max_new_tokens", "32", "--algorithm.entropy_coefficient", "0.01", *overrides,
     )  # fmt: skip
 
 

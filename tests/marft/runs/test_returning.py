@@ -39,7 +39,7 @@ def hot(output: Path, *overrides: str) -> RunSettings:
 
 @pytest.fixture(scope="module")
 def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[str]]:
-    run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "return"), Listening()
+    run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "rollback"), Listening()
     folder = RunFolder.create(run)
     train(run, folder, callback=listening)
     return folder, listening.notes
@@ -57,13 +57,13 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
     assert 1 <= len(backs) <= 2
     assert next(iter(backs.values())) == 0
     rates = [row["policies/actor/learning_rate"] for row in rows]
-    guards = hot(folder.path.parent, "--guards.on_collapse", "return").guards
+    guards = hot(folder.path.parent, "--guards.on_collapse", "rollback").guards
     watch, cooled = GuardMonitor(guards, (), lambda _: None), 1.0
     for row, rate in zip(rows, rates, strict=True):
         assert rate == pytest.approx(cooled)
         watch.check(row)
         if ROLLBACK_KEY in row:
-            assert 0 < watch.learning_rate_factor() < guards.rate, "the hotter, the cooler"
+            assert 0 < watch.learning_rate_factor() < guards.rollback_lr_factor, "the hotter, the cooler"
             cooled *= watch.learning_rate_factor()
             watch.roll_back(int(row[ROLLBACK_KEY]))
     state = verify(folder.checkpoints / "step_000009")
@@ -79,7 +79,7 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
 def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
     after: int, returned: tuple[RunFolder, list[str]], tmp_path: Path
 ) -> None:
-    run = hot(tmp_path, "--guards.on_collapse", "return")
+    run = hot(tmp_path, "--guards.on_collapse", "rollback")
     folder = RunFolder.create(run)
     train(run, folder, callback=StopAfter(after))
     train(run, folder, resume=True)
@@ -100,7 +100,7 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
     kept: list[int], best_then: tuple[int, float], best_now: tuple[int, float], expected: tuple[int, float],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    run = hot(tmp_path, "--guards.on_collapse", "return")
+    run = hot(tmp_path, "--guards.on_collapse", "rollback")
     folder = RunFolder.create(run)
     for step in kept:
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
 def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and_without_any_it_goes_on(
     tmp_path: Path,
 ) -> None:
-    run, listening = hot(tmp_path, "--guards.on_collapse", "return"), Listening()
+    run, listening = hot(tmp_path, "--guards.on_collapse", "rollback"), Listening()
     folder = RunFolder.create(run)
     train(run, folder, callback=StopAfter(2))
     with open_rollouts(run) as rollouts:
@@ -148,7 +148,7 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
         assert found is not None
         assert found.state.step == 0
         assert any("step_000002" in note and "step 2: passed over" in note for note in listening.notes)
-        assert returning.target(replace(state, returns=run.guards.returns), 2) is None
+        assert returning.target(replace(state, returns=run.guards.max_rollbacks), 2) is None
         (folder.checkpoints / "step_000000" / "state.json").write_text("{}")
         assert returning.target(state, 2) is None
         told = [note for note in listening.notes if "it goes on as it is" in note]
@@ -163,7 +163,7 @@ def weights(rollouts: LocalRolloutRunner) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) -> None:
-    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.keep_last", "9")
+    run = hot(tmp_path, "--guards.on_collapse", "rollback", "--checkpoints.keep_last", "9")
     folder, notes = RunFolder.create(run), list[str]()
     with open_rollouts(run) as rollouts:
         assert isinstance(rollouts, LocalRolloutRunner)
@@ -210,7 +210,7 @@ def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp_path: Path) -> None:
-    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.every", "3", "--training.steps", "3")
+    run = hot(tmp_path, "--guards.on_collapse", "rollback", "--checkpoints.every", "3", "--training.steps", "3")
     folder = RunFolder.create(run)
     train(run, folder)
     assert ROLLBACK_KEY in folder.read_metrics()[-1]

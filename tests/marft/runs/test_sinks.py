@@ -189,7 +189,7 @@ def test_sinks_are_told_the_recipe_by_keys_and_no_secret_of_it(monkeypatch: pyte
     monkeypatch.setenv("FAR_KEY", "sk-123456")
     run = settings(
         "tiny", "runs", "--models.far.path", "gpt", "--models.far.endpoint",
-        "{ url = 'http://h/v1', options = { api_key = '$FAR_KEY' }, reader = 'base' }",
+        "{ url = 'http://h/v1', extra_body = { api_key = '$FAR_KEY' }, local_model = 'base' }",
         "--policies.actor", "{ model = 'far', train = 'frozen' }", "--agents.reasoner.answers", "true",
     )  # fmt: skip
     told = dict(logged_parameters(run))

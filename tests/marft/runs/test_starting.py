@@ -138,12 +138,12 @@ class TestOverwriting:
             "--overwrite",
             "--training.steps",
             "1",
-            "--from",
+            "--init-from",
             str(folder.checkpoints / "step_000002"),
         )
         assert "trained 1 steps" in text
 
-    @pytest.mark.parametrize("option", [("--overwrite",), ("--from", "/nowhere")])
+    @pytest.mark.parametrize("option", [("--overwrite",), ("--init-from", "/nowhere")])
     def test_going_on_and_beginning_anew_contradict_each_other(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], option: tuple[str, ...]
     ) -> None:
@@ -177,7 +177,7 @@ class TestRefusedStarts:
         [
             (("--models.base.path", "/nowhere"), "cannot load '/nowhere'"),
             (
-                ("--from", "/nowhere"),
+                ("--init-from", "/nowhere"),
                 "/nowhere is no whole checkpoint: it has no state.json; give one such as runs/name/checkpoints",
             ),
             (("--policies.actor.adapter", "/nowhere"), "no adapter at /nowhere"),

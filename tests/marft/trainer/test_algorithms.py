@@ -70,10 +70,10 @@ class TestRefusals:
         return str(caught.value)
 
     def test_a_credit_that_reads_values_needs_a_critic(self) -> None:
-        assert "use critic.kind = 'centralised'" in self.problems("--algorithm.critic.kind", "none")
+        assert "use critic.kind = 'centralized'" in self.problems("--algorithm.critic.kind", "none")
 
     def test_a_critic_that_nobody_reads_is_not_trained(self) -> None:
-        text = self.problems("--algorithm.critic.kind", "centralised", name="grpo")
+        text = self.problems("--algorithm.critic.kind", "centralized", name="grpo")
         assert "set critic.kind = 'none'" in text
 
     def test_groups_of_one_have_no_baseline(self) -> None:
@@ -91,13 +91,14 @@ class TestRefusals:
         assert "no policy would ever step" in text
 
     def test_a_band_that_lets_nothing_through_and_a_dual_clip_below_one(self) -> None:
-        assert "low is not below high" in self.problems("--algorithm.sampler_correction", "{ low = 3.0, high = 2.0 }")
+        band = self.problems("--algorithm.sampler_correction", "{ mask_low = 3.0, mask_high = 2.0 }")
+        assert "mask_low is not below mask_high" in band
         for too_low in ("0.5", "1.0"):
             assert "must be above 1" in self.problems("--algorithm.objective.dual_clip", too_low)
 
     def test_k1_in_the_loss_has_no_gradient(self) -> None:
         text = self.problems("--algorithm.kl.coefficient", "0.1", "--algorithm.kl.estimator", "k1")
-        assert "place = 'reward'" in text
+        assert "apply_to = 'reward'" in text
 
     def test_token_aggregations_are_refused_at_action_level(self) -> None:
         assert "level = 'token'" in self.problems("--algorithm.aggregation", "constant-length")
@@ -156,7 +157,7 @@ class TestForking:
 
         engine = Uneven(lambda key, prompt: f"{key.agent} {key.stream[-1]}")
         g = game(
-            Script([ends()]), "a", "b", "c", "d", engine=engine, organization=Graph(sees={"b": ("a",), "d": ("c",)})
+            Script([ends()]), "a", "b", "c", "d", engine=engine, organization=Graph(visible={"b": ("a",), "d": ("c",)})
         )
 
         def play_many(attempts: Any) -> list[Episode]:
@@ -172,10 +173,10 @@ class TestForking:
             fresh = {action.id for action in fork.actions if action.key.stream != "train/0"}
             assert fresh == find_dependents(played[0].actions, next(a for a in fork.actions if a.id == fork.fork.at))
         counterfactual = Counterfactual().assign(CreditInputs([*played, *forks], "action"))
-        assert counterfactual.metrics["groups_of_one"] == 0
+        assert counterfactual.metrics["singleton_groups"] == 0
 
     def test_a_tree_settles_on_concurrent_actions_by_name(self) -> None:
-        g = game(Script([ends()]), "a", "b", "c", "d", organization=Graph(sees={"b": ("a",), "d": ("c",)}))
+        g = game(Script([ends()]), "a", "b", "c", "d", organization=Graph(visible={"b": ("a",), "d": ("c",)}))
         came_to, played = grow_tree(
             lambda attempts: asyncio.run(play_all(g, attempts, 8)), [Attempt(Task("t0", "begin"), "train/0")], 2, "first",
             lambda e: e.total_reward,
@@ -295,10 +296,10 @@ def test_the_order_of_turns_is_drawn_anew(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_preset_are_overridden_field_by_field() -> None:
-    run = settings("tiny", "runs", "--algorithm.name", "grpo", "--algorithm.credit.scale", "false",
+    run = settings("tiny", "runs", "--algorithm.name", "grpo", "--algorithm.credit.scale_rewards", "false",
                    "--algorithm.critic", "{ kind = 'none' }")  # fmt: skip
     assert run.algorithm.credit.name == "grpo"
-    assert run.algorithm.credit.scale is False  # type: ignore[attr-defined]
+    assert run.algorithm.credit.scale_rewards is False  # type: ignore[attr-defined]
     assert run.algorithm.kl.coefficient == 0.04
 
 

@@ -292,7 +292,7 @@ class Chooser(OrganizationPart):
 def test_choices_are_recorded_and_trained(level: str, tmp_path: Path) -> None:
     run = recipe(
         "tiny", tmp_path, "--team.organization", "tests.marft.trainer.test_choices:Chooser", "--algorithm.level", level,
-        "--algorithm.entropy", "0.01", "--algorithm.kl.coefficient", "0.01",
+        "--algorithm.entropy_coefficient", "0.01", "--algorithm.kl.coefficient", "0.01",
     )  # fmt: skip
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
@@ -335,13 +335,13 @@ class TestOrchestrated:
                 ["a, seeing nothing", "b, seeing nothing", "a, seeing last"][key.call] if key.agent == "router" else "x"
             )
 
-        episode = self.played(say, views=("nothing", "last"), most=3, stops=False)
+        episode = self.played(say, views=("nothing", "last"), max_calls=3, allow_stop=False)
         assert episode.status == "terminated", episode.error
         assert [a.sees for a in episode.actions if a.agent != "router"] == [(), (), ("0/b/0",)]
         assert len(episode.actions) == 6
 
     def test_nobody_is_asked_where_there_is_nothing_to_choose(self) -> None:
-        g = game(Script([ends()]), "router", "a", organization=Orchestrated(most=1))
+        g = game(Script([ends()]), "router", "a", organization=Orchestrated(max_calls=1))
         episode = asyncio.run(play(g, Attempt(Task("t0", "begin"), "train/0")))
         assert [a.id for a in episode.actions] == ["0/a/0"]
 

@@ -70,7 +70,7 @@ def of_actions(batch: list[Episode], numbers: list[float]) -> list[float]:
 @given(batch=batches(), level=LEVELS, scale=st.booleans())
 @settings(max_examples=MANY)
 def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scale: bool) -> None:
-    credits = GRPO(scale=scale).assign(CreditInputs(batch, level))
+    credits = GRPO(scale_rewards=scale).assign(CreditInputs(batch, level))
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.grpo(batch, scale)), rtol=1e-7, atol=1e-9)
     assert [len(row) for row in credits.advantages] == CreditInputs(batch, level).sizes()
 
@@ -87,7 +87,7 @@ def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> N
 @given(batch=batches(), scale=st.booleans())
 @settings(max_examples=MANY)
 def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
-    credits = AgentGroup(scale=scale).assign(CreditInputs(batch, "action"))
+    credits = AgentGroup(scale_rewards=scale).assign(CreditInputs(batch, "action"))
     np.testing.assert_allclose(by_action(credits), flat(slow.agent_group(batch, scale)), rtol=1e-7, atol=1e-9)
 
 
@@ -108,7 +108,7 @@ def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], secon
 @given(batch=batches(forks=True), scale=st.booleans(), compared=st.sampled_from(["state", "agent", "turn"]))
 @settings(max_examples=MANY)
 def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool, compared: Any) -> None:
-    credits = Tree(scale=scale, compared=compared).assign(CreditInputs(batch, "action"))
+    credits = Tree(scale_rewards=scale, group_by=compared).assign(CreditInputs(batch, "action"))
     expected = flat(slow.tree(batch, scale, compared))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
@@ -118,7 +118,7 @@ def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool, compa
 @given(batch=batches(forks=True), symmetric=st.booleans())
 @settings(max_examples=MANY)
 def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetric: bool) -> None:
-    credits = Counterfactual(symmetric=symmetric).assign(CreditInputs(batch, "action"))
+    credits = Counterfactual(train_on_resamples=symmetric).assign(CreditInputs(batch, "action"))
     expected = flat(slow.counterfactual(batch, symmetric))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
@@ -136,7 +136,7 @@ def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetri
 def test_comam_equals_the_slow_reference(
     batch: list[Episode], scale: bool, fallback: float, consistency: Any, fixed: dict[str, float]
 ) -> None:
-    credit = CoMAM(scale=scale, fallback_weight=fallback, consistency=consistency, fixed_weights=fixed)
+    credit = CoMAM(scale_rewards=scale, fallback_weight=fallback, consistency=consistency, fixed_weights=fixed)
     expected = flat(slow.comam(batch, scale, fallback, consistency, fixed))
     np.testing.assert_allclose(by_action(credit.assign(CreditInputs(batch, "action"))), expected, rtol=1e-6, atol=1e-7)
 
@@ -158,7 +158,7 @@ def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, dat
                 (Transition(Observation("o"), earned[chosen]),), fork=None if aligned else Fork("x", ""),
             )
         )  # fmt: skip
-    credits = MAGRPO(joint_mode="cross", scale=scale).assign(CreditInputs(batch, "action"))
+    credits = MAGRPO(joint_mode="cross", scale_rewards=scale).assign(CreditInputs(batch, "action"))
     expected = []
     for chosen in earned:
         if len(set(chosen)) == 1:
@@ -225,7 +225,7 @@ def test_step_gae_of_a_lone_agent_is_gae(data: st.DataObject, level: Level) -> N
 @given(batch=batches())
 def test_magrpo_of_one_turn_is_dr_grpo_on_the_joint_return(batch: list[Episode]) -> None:
     inputs = CreditInputs([_together(replace(e, transitions=e.transitions[:1])) for e in batch], "action")
-    assert by_action(MAGRPO().assign(inputs)) == by_action(GRPO(scale=False).assign(inputs))
+    assert by_action(MAGRPO().assign(inputs)) == by_action(GRPO(scale_rewards=False).assign(inputs))
 
 
 @pytest.mark.slow
@@ -253,14 +253,14 @@ def test_trees_are_grpo_where_candidates_are_whole_episodes(batch: list[Episode]
 
 
 class TestTraps:
-    @pytest.mark.parametrize("credit", [GRPO(), RLOO(), Batch(), AgentGroup(), MAGRPO(scale=True), CoMAM()])
+    @pytest.mark.parametrize("credit", [GRPO(), RLOO(), Batch(), AgentGroup(), MAGRPO(scale_rewards=True), CoMAM()])
     def test_differences_in_kl_alone_are_no_signal(self, credit: Credit) -> None:
         """Scaled to unit deviation, a few 1e-5 of KL in the reward would be a full-size step."""
         batch = [_episode("t", 0.0, n) for n in range(3)]
         costs = [np.array([1e-5 * (n + 1)]) for n in range(3)]
         credits = credit.assign(CreditInputs(batch, "action", costs=costs))
         assert by_action(credits) == [0.0] * 3
-        assert credits.metrics["groups_all_equal"] == 1
+        assert credits.metrics["zero_variance_groups"] == 1
 
     def test_a_team_is_paid_for_what_an_agent_earns_when_it_does_not_act(self) -> None:
         """b's decision led to what a earned after its own: along one sequence b has to hear of it."""
@@ -282,7 +282,7 @@ class TestTraps:
             )  # fmt: skip
         credits = Tree().assign(CreditInputs(batch, "action"))
         assert by_action(credits) == [0.0] * 8
-        assert credits.metrics["groups_all_equal"] == 2
+        assert credits.metrics["zero_variance_groups"] == 2
 
     def test_groups_go_by_key_and_not_by_place(self) -> None:
         """An all-right and an all-wrong task, interleaved: a reshape would mix them and give everybody credit."""
@@ -290,7 +290,7 @@ class TestTraps:
         credits = GRPO().assign(CreditInputs(batch, "action"))
         assert by_action(credits) == [0.0] * 8
         assert credits.metrics["groups"] == 2
-        assert credits.metrics["groups_all_equal"] == 2
+        assert credits.metrics["zero_variance_groups"] == 2
 
     def test_sixteen_tasks_of_eight_are_sixteen_groups(self) -> None:
         batch = [_episode(f"t{n % 16}", float(n < 64), n) for n in range(128)]
@@ -301,13 +301,13 @@ class TestTraps:
         """Call counts do not re-weigh the baseline."""
         chatty = _episode("t", 1.0, 0, calls=5)
         quiet = [_episode("t", 0.0, n) for n in (1, 2)]
-        credits = AgentGroup(scale=False).assign(CreditInputs([chatty, *quiet], "action"))
+        credits = AgentGroup(scale_rewards=False).assign(CreditInputs([chatty, *quiet], "action"))
         np.testing.assert_allclose(by_action(credits), [2 / 3] * 5 + [-1 / 3] * 2)
 
     def test_a_group_of_one_has_no_baseline(self) -> None:
         credits = RLOO().assign(CreditInputs([_episode("t", 1.0, 0)], "action"))
         assert by_action(credits) == [0.0]
-        assert credits.metrics["groups_of_one"] == 1
+        assert credits.metrics["singleton_groups"] == 1
 
     def test_a_lost_member_leaves_a_smaller_group(self) -> None:
         """An episode that could not be scored is not there: it is no reward of 0 in its group's mean."""

@@ -50,13 +50,15 @@ class TestCosts:
     def test_an_episode_pays_for_its_own_actions_and_no_others(self) -> None:
         mean = sum(self.NET) / 3
         expected = [net - mean for net in self.NET for _ in "ab"]
-        assert numbers(GRPO(scale=False).assign(inputs())) == pytest.approx(expected, rel=1e-12)
+        assert numbers(GRPO(scale_rewards=False).assign(inputs())) == pytest.approx(expected, rel=1e-12)
 
     def test_leaving_one_out_the_others_have_paid_as_well(self) -> None:
         expected = [net - (sum(self.NET) - net) / 2 for net in self.NET for _ in "ab"]
         assert numbers(RLOO().assign(inputs())) == pytest.approx(expected, rel=1e-12)
 
-    @pytest.mark.parametrize("credit", [AgentGroup(scale=False), Tree(scale=False), CoMAM(scale=False)])
+    @pytest.mark.parametrize(
+        "credit", [AgentGroup(scale_rewards=False), Tree(scale_rewards=False), CoMAM(scale_rewards=False)]
+    )
     def test_an_agent_judged_by_itself_pays_for_its_own_actions(self, credit: CreditPart) -> None:
         of_a, of_b = ([reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k in (0, 1))
         expected = [x for a, b in zip(of_a, of_b, strict=True) for x in (a - sum(of_a) / 3, b - sum(of_b) / 3)]
@@ -67,7 +69,7 @@ class TestCosts:
         """b's actions are the candidates; a's, which come before them, were carried over."""
         forks = [pair(n, reward, Fork("root", "0/b/0")) for n, reward in enumerate(REWARDS)]
         costs = [np.array([cost]) for row in COSTS for cost in row]
-        credits = Tree(scale=False, compared=compared).assign(CreditInputs(forks, "action", costs=costs))  # type: ignore[arg-type]
+        credits = Tree(scale_rewards=False, group_by=compared).assign(CreditInputs(forks, "action", costs=costs))  # type: ignore[arg-type]
         left = [reward - costs[1] for reward, costs in zip(REWARDS, COSTS, strict=True)]
         expected = [x for one in left for x in (0.0, one - sum(left) / 3)]
         assert numbers(credits) == pytest.approx(expected, rel=1e-12)
@@ -84,7 +86,7 @@ class TestCosts:
         left = [
             [w * reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k, w in enumerate(weights)
         ]
-        credit = CoMAM(scale=False, fixed_weights=dict(zip("ab", weights, strict=True)))
+        credit = CoMAM(scale_rewards=False, fixed_weights=dict(zip("ab", weights, strict=True)))
         expected = [x for a, b in zip(*left, strict=True) for x in (a - sum(left[0]) / 3, b - sum(left[1]) / 3)]
         assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
 
@@ -142,7 +144,7 @@ class TestCounted:
     def test_groups_are_counted_with_their_sizes(self) -> None:
         batch = [pair(0, 1.0), pair(1, 0.0), pair(2, 1.0), replace(pair(3, 1.0), task=Task("alone", "o"))]
         assert GRPO().assign(CreditInputs(batch, "action")).metrics == {
-            "groups": 2.0, "groups_of_one": 1.0, "groups_all_equal": 0.0, "group_size": 2.0, "group_size_min": 1.0
+            "groups": 2.0, "singleton_groups": 1.0, "zero_variance_groups": 0.0, "group_size": 2.0, "group_size_min": 1.0
         }  # fmt: skip
 
     @pytest.mark.parametrize("credit", [GRPO(), RLOO(), AgentGroup(), MAGRPO(), CoMAM(), Tree(), Batch()])
@@ -161,7 +163,7 @@ class TestCounted:
         first, second = pair(0, 1.0), pair(1, 1.0)
         fork = pair(0, 0.0, Fork(first.name, "0/a/0"))
         credits = Counterfactual().assign(CreditInputs([first, second, fork], "action"))
-        assert credits.metrics["groups_of_one"] == 1.0
+        assert credits.metrics["singleton_groups"] == 1.0
         assert numbers(credits) == [1.0, 0.0, 0.0, 0.0, -1.0, 0.0]
         assert credits.trained == [True, True, True, True, True, False]
 
@@ -170,7 +172,7 @@ class TestCounted:
         first = pair(0, 1.0)
         forks = [pair(0, reward, Fork(first.name, f"0/{at}/0")) for at, reward in (("a", 0.0), ("a", 0.5), ("b", 0.75))]
         credits = Counterfactual().assign(CreditInputs([first, *forks], "action"))
-        assert credits.metrics["groups_of_one"] == 0.0
+        assert credits.metrics["singleton_groups"] == 0.0
         assert numbers(credits) == [1.0 - 0.25, 1.0 - 0.75, 0.0 - 0.75, 0.0, 0.5 - 0.5, 0.0, 0.0, 0.75 - 1.0]
 
 
@@ -208,4 +210,4 @@ def test_candidates_that_go_on_from_different_beginnings_are_not_compared() -> N
         )
     credits = Tree().assign(CreditInputs(batch, "action"))
     assert numbers(credits) == [0.0] * 4
-    assert (credits.metrics["groups"], credits.metrics["groups_all_equal"]) == (2.0, 2.0)
+    assert (credits.metrics["groups"], credits.metrics["zero_variance_groups"]) == (2.0, 2.0)

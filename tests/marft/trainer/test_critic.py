@@ -204,7 +204,7 @@ def test_every_agent_may_have_a_head_of_its_own(backbone: Backbone) -> None:
 def test_an_independent_critic_reads_only_what_the_agent_sees() -> None:
     action = replace(make_action("a", prompt=(5, 6)), state=np.array([5, 9, 9, 6], np.int32))
     assert critic_input(action, "action", "independent").token_ids.tolist() == [5, 6]
-    assert critic_input(action, "action", "centralised").token_ids.tolist() == [5, 9, 9, 6]
+    assert critic_input(action, "action", "centralized").token_ids.tolist() == [5, 9, 9, 6]
 
 
 @pytest.mark.parametrize("tokens", [7, 1000])

@@ -339,7 +339,7 @@ class TestAnEngineThatSaysOtherwise:
 
 
 class TestKLInTheReward:
-    KL = ("--algorithm.kl", "{ coefficient = 0.5, place = 'reward', estimator = 'k1' }")
+    KL = ("--algorithm.kl", "{ coefficient = 0.5, apply_to = 'reward', estimator = 'k1' }")
 
     @pytest.mark.slow
     def test_is_measured_with_the_learners_numbers(self, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class TestTheParts:
     def test_a_head_begins_from_the_random_stream_of_its_own_name(self, backbone: Backbone) -> None:
         for seed in (0, 7):
             mine = Critic(
-                CriticSettings(heads="agent", hidden=16), "action", {"a": backbone, "b": backbone},
+                CriticSettings(heads="agent", hidden_size=16), "action", {"a": backbone, "b": backbone},
                 {"a": "base", "b": "base"}, [("a", "a"), ("b", "b")], seed=seed, tokens_per_batch=99,
             )  # fmt: skip
             for name, head in mine.heads.items():
@@ -53,11 +53,11 @@ class TestTheParts:
 
     def test_statistics_are_there_only_where_values_are_normalised(self, backbone: Backbone) -> None:
         assert critic(backbone).normalizers == {}
-        kept = critic(backbone, normalise_values=True, value_decay=0.5).normalizers
+        kept = critic(backbone, normalize_values=True, value_decay=0.5).normalizers
         assert {name: normaliser.decay for name, normaliser in kept.items()} == {"base": 0.5}
 
     def test_what_a_checkpoint_keeps_is_named_after_its_part(self, backbone: Backbone) -> None:
-        names = set(critic(backbone, heads="agent", normalise_values=True, body="lora").parameters())
+        names = set(critic(backbone, heads="agent", normalize_values=True, body="lora").parameters())
         assert {"base/a.layers.0.weight", "base/b.layers.4.bias", "base/a.sums", "base/b.sums"} <= names
         assert (
             sum(name.startswith("base.") and name.endswith(("lora_A", "lora_B")) for name in names) == len(names) - 14
@@ -124,7 +124,7 @@ class TestAnUpdate:
         assert all(map(math.isnan, metrics.values()))
 
     def test_reports_values_in_the_units_of_returns_and_leaves_both_as_they_are(self, backbone: Backbone) -> None:
-        mine = critic(backbone, normalise_values=True)
+        mine = critic(backbone, normalize_values=True)
         returns = [np.array([1000.0 + n]) for n in range(8)]
         mine.update(mine.evaluate(BATCH), returns, step=0)
         values = mine.evaluate(BATCH)

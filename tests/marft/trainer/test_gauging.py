@@ -106,7 +106,7 @@ def test_of_cards_that_are_not_known_nothing_is_said(device: str) -> None:
 
 def test_of_models_whose_sizes_are_not_known_nothing_is_said() -> None:
     assert Utilization.from_run(math("--models.base.path", "somebody/model-of-mine"), H100) is None
-    assert Utilization.from_run(math("--policies.actor.lora.targets", '["c_attn"]'), H100) is None
+    assert Utilization.from_run(math("--policies.actor.lora.target_modules", '["c_attn"]'), H100) is None
 
 
 def test_every_card_but_a_processor_has_a_name_that_its_driver_gives() -> None:

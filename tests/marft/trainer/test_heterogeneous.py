@@ -47,7 +47,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_bases_train_in_one_team(other_model: Path, level: str, tmp_path: Path) -> None:
     table = recipe("tiny", tmp_path, environment={"name": "tests.plugins:Flaky", "alternates": True})
     table["models"]["other"] = {"path": str(other_model)}
-    table["policies"]["actor"] = {"model": "other", "lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}}
+    table["policies"]["actor"] = {"model": "other", "lora": {"rank": 4, "target_modules": ["q_proj", "v_proj"]}}
     run = parse_recipe(table, ["--algorithm.level", level])
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2

@@ -139,7 +139,7 @@ class TestScoresBeforeTheStep:
     @staticmethod
     def scored(tmp_path: Path, place: str, coefficient: float, for_credit_alone: bool, *more: str) -> Any:
         kl = (
-            f"{{ coefficient = {coefficient}, place = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
+            f"{{ coefficient = {coefficient}, apply_to = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
         )
         mine, batch = begun(of(tmp_path, "marft", "--algorithm.kl", kl, *more)), episodes(2)
         asked = {"for_credit_alone": True} if for_credit_alone else {}  # all that an update reads, unless it is said
@@ -187,7 +187,7 @@ class TestKLAsACost:
     def costs(tmp_path: Path, level: str, place: str = "reward", *, known: bool = True) -> list[Floats]:
         """Of an action that the learner has scored, 30 nats above and 30 below the base and 0.5 above, and of one that it
         has not."""
-        kl = f"{{ coefficient = 0.25, place = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
+        kl = f"{{ coefficient = 0.25, apply_to = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
         mine = learner_of(of(tmp_path, "marft", "--algorithm.level", level, "--algorithm.kl", kl))
         (batch,) = episodes(1)
         one, other = make_action("actor", tokens=(5, 6, 7)), make_action("reasoner", index=1, tokens=(8, 9))

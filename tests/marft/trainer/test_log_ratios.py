@@ -32,7 +32,7 @@ class TestLimits:
         assert terms.tolist() == pytest.approx([LIMIT, -1 / LIMIT], rel=1e-12)
 
     def test_of_cispos_weight(self) -> None:
-        terms = CISPO(high=1e9)(LossInputs(FAR, NEAR, column(1.0, 1.0))).terms
+        terms = CISPO(clip_high=1e9)(LossInputs(FAR, NEAR, column(1.0, 1.0))).terms
         assert terms.tolist() == pytest.approx([-300.0 * LIMIT, 300.0 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ class TestLimits:
 
 
 class TestBounds:
-    @pytest.mark.parametrize("band", [{"low": 0.5, "high": 1.0}, {"low": 1.0, "high": 2.0}])
+    @pytest.mark.parametrize("band", [{"mask_low": 0.5, "mask_high": 1.0}, {"mask_low": 1.0, "mask_high": 2.0}])
     def test_a_weight_on_the_edge_of_the_band_is_in_it(self, band: dict[str, float]) -> None:
         """Where engine and learner agree the weight is 1, and nothing is masked."""
         weights = sampler_weights(SamplerCorrectionSettings(level="token", **band), NEAR, NEAR, torch.tensor([0, 1]))  # type: ignore[arg-type]

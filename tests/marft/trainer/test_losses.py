@@ -1,4 +1,4 @@
-"""Objective, action normalisation, value loss and advantage normalisation against slow references."""
+"""Objective, action normalization, value loss and advantage normalization against slow references."""
 
 from __future__ import annotations
 

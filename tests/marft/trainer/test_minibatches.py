@@ -81,7 +81,7 @@ def stepped(update: PolicyUpdater) -> bool:
 def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: int, double: Backbone) -> None:
     batch = batch_of(double, level)
     update = update_of(
-        double, batch, level, tokens, entropy=0.02, nll=0.3, kl={"coefficient": 0.4, "estimator": "k3"},
+        double, batch, level, tokens, entropy_coefficient=0.02, nll_coefficient=0.3, kl={"coefficient": 0.4, "estimator": "k3"},
         sampler_correction={"level": correction, "cap": 1.1},
     )  # fmt: skip
     assert take(update, batch.samples, first=True)
@@ -204,7 +204,7 @@ def test_a_policy_that_has_not_moved_is_its_own_denominator(double: Backbone) ->
 def test_an_entropy_bonus_has_a_gradient_of_its_own(entropy: float, double: Backbone) -> None:
     batch = batch_of(double, "action")
     still = [Sample(s.action, s.normalizer, np.zeros(1)) for s in batch.samples]
-    update = update_of(double, batch, "action", entropy=entropy)
+    update = update_of(double, batch, "action", entropy_coefficient=entropy)
     take(update, still)
     size = sum(float(g.abs().sum()) for o in update.optimizers.values() for g in o.gradient.values())  # type: ignore[attr-defined]
     assert (size > 1e-6) == (entropy > 0)

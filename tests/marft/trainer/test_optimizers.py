@@ -58,7 +58,7 @@ def test_a_step_is_adamws_by_plain_arithmetic() -> None:
 
 
 def test_the_rate_is_the_policys_own_times_the_schedules() -> None:
-    mine = optimizer(rate=0.2, steps=6, warmup_steps=2, schedule="linear", final_fraction=0.5)
+    mine = optimizer(rate=0.2, steps=6, warmup_steps=2, schedule="linear", min_lr_ratio=0.5)
     assert mine.optimizer.param_groups[0]["lr"] == 0.2  # until a step begins
     for at, fraction in enumerate((0.5, 1.0, 1.0, 0.875, 0.75, 0.625)):
         assert mine.begin_step(at) == pytest.approx(0.2 * fraction)
@@ -77,7 +77,7 @@ def test_the_rate_is_the_policys_own_times_the_schedules() -> None:
 )  # fmt: skip
 def test_rates_rise_in_a_line_and_fall_as_the_schedule_says(schedule: str, final: float, expected: list[float]) -> None:
     settings = OptimizerSettings.model_validate(
-        {"schedule": schedule, "warmup_steps": 4, "final_fraction": final, "learning_rate": 1.0}
+        {"schedule": schedule, "warmup_steps": 4, "min_lr_ratio": final, "learning_rate": 1.0}
     )
     assert [learning_rate_factor(settings, step, 8) for step in range(8)] == pytest.approx(expected)
 

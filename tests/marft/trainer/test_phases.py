@@ -233,7 +233,7 @@ class TestWhetherAnUpdateIsGood:
         assert "accepted_fraction" in update.accumulator.means()
 
     def test_an_update_without_any_advantage_is_taken_back_and_no_rollback(self, tmp_path: Path) -> None:
-        update = update_of(tmp_path, "--algorithm.entropy", "0.1", name="hatrpo")
+        update = update_of(tmp_path, "--algorithm.entropy_coefficient", "0.1", name="hatrpo")
         before, samples = weights(update), [replace(s, advantages=np.zeros(1)) for s in samples_of(episodes(2))]
         update.run(UpdatePhase(ROLES, kl_limit=1e9), samples, step=0)
         assert update.updated_policies == set(ROLES)
@@ -279,7 +279,7 @@ def test_in_half_precision_a_phase_is_scored_in_one_size_and_from_where_the_step
 def test_kl_that_is_paid_in_the_reward_is_not_paid_again_in_the_loss(tmp_path: Path) -> None:
     losses = []
     for coefficient in (0.0, 0.5):
-        kl = f"{{ coefficient = {coefficient}, place = 'reward', estimator = 'k1' }}"
+        kl = f"{{ coefficient = {coefficient}, apply_to = 'reward', estimator = 'k1' }}"
         update = update_of(tmp_path, "--algorithm.kl", kl, "--algorithm.epochs", "1")
         samples = samples_of(episodes(2))
         update.fixed = FixedLogProbs(base={s.action.key: np.full(s.action.num_decisions, -3.0) for s in samples})

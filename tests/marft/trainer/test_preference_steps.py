@@ -37,11 +37,11 @@ def pairs(**keys: object) -> Table:
 OF_AGENTS, ALL = pairs(sides="agent"), pairs(pairs="all")
 OPTIONS: Mapping[str, tuple[str, Table, Table]] = {  # the preset, what it is added to, the option
     "sharper": ("dpo", {}, dpo(beta=2.0)),
-    "cDPO": ("dpo", {}, dpo(smoothing=0.2)),
+    "cDPO": ("dpo", {}, dpo(label_smoothing=0.2)),
     "IPO": ("dpo", {}, dpo(loss="ipo")),
-    "R-DPO": ("dpo", {}, dpo(length_price=0.3)),
-    "RPO": ("dpo", {}, dpo(imitation=0.7)),
-    "SimPO": ("dpo", {}, {**dpo(reference="none", margin=0.4), "normalisation": "tokens"}),
+    "R-DPO": ("dpo", {}, dpo(length_penalty=0.3)),
+    "RPO": ("dpo", {}, dpo(nll_coefficient=0.7)),
+    "SimPO": ("dpo", {}, {**dpo(reference="none", margin=0.4), "normalization": "tokens"}),
     "to the base": ("dpo", {}, dpo(reference="base")),
     "all that differ": ("dpo", {}, ALL),
     "by gaps": ("dpo", ALL, pairs(pairs="all", weights="gap")),
@@ -49,14 +49,14 @@ OPTIONS: Mapping[str, tuple[str, Table, Table]] = {  # the preset, what it is ad
     "by own rewards": (
         "dpo", pairs(sides="agent", weights="gap"), pairs(sides="agent", weights="gap", judged_by="own")
     ),
-    "over tokens": ("dpo", {}, {"normalisation": "tokens"}),
+    "over tokens": ("dpo", {}, {"normalization": "tokens"}),
     "pooled": ("dpo", OF_AGENTS, {"denominator": "pooled"}),
     "candidates": ("dpo", {}, {"credit": {"name": "preference-tree"}}),
-    "beside entropy and KL": ("dpo", {}, {"entropy": 0.1, "kl": {"coefficient": 0.3}}),
+    "beside entropy and KL": ("dpo", {}, {"entropy_coefficient": 0.1, "kl": {"coefficient": 0.3}}),
     "in turns": ("dpo", {}, {"schedule": {"name": "agent-by-agent"}}),
     "one minibatch": ("dpo", ALL, {"minibatches": 1}),
-    "the best": ("rft", {}, {"credit": {"name": "best", "kept": "best"}}),
-    "each its own best": ("rft", {}, {"credit": {"name": "best", "kept": "best", "judged_by": "own"}}),
+    "the best": ("rft", {}, {"credit": {"name": "best", "select": "best"}}),
+    "each its own best": ("rft", {}, {"credit": {"name": "best", "select": "best", "judged_by": "own"}}),
 }  # fmt: skip
 
 

@@ -115,7 +115,7 @@ class TestPairs:
         credits = Preference().assign(CreditInputs([attempt(0, 1.0), attempt(1, 1.0)], "action"))
         assert credits.comparisons == []
         assert credits.metrics["preference/equal_pairs"] == 1.0
-        assert credits.metrics["groups_all_equal"] == 1.0
+        assert credits.metrics["zero_variance_groups"] == 1.0
         assert not any(credits.trained)
 
     def test_frozen_teammates_are_in_none(self) -> None:
@@ -146,9 +146,9 @@ class TestLoss:
         self, better: float, worse: float, mean: float, lengths: tuple[int, int], beta: float, smoothing: float,
         margin: float, price: float, imitation: float, ipo: bool,
     ) -> None:  # fmt: skip
-        keys: dict[str, Any] = {"beta": beta, "imitation": imitation}
+        keys: dict[str, Any] = {"beta": beta, "nll_coefficient": imitation}
         if not ipo:
-            keys |= {"smoothing": smoothing, "margin": margin, "length_price": price}
+            keys |= {"label_smoothing": smoothing, "margin": margin, "length_penalty": price}
         one = [torch.tensor([float(x)], dtype=torch.float64) for x in (better, worse, mean, *lengths)]
         mine = DPO(loss="ipo" if ipo else "sigmoid", **keys).pair_losses(PairInputs(*one))
         wanted = slow.loss(better, worse, mean, lengths, kind="ipo" if ipo else "sigmoid", **keys)
@@ -224,7 +224,7 @@ class TestCoefficients:
     ) -> None:
         """By finite differences of the slow loss, an action's log-prob at a time."""
         found, now, then = drawn
-        objective, meter = DPO(beta=beta, imitation=imitation), MetricAccumulator()
+        objective, meter = DPO(beta=beta, nll_coefficient=imitation), MetricAccumulator()
         mine = found.compute_coefficients(objective, now, then, {"p", "q"}, pooled, meter)
         counted = {p: sum(pooled or s.action.policy == p for s in found.flatten()) for p in "pq"}
 
@@ -237,7 +237,7 @@ class TestCoefficients:
                           for side in (pair.better, pair.worse)]  # fmt: skip
                 length = sum(found.samples[k].action.num_decisions for k in pair.better)
                 mean = sum(of[k] for k in pair.better) / length
-                losses.append(pair.weight * slow.loss(*ratios, mean, (0, 0), beta=beta, imitation=imitation))  # type: ignore[misc]
+                losses.append(pair.weight * slow.loss(*ratios, mean, (0, 0), beta=beta, nll_coefficient=imitation))  # type: ignore[misc]
             return sum(losses) / len(losses)
 
         sums = {key: float(row.sum()) for key, row in now.items()}
@@ -333,7 +333,7 @@ class TestSteps:
     def test_what_tools_say_at_the_end_of_an_action_is_never_counted(self, tmp_path: Path) -> None:
         plain = begun(dpo(tmp_path)).learn(episodes(), START)
         told = begun(dpo(tmp_path)).learn(with_tool_text(episodes(), (11, 12, 13)), START)
-        assert told["preference/better_log_ratio"] == pytest.approx(plain["preference/better_log_ratio"], abs=1e-4)
+        assert told["preference/chosen_log_ratio"] == pytest.approx(plain["preference/chosen_log_ratio"], abs=1e-4)
         assert told["gradient_norm"] == pytest.approx(plain["gradient_norm"], rel=1e-3)
 
     def test_a_step_without_a_pair_moves_nothing(self, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ class TestSteps:
         for name in first.optimizers:
             models.save_policy(name, folder / "policies" / name)
         row = begun(dpo(tmp_path, "--algorithm.objective.reference", str(folder))).learn(episodes(), START)
-        assert abs(row["preference/better_log_ratio"]) > 1e-2
+        assert abs(row["preference/chosen_log_ratio"]) > 1e-2
 
     def test_a_folder_without_policies_is_refused_in_words(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"algorithm\.objective\.reference: .* holds no policy"):
@@ -369,8 +369,8 @@ class TestRecipes:
             ({"name": "dpo", "level": "token"}, "compares whole actions; use level = 'action'"),
             ({"name": "dpo", "schedule": {"name": "sequential"}}, "use schedule 'simultaneous' or 'agent-by-agent'"),
             ({"name": "dpo", "sampler_correction": {"level": "action"}}, "compares attempts whoever sampled them"),
-            ({"name": "dpo", "normalise_advantages": True}, "set normalise_advantages = false"),
-            ({"name": "rft", "normalise_advantages": True}, "set normalise_advantages = false"),
+            ({"name": "dpo", "normalize_advantages": True}, "set normalize_advantages = false"),
+            ({"name": "rft", "normalize_advantages": True}, "set normalize_advantages = false"),
         ],
     )
     def test_what_does_not_go_together_is_refused_with_a_remedy(self, table: dict[str, Any], told: str) -> None:

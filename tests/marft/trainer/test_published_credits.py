@@ -108,7 +108,7 @@ class TestMAGRPO:
         costs = [[data.draw(COST) for _ in e.actions] for e in batch]
         inputs = CreditInputs(batch, "action", costs=[np.array([c]) for row in costs for c in row])
         expected = slow.magrpo(batch, costs, scale)
-        np.testing.assert_allclose(numbers(MAGRPO(scale=scale).assign(inputs)), expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(numbers(MAGRPO(scale_rewards=scale).assign(inputs)), expected, rtol=1e-6, atol=1e-6)
 
     def test_a_small_difference_in_what_was_earned_is_one(self) -> None:
         batch = [two_turns(n, (0.0, 1.0 + 1e-4 * n)) for n in range(2)]
@@ -120,7 +120,7 @@ class TestMAGRPO:
         credits = MAGRPO().assign(CreditInputs(batch, "action"))
         assert numbers(credits) == [0.5, 0.5, 0.0, 0.0, -0.5, -0.5, 0.0, 0.0]
         assert credits.metrics["groups"] == 2
-        assert credits.metrics["groups_all_equal"] == 1
+        assert credits.metrics["zero_variance_groups"] == 1
 
     def test_crossed_samples_pay_their_kl_and_differences_in_kl_alone_are_no_signal(self) -> None:
         def crossed(rewards: dict[tuple[int, int], float], prices: tuple[float, float]) -> list[float]:
@@ -131,7 +131,7 @@ class TestMAGRPO:
                 batch.append(Episode(Task("t", "o"), "train/0", i, actions, "terminated",
                                      (Transition(Observation("o"), reward),), fork=None if i == j else Fork("x", "")))  # fmt: skip
                 costs += [np.array([prices[i]]), np.array([0.0])]
-            credits = MAGRPO(joint_mode="cross", scale=True).assign(CreditInputs(batch, "action", costs=costs))
+            credits = MAGRPO(joint_mode="cross", scale_rewards=True).assign(CreditInputs(batch, "action", costs=costs))
             return [x for x, trained in zip(numbers(credits), credits.trained, strict=True) if trained]
 
         grid = [(0, 0), (1, 1), (0, 1), (1, 0)]
@@ -145,35 +145,37 @@ class TestCoMAM:
         return [two_turns(n, (0.0, reward), own[n]) for n, reward in enumerate((1.0, 0.0))]
 
     def test_an_agent_without_a_signal_of_its_own_learns_from_the_teams(self) -> None:
-        credits = CoMAM(scale=False).assign(CreditInputs(self.batch(), "action"))
+        credits = CoMAM(scale_rewards=False).assign(CreditInputs(self.batch(), "action"))
         assert numbers(credits) == [0.5] * 4 + [-0.5] * 4
         assert credits.metrics["groups_without_local_signal"] == 2
         assert credits.metrics["global_weight"] == 1.0
 
     def test_the_weight_without_a_signal_is_a_setting(self) -> None:
         assert numbers(CoMAM(fallback_weight=0.0).assign(CreditInputs(self.batch(), "action"))) == [0.0] * 8
-        quarter = CoMAM(scale=False, fallback_weight=0.5).assign(CreditInputs(self.batch(), "action"))
+        quarter = CoMAM(scale_rewards=False, fallback_weight=0.5).assign(CreditInputs(self.batch(), "action"))
         assert numbers(quarter)[0] == pytest.approx(0.25)
 
     def test_a_signal_that_ranks_against_the_team_leaves_the_teams_out(self) -> None:
         """Agent a is paid for what the team loses by; b has no rewards of its own."""
-        credits = CoMAM(scale=False).assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
+        credits = CoMAM(scale_rewards=False).assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
         assert numbers(credits)[:2] == [-2.0, 0.5]
         assert credits.metrics["groups_without_local_signal"] == 1
 
     def test_a_fixed_weight_is_whatever_the_group_says_and_of_0_an_agent_learns_from_its_own_reward_alone(self) -> None:
         """Agent a is paid for what the team loses by; b, who has nothing of its own, learns from the team's reward."""
         batch = self.batch(own=(-0.5, 0.5))
-        alone = CoMAM(scale=False, fixed_weights={"a": 0.0}).assign(CreditInputs(batch, "action"))
+        alone = CoMAM(scale_rewards=False, fixed_weights={"a": 0.0}).assign(CreditInputs(batch, "action"))
         assert numbers(alone)[:2] == [-0.5, 0.5]
-        shared = CoMAM(scale=False, fixed_weights={"a": 2.0}).assign(CreditInputs(batch, "action"))
+        shared = CoMAM(scale_rewards=False, fixed_weights={"a": 2.0}).assign(CreditInputs(batch, "action"))
         assert numbers(shared)[:2] == [0.5, 0.5]
         silent = CoMAM(fixed_weights={"a": 0.0}).assign(CreditInputs(self.batch(), "action"))
         assert numbers(silent)[0] == 0.0 != numbers(silent)[1]
         assert silent.metrics["agents/a/fallback_fraction"] == 0.0
 
     def test_of_two_attempts_in_reverse_order_ndcg_still_lets_the_team_in(self) -> None:
-        credits = CoMAM(scale=False, consistency="ndcg").assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
+        credits = CoMAM(scale_rewards=False, consistency="ndcg").assign(
+            CreditInputs(self.batch(own=(-2.0, 2.0)), "action")
+        )
         assert numbers(credits)[0] == pytest.approx(-2.0 + 0.5 / np.log2(3))
 
     def test_weights_are_told_for_each_agent_over_groups_in_which_the_team_earns_differently(self) -> None:

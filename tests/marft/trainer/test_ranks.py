@@ -126,7 +126,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "marft": SMOOTH,
     "mappo": SMOOTH,
     "grpo": (),
-    "dapo": ("--algorithm.dynamic_sampling", "0", "--algorithm.entropy", "0.01"),
+    "dapo": ("--algorithm.dynamic_sampling", "0", "--algorithm.entropy_coefficient", "0.01"),
     "gspo": ("--algorithm.kl", "{ coefficient = 0.1 }"),
     "reinforce++": (),
     "ppo": ("--algorithm.epochs", "3", "--algorithm.kl_stop", "1e-6", *SMOOTH),
@@ -169,7 +169,7 @@ def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: s
     batch = [episode(make_action("a", prompt=(5, n)), status="truncated", bootstrap=ends) for n in range(3, 8)]
 
     def fitted(ranks: Ranks) -> Any:
-        chosen = {"body": body, "epsilon": 1e-4, "learning_rate": 0.01, "normalise_values": True, "minibatches": 2}
+        chosen = {"body": body, "epsilon": 1e-4, "learning_rate": 0.01, "normalize_values": True, "minibatches": 2}
         mine = Critic(
             CriticSettings.model_validate(chosen), "token", {"a": deepcopy(backbone)}, {"a": "base"}, [("a", "a")],
             seed=0, tokens_per_batch=1000, ranks=ranks,

@@ -43,7 +43,7 @@ class Led(DistributedLearner):
         self.did: list[object] = []
         self.losses = losses
         self._lost_count, self._peers = 0, []
-        training = SimpleNamespace(shard=shard, rank_patience_seconds=0.05)
+        training = SimpleNamespace(shard=shard, rank_timeout_seconds=0.05)
         self.run: Any = SimpleNamespace(training=training)
         self.models: Any = None
         self._signals = SignalWatcher(lambda: None)
@@ -330,7 +330,7 @@ def test_one_that_answers_too_late_is_said_to_be_late(monkeypatch: pytest.Monkey
     monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.01)
     led = Led()
     led._peers = [other([OperationDone(1)])]
-    assert "larger training.rank_patience_seconds waits longer" in str(led._explain_error(TimeoutError()))
+    assert "larger training.rank_timeout_seconds waits longer" in str(led._explain_error(TimeoutError()))
 
 
 def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_started(

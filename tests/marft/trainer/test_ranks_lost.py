@@ -22,7 +22,7 @@ from tests.marft.trainer.test_ranks_runs import FULL, NIGHT, assert_close, asser
 PATIENCE = 15.0
 SHARD = ("--training.shard", "true")
 OFFLOAD = ("--training.offload_optimizer", "true")
-HANGS = ("--training.rank_patience_seconds", str(PATIENCE))
+HANGS = ("--training.rank_timeout_seconds", str(PATIENCE))
 
 
 def struck(monkeypatch: pytest.MonkeyPatch, step: int, what: int, rank: int = 1) -> list[int]:

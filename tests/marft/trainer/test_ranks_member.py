@@ -233,4 +233,4 @@ def test_a_step_that_does_not_stay_finite_on_one_rank_is_undone_on_all() -> None
         metrics = NonFiniteGuard(cast(Any, learner), lambda _: None, member).learn([], Progress(0, 0))
         return metrics, values(mine) == before
 
-    assert test_ranks.together(2, undone) == [({"undone_steps": 1.0}, True)] * 2
+    assert test_ranks.together(2, undone) == [({"reverted_steps": 1.0}, True)] * 2

@@ -35,7 +35,7 @@ def run_of(output: Path, ranks: int, *overrides: str, steps: int = 2) -> RunSett
     return settings(
         "tiny", output, "--training.ranks", str(ranks), "--training.steps", str(steps),
         "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.epsilon", "1e-4",
-        "--training.rank_patience_seconds", "60", *overrides,
+        "--training.rank_timeout_seconds", "60", *overrides,
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike_thoug
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_go_back_to_a_checkpoint_after_a_collapse(way: str, tmp_path: Path) -> None:
     """Ranks that had not would have drifted apart by the next step, which is refused."""
-    ranks = ("--training.ranks", "2", "--guards.on_collapse", "return")
+    ranks = ("--training.ranks", "2", "--guards.on_collapse", "rollback")
     folder, _ = trained(hot(tmp_path, *ranks, *WAYS[way]))
     rows = folder.read_metrics()
     assert any(ROLLBACK_KEY in row for row in rows[:-1])

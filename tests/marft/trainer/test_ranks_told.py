@@ -39,7 +39,7 @@ def close(found: Any, right: Any) -> bool:
 
 def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Stops and the team's KL are the same on all: they are no sums over ranks."""
-    changes = ("--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.entropy", "0.01")
+    changes = ("--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.entropy_coefficient", "0.01")
     limits = ("--algorithm.team_kl", "0.1", "--algorithm.kl_stop", "1e-7")
     steps = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.max_gradient_norm", "1e-3")
     run = recipe(tmp_path, "ppo", *EPSILON, *changes, *limits, *steps)

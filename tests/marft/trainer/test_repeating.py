@@ -22,7 +22,7 @@ class TestBest:
     def test_repeats_what_solved_the_task(self) -> None:
         credits = Best().assign(CreditInputs([attempt(0, 1.0), attempt(1, 0.0), attempt(2, 1.0)], "token"))
         assert list(credits.trained) == [True, True, False, False, True, True]
-        assert credits.metrics["imitation/kept"] == 2.0
+        assert credits.metrics["imitation/selected"] == 2.0
         assert [row.tolist() for row in credits.advantages[:3]] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
 
     def test_what_was_said_before_counts_once(self) -> None:
@@ -30,29 +30,29 @@ class TestBest:
         same = replace(again[1], actions=tuple(
             replace(a, tokens=b.tokens) for a, b in zip(again[1].actions, again[0].actions, strict=True)
         ))  # fmt: skip
-        assert Best().assign(CreditInputs([again[0], same], "token")).metrics["imitation/repeated"] == 1.0
-        assert Best(distinct=False).assign(CreditInputs([again[0], same], "token")).metrics["imitation/kept"] == 2.0
+        assert Best().assign(CreditInputs([again[0], same], "token")).metrics["imitation/duplicates"] == 1.0
+        assert Best(distinct=False).assign(CreditInputs([again[0], same], "token")).metrics["imitation/selected"] == 2.0
 
     def test_what_was_cut_off_is_not_repeated(self) -> None:
         long = attempt(0, 1.0)
         long = replace(long, actions=(long.actions[0], replace(long.actions[1], finish="length")))
         credits = Best().assign(CreditInputs([long], "token"))
-        assert (credits.metrics["imitation/cut"], any(credits.trained)) == (1.0, False)
-        assert all(Best(whole=False).assign(CreditInputs([long], "token")).trained)
+        assert (credits.metrics["imitation/truncated"], any(credits.trained)) == (1.0, False)
+        assert all(Best(drop_truncated=False).assign(CreditInputs([long], "token")).trained)
 
     def test_the_best_of_a_group_is_kept_where_it_tells_attempts_apart(self) -> None:
         batch = [attempt(0, 0.2), attempt(1, 0.7), attempt(2, 0.7)]
-        assert list(Best(kept="best").assign(CreditInputs(batch, "token")).trained) == [False] * 2 + [True] * 4
+        assert list(Best(select="best").assign(CreditInputs(batch, "token")).trained) == [False] * 2 + [True] * 4
         assert (
-            list(Best(kept="best", per_task=1).assign(CreditInputs(batch, "token")).trained)
+            list(Best(select="best", max_per_task=1).assign(CreditInputs(batch, "token")).trained)
             == [False] * 2 + [True] * 2 + [False] * 2
         )
-        assert not any(Best(kept="best").assign(CreditInputs(batch[1:], "token")).trained)
+        assert not any(Best(select="best").assign(CreditInputs(batch[1:], "token")).trained)
 
     @pytest.mark.parametrize("judged_by", ["team", "own"])
     def test_costs_make_no_attempt_the_best(self, judged_by: Literal["team", "own"]) -> None:
         """What is taken off for KL tells apart what earned the same, and nothing else."""
-        credit = Best(kept="best", judged_by=judged_by, per_task=1)
+        credit = Best(select="best", judged_by=judged_by, max_per_task=1)
 
         def trained(rewards: list[float], costs: list[float]) -> list[bool]:
             batch = [attempt(n, reward) for n, reward in enumerate(rewards)]
@@ -66,13 +66,13 @@ class TestBest:
 
     def test_of_those_that_solved_it_the_ones_that_earned_most_are_kept_first(self) -> None:
         batch = [attempt(0, 0.2), attempt(1, 0.7), attempt(2, 0.4)]
-        credits = Best(per_task=1).assign(CreditInputs(batch, "token"))
+        credits = Best(max_per_task=1).assign(CreditInputs(batch, "token"))
         assert list(credits.trained) == [False] * 2 + [True] * 2 + [False] * 2
-        assert credits.metrics["imitation/spare"] == 2.0
+        assert credits.metrics["imitation/surplus"] == 2.0
 
     def test_each_agent_may_have_a_best_attempt_of_its_own(self) -> None:
         batch = [attempt(0, 0.0, own={"a": 1.0}), attempt(1, 0.0, own={"b": 1.0})]
-        credits = Best(kept="best", judged_by="own").assign(CreditInputs(batch, "token"))
+        credits = Best(select="best", judged_by="own").assign(CreditInputs(batch, "token"))
         assert list(credits.trained) == [True, False, False, True]
 
     def test_the_loss_is_the_mean_negative_log_likelihood_of_kept_tokens(self, tmp_path: Path) -> None:

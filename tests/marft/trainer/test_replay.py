@@ -157,7 +157,7 @@ def test_what_algorithms_make_of_recorded_episodes_is_as_it_is_worked_out_by_han
     assert reinforce.gradient_share == pytest.approx({"reasoner": 16 / 44, "actor": 28 / 44})
     assert grpo.gradient_share == pytest.approx({"reasoner": 0.5, "actor": 0.5}, abs=1e-6)  # every action counts alike
     assert all(math.isnan(share) for share in coma.gradient_share.values())
-    assert (rloo.metrics["groups"], rloo.metrics["groups_all_equal"], rloo.metrics["zero_advantage_fraction"]) == (
+    assert (rloo.metrics["groups"], rloo.metrics["zero_variance_groups"], rloo.metrics["zero_advantage_fraction"]) == (
         2,
         1,
         0.6,
@@ -286,7 +286,7 @@ def test_running_baselines_have_seen_the_steps_before_and_none_later(tmp_path: P
 
 def test_the_policies_of_a_step_are_those_whose_log_probs_were_recorded(tmp_path: Path) -> None:
     """KL off the reward: a token that was recorded as more likely by half a nat costs so much more."""
-    costly = preset("reinforce", kl={"coefficient": 0.1, "place": "reward", "estimator": "k1"})
+    costly = preset("reinforce", kl={"coefficient": 0.1, "apply_to": "reward", "estimator": "k1"})
     found = []
     for log_prob in (-1.0, -0.5):
         batch = [
@@ -323,7 +323,7 @@ def test_a_critic_is_fitted_to_the_nearest_other_steps_in_25_passes(tmp_path: Pa
         [seen_as(replace(e, actions=e.actions[:1]), 5, 6 + round(reward)) for e, reward in zip(alone(*rewards), rewards, strict=True)]
         for rewards in earned
     ]  # fmt: skip
-    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}, "normalise_advantages": False})
+    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}, "normalize_advantages": False})
     run = folder.settings()
     (opinion,) = audit_credit(folder, [run.algorithm], step=9).estimates
     unclipped = run.algorithm.critic.model_copy(update={"value_clip": 0.0})

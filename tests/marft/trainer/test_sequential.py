@@ -278,7 +278,7 @@ class TestAcceptance:
             scored.append(len(wanted))
             return score_actions(packing, wanted)
 
-        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", "--algorithm.entropy", "0.1",
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", "--algorithm.entropy_coefficient", "0.1",
                      "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.minibatches", "1")  # fmt: skip
         learner = Learner(run, PolicyRegistry(run))
         learner.learn(played, START)
@@ -312,7 +312,7 @@ class TestAcceptance:
         """In plain loops: terms at π_old less terms now, weighed with min(π_old/μ, 2), 0 outside of [0.8, 5]."""
         run = recipe(
             tmp_path, "hatrpo", "--algorithm.level", level, "--algorithm.sampler_correction",
-            f"{{ level = '{correction}', low = 0.8, high = 5.0 }}", "--algorithm.objective", "{ name = 'ppo', clip = 0.2 }",
+            f"{{ level = '{correction}', mask_low = 0.8, mask_high = 5.0 }}", "--algorithm.objective", "{ name = 'ppo', clip = 0.2 }",
             *(("--algorithm.aggregation", "token-mean") if level == "token" else ()),
         )  # fmt: skip
         random = np.random.default_rng(0)

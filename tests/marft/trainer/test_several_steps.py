@@ -31,13 +31,13 @@ class TestSeveralSteps:
     @pytest.mark.slow
     @pytest.mark.parametrize("schedule", some(["linear", "cosine"], of=2))
     def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
-        rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
+        rates = {"schedule": schedule, "warmup_steps": 2, "min_lr_ratio": 0.1, **SMOOTH["optimizer"]}
         steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "option",
-        [pytest.param({}, marks=BY_NIGHT), {"kl": {"coefficient": 0.3, "place": "reward"}}],
+        [pytest.param({}, marks=BY_NIGHT), {"kl": {"coefficient": 0.3, "apply_to": "reward"}}],
         ids=["plain", "KL in the reward"],
     )
     @pytest.mark.parametrize("start", some(["token critic", "critic", "turns"]))

@@ -68,7 +68,7 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
     """A right answer that comes close to its limit pays for its length, and is a right answer all the same."""
     run = settings(
         "tiny", tmp_path, "--algorithm",
-        "{ name = 'vapo', critic = { warmup_steps = 0 }, reward = { team = 0.5, overlong_buffer = 4 } }",
+        "{ name = 'vapo', critic = { warmup_steps = 0 }, reward = { team_weight = 0.5, overlong_buffer = 4 } }",
     )  # fmt: skip
     learner = Learner(run, PolicyRegistry(run))
     batch = [
@@ -85,7 +85,7 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
 def test_vapo_learns_the_likelihood_where_the_environment_does_not_say_what_was_solved(tmp_path: Path) -> None:
     def learned(nll: str) -> dict[str, float]:
         run = settings(
-            "tiny", tmp_path, "--algorithm", f"{{ name = 'vapo', nll = {nll}, critic = {{ warmup_steps = 0 }} }}",
+            "tiny", tmp_path, "--algorithm", f"{{ name = 'vapo', nll_coefficient = {nll}, critic = {{ warmup_steps = 0 }} }}",
             environment={"name": "tests.marft.trainer.test_successes:Wordless", "alternates": True},
         )  # fmt: skip
         with LocalRolloutRunner(run) as rollouts:

@@ -98,7 +98,7 @@ class TestSamplerCorrection:
     ) -> None:
         old, engine = (torch.tensor([t[i] for a in actions for t in a], dtype=torch.float64) for i in (0, 1))
         owner = torch.tensor([n for n, a in enumerate(actions) for _ in a])
-        setting = SamplerCorrectionSettings(level=level, cap=2.0, low=band[0], high=band[1])  # type: ignore[arg-type]
+        setting = SamplerCorrectionSettings(level=level, cap=2.0, mask_low=band[0], mask_high=band[1])  # type: ignore[arg-type]
         expected = []
         for action in actions:
             differences = [o - e for o, e in action]
@@ -124,7 +124,7 @@ class TestObjectives:
     ) -> None:
         log_probs, old, advantages = columns(rows)
         log_probs.requires_grad_()
-        terms = CISPO(high=high)(LossInputs(log_probs, old, advantages)).terms
+        terms = CISPO(clip_high=high)(LossInputs(log_probs, old, advantages)).terms
         weights = [min(math.exp(p - o), 1 + high) for p, o, _ in rows]
         expected = [-w * a * p for w, (p, _, a) in zip(weights, rows, strict=True)]
         np.testing.assert_allclose(terms.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
@@ -151,12 +151,12 @@ class TestObjectives:
         """With PPO's ε as its clamp, a ratio of 2 would count 1.2."""
         inputs = LossInputs(torch.tensor([math.log(2.0)]), torch.zeros(1), torch.ones(1))
         assert CISPO()(inputs).terms.item() == pytest.approx(-2.0 * math.log(2.0))
-        assert CISPO().high > PPO().clip
+        assert CISPO().clip_high > PPO().clip
 
     def test_cispo_counts_the_weights_that_it_cuts(self) -> None:
         ratios = torch.tensor([0.5, 1.0, 2.0, 3.5], dtype=torch.float64)
         inputs = LossInputs(ratios.log(), torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
-        assert CISPO(high=2.0)(inputs).metrics["clip_fraction"].tolist() == [0.0, 0.0, 0.0, 1.0]
+        assert CISPO(clip_high=2.0)(inputs).metrics["clip_fraction"].tolist() == [0.0, 0.0, 0.0, 1.0]
 
     @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=8))
     def test_on_policy_ppo_cispo_and_reinforce_have_one_gradient(self, rows: list[tuple[float, float]]) -> None:

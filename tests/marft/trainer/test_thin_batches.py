@@ -76,7 +76,7 @@ def test_equal_rewards_move_nothing_and_are_counted(name: str, tmp_path: Path) -
     metrics = learner.learn(ALL_EQUAL, Progress(5, 0))
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(learner), strict=True))
     assert metrics["zero_advantage_fraction"] == 1.0
-    assert metrics["groups_all_equal"] == metrics["groups"]
+    assert metrics["zero_variance_groups"] == metrics["groups"]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "agent-grpo", "magrpo"])
@@ -86,7 +86,7 @@ def test_a_lone_member_is_counted_and_not_trained(name: str, tmp_path: Path) -> 
     before = snapshot(learner)
     metrics = learner.learn(LONE, Progress(5, 0))
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(learner), strict=True))
-    assert metrics["groups_of_one"] == metrics["groups"]
+    assert metrics["singleton_groups"] == metrics["groups"]
 
 
 def test_an_agent_that_never_acts_moves_nothing_and_shows(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ class TestNotFinite:
 class NaN(CreditPart):
     """A credit with a bug."""
 
-    grouped_by: ClassVar[Any] = ""
+    comparison_group: ClassVar[Any] = ""
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         return CreditOutput(inputs.broadcast(np.full(len(inputs.actions), math.nan)))

@@ -87,7 +87,7 @@ def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
 
 
 def test_only_policies_in_training_move(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "--policies.actor.train", "frozen", "--algorithm.entropy", "0.1")
+    folder = trained(tmp_path, "--policies.actor.train", "frozen", "--algorithm.entropy_coefficient", "0.1")
     assert moved(folder, "reasoner")
     assert not (folder.checkpoints / "step_000002" / "policies" / "actor").exists()
 
@@ -106,7 +106,7 @@ def test_agents_may_share_one_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path) -> None:
-    run = settings("tiny", tmp_path, "--policies.actor.train", "full", "--algorithm.entropy", "0.1", *LONG)
+    run = settings("tiny", tmp_path, "--policies.actor.train", "full", "--algorithm.entropy_coefficient", "0.1", *LONG)
     folder = RunFolder.create(run)
     train(run, folder)
     saved = folder.checkpoints / "step_000002" / "policies" / "actor"
@@ -124,7 +124,7 @@ def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
-    first = trained(tmp_path / "a", "--algorithm.entropy", "0.1")
+    first = trained(tmp_path / "a", "--algorithm.entropy_coefficient", "0.1")
     source = first.checkpoints / "step_000002" / "policies" / "actor"
     run = settings("tiny", tmp_path / "b", "--policies.actor.adapter", str(source))
     with LocalRolloutRunner(run) as rollouts:
@@ -137,7 +137,7 @@ def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
     folder = trained(
-        tmp_path, "--algorithm.critic.warmup_steps", "2", "--algorithm.entropy", "0.1", "--training.steps", "3"
+        tmp_path, "--algorithm.critic.warmup_steps", "2", "--algorithm.entropy_coefficient", "0.1", "--training.steps", "3"
     )  # fmt: skip
     rows = folder.read_metrics()
     assert ["policy_loss" in row for row in rows] == [False, False, True]
@@ -196,8 +196,8 @@ class TestWhatGoesWrong:
         with pytest.raises(RunError, match=r"raise the model's context"):
             trained(
                 tmp_path,
-                "--agents.reasoner.context.cut",
-                "nothing",
+                "--agents.reasoner.context.truncate",
+                "none",
                 environment={"name": "tests.plugins:Flaky", "words": 2000},
             )
 
@@ -264,7 +264,9 @@ class TestWhatGoesWrong:
 @BY_NIGHT
 @pytest.mark.slow
 def test_several_environment_steps_are_trained(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "--algorithm.entropy", "0.1", environment={"name": "tests.plugins:Flaky", "steps": 3})
+    folder = trained(
+        tmp_path, "--algorithm.entropy_coefficient", "0.1", environment={"name": "tests.plugins:Flaky", "steps": 3}
+    )
     rows = read_rows(folder.episodes / "step_000001.parquet")
     assert {row["step"] for row in rows} == {0, 1, 2}
     assert folder.read_metrics()[0]["environment_steps"] == 12.0

@@ -68,13 +68,13 @@ class TestUndoing:
     ) -> None:
         """Such a step once went into the checkpoint, which then was the newest whole one."""
         self.poisoned(monkeypatch, getattr(poison, "__func__", poison), (at,))
-        run, observer = settings("tiny", tmp_path, "--algorithm.entropy", "0.1"), Listening()
+        run, observer = settings("tiny", tmp_path, "--algorithm.entropy_coefficient", "0.1"), Listening()
         folder = RunFolder.create(run)
         train(run, folder, callback=observer)
         (note,) = observer.notes
         assert note.startswith(f"step {at + 1}: ")
         assert advice in note
-        assert [row["undone_steps"] for row in folder.read_metrics()] == [float(at == 0), float(at == 1)]
+        assert [row["reverted_steps"] for row in folder.read_metrics()] == [float(at == 0), float(at == 1)]
         for file in folder.checkpoints.rglob("*.safetensors"):
             assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
         if at == 1:  # nothing of the undone step is left, moments and all
@@ -93,7 +93,7 @@ class TestUndoing:
             train(run, RunFolder.create(run))
 
     def test_what_was_before_comes_back_to_the_bit_and_a_healthy_step_is_not_touched(self) -> None:
-        run = settings("tiny", "runs", "--algorithm.entropy", "0.1")
+        run = settings("tiny", "runs", "--algorithm.entropy_coefficient", "0.1")
         with LocalRolloutRunner(run) as rollouts:
             learner = Learner(run, rollouts.models)
             (before := Snapshot(learner)).take()
@@ -181,7 +181,7 @@ class TestCareful:
     def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self) -> None:
         small, notes = Small(), list[str]()
         small.then = {"actor": 3e38, "v": -3e38}  # whose squares are not finite
-        assert self.guard(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "undone_steps": 0.0}
+        assert self.guard(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "reverted_steps": 0.0}
         assert small.values == pytest.approx([3e38, -3e38])
         assert not notes
 
@@ -191,7 +191,7 @@ class TestCareful:
         small.then = {"actor": 2.0, "v": 3.0}
         careful.learn((), Progress(0, 0))
         small.then = {"actor": self.NAN, "v": -self.INF}
-        assert careful.learn((), Progress(1, 0)) == {"reward": 1.0, "undone_steps": 1.0}
+        assert careful.learn((), Progress(1, 0)) == {"reward": 1.0, "reverted_steps": 1.0}
         assert small.values == [2.0, 3.0]
         assert notes == [
             "step 2: policies.actor, critic did not stay finite, so the step was undone; lower policies.actor.learning_rate "
@@ -205,7 +205,7 @@ class TestCareful:
         for step in range(10):
             small.then = {"actor": 1.0 if step == 4 else self.NAN}
             if step < 9:
-                assert careful.learn((), Progress(step, 0))["undone_steps"] == float(step != 4)
+                assert careful.learn((), Progress(step, 0))["reverted_steps"] == float(step != 4)
                 continue
             with pytest.raises(
                 RunError, match=r"step 10: policies.actor did .* the 5th in a row. What was saved is whole"

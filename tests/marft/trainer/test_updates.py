@@ -129,7 +129,7 @@ def algorithm(**changes: object) -> AlgorithmSettings:
 def gradients(
     backbone: Backbone, samples: Sequence[Sample], pack: Packing, chosen: AlgorithmSettings | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    chosen = chosen or algorithm(level=pack.level, entropy=0.01)
+    chosen = chosen or algorithm(level=pack.level, entropy_coefficient=0.01)
     made, meter = optimizers(backbone), MetricAccumulator()
     begun(samples, chosen, made, pack, meter).run(UpdatePhase(POLICIES), samples, step=0)
     return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, meter.means()
@@ -198,7 +198,7 @@ def test_the_likelihood_of_what_succeeded_is_a_mean_over_its_tokens(double: Back
     samples = [replace(s, solved=n % 3 == 0) for n, s in enumerate(random_samples(double, "token"))]
     pack = packing(double, "token", "token-mean")
     _, plain = gradients(double, samples, pack, algorithm(level="token"))
-    _, metrics = gradients(double, samples, pack, algorithm(level="token", nll=0.3))
+    _, metrics = gradients(double, samples, pack, algorithm(level="token", nll_coefficient=0.3))
     expected = plain["policy_loss"]
     for policy in POLICIES:
         rows = [x for s in samples if s.solved and s.action.policy == policy for x in _log_probs(double, s)]
@@ -248,7 +248,7 @@ def test_a_policys_gradient_does_not_shrink_as_the_team_grows_unless_pooled(doub
     alone = [s for s in samples if s.action.policy == "one"]
     mine = {n: g for n, g in gradients(double, samples, packing(double))[0].items() if n.startswith("one.")}
     assert_equal(mine, {n: g for n, g in _gradients_of_one(double, alone).items() if n.startswith("one.")})
-    pooled, _ = gradients(double, samples, packing(double), algorithm(denominator="pooled", entropy=0.01))
+    pooled, _ = gradients(double, samples, packing(double), algorithm(denominator="pooled", entropy_coefficient=0.01))
     share = len(alone) / len(samples)
     for name, gradient in mine.items():
         torch.testing.assert_close(pooled[name], gradient * share, rtol=1e-4, atol=1e-7)  # weights are float32
@@ -378,7 +378,7 @@ _CACHE: list[Backbone] = []
 
 def _gradients_of_one(backbone: Backbone, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     made = optimizers(backbone)
-    chosen = algorithm(entropy=0.01)
+    chosen = algorithm(entropy_coefficient=0.01)
     begun(samples, chosen, made, packing(backbone), MetricAccumulator()).run(UpdatePhase(("one",)), samples, step=0)
     return {f"one.{n}": g for n, g in made["one"].gradient.items()}
 

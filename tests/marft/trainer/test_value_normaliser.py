@@ -44,7 +44,7 @@ def far_away(count: int = 16) -> tuple[list[Episode], list[np.ndarray]]:
 
 def test_returns_far_from_zero_are_learned_as_well_as_small_ones(backbone: Backbone) -> None:
     def error(normalise: bool) -> float:
-        mine = critic(backbone, epochs=20, normalise_values=normalise)
+        mine = critic(backbone, epochs=20, normalize_values=normalise)
         batch, returns = far_away()
         mine.update(mine.evaluate(batch), returns, step=0)
         values = mine.evaluate(batch).actions
@@ -59,7 +59,7 @@ def huber(error: float) -> float:
 
 
 def test_the_loss_is_taken_in_normalised_units_around_what_the_head_said(backbone: Backbone) -> None:
-    mine = critic(backbone, normalise_values=True, value_clip=0.2)
+    mine = critic(backbone, normalize_values=True, value_clip=0.2)
     batch, returns = far_away(6)
     seen = []
     for step in range(3):
@@ -74,7 +74,7 @@ def test_the_loss_is_taken_in_normalised_units_around_what_the_head_said(backbon
 
 
 def test_every_head_has_statistics_of_its_own(backbone: Backbone) -> None:
-    mine = critic(backbone, heads="agent", normalise_values=True, epochs=1)
+    mine = critic(backbone, heads="agent", normalize_values=True, epochs=1)
     both = [episode(make_action("a", prompt=(5, n)), make_action("b", prompt=(6, n), index=1)) for n in range(3, 7)]
     mine.update(mine.evaluate(both), [np.array([x]) for _ in both for x in (10.0, -10.0)], step=0)
     means = {name: float(statistics.denormalize(np.zeros(1))[0]) for name, statistics in mine.normalizers.items()}
@@ -85,7 +85,7 @@ def test_statistics_travel_with_the_critic(backbone: Backbone) -> None:
     assert not [name for name in critic(backbone).parameters() if name.endswith("sums")]
 
     def made() -> Critic:
-        return critic(backbone, normalise_values=True)
+        return critic(backbone, normalize_values=True)
 
     batch, returns = far_away(4)
     first, second = made(), made()

@@ -16,16 +16,20 @@ app = command_group()
 def check_env(
     context: typer.Context,
     environment: Annotated[str, typer.Argument(help="Its name, an import path, or a recipe that names it.")],
-    played: Annotated[
+    num_tasks: Annotated[
         int, typer.Option(min=1, help="Training tasks that are played; one of each held-out split is, too.")
     ] = 4,
-    most_steps: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
+    step_limit: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
     slow_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
-    longest_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
+    max_call_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
     hold_ms: Annotated[float, typer.Option(min=0.001, help="That a call may keep its thread without awaiting.")] = 10.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call is given up.")] = 20.0,
-    shown: Annotated[int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")] = 20_000,
-    here: Annotated[bool, typer.Option("--here", help="Ask no fresh processes: quicker, and sees less.")] = False,
+    max_observation_chars: Annotated[
+        int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")
+    ] = 20_000,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Ask no fresh processes: quicker, and sees less.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check an environment for faults.
@@ -36,11 +40,13 @@ def check_env(
     from marft.cli import options, output
     from marft_envs.cli import env_check
     from marft_envs.env_check.limits import Limits
+    from marft_envs.env_check.target import find_keys
 
     limits = Limits(
-        tasks=played, most_steps=most_steps, middle_seconds=slow_ms / 1000, longest_seconds=longest_ms / 1000,
-        hold_seconds=hold_ms / 1000, call_seconds=timeout, shown_characters=shown, processes=not here,
+        tasks=num_tasks, most_steps=step_limit, middle_seconds=slow_ms / 1000, longest_seconds=max_call_ms / 1000,
+        hold_seconds=hold_ms / 1000, call_seconds=timeout, shown_characters=max_observation_chars,
+        processes=not in_process,
     )  # fmt: skip
-    words = options.parse_overrides(context, Path(environment))
+    words = options.parse_overrides(context, Path(environment), find_keys(environment))
     if not env_check.check_environment(environment, words, limits, output.output_mode(False, as_json)):
         raise typer.Exit(1)

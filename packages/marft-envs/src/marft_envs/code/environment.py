@@ -44,22 +44,21 @@ class Code(GeneratedEnvironment):
     # Table for the test split, also for generated problems. Default: a tenth of the tasks.
     test_path: TablePath = ""
     subset: str = ""  # dataset configuration on the Hugging Face Hub
-    part: str = "train"  # split to read from a dataset with several splits
-    test_part: str = "test"  # split to read from the dataset at test_path
+    split: str = "train"  # split to read from a dataset with several splits
+    test_split: str = "test"  # split to read from the dataset at test_path
     layout: Layout = "auto"  # column layout of the table; auto detects it
-    # Rows that cannot be graded, because they are interactive or have no tests: refuse raises an error, leave_out skips
-    # them.
-    ungradable: Literal["refuse", "leave_out"] = "refuse"
+    # Rows that cannot be graded, because they are interactive or have no tests: error raises an error, skip skips them.
+    ungradable: Literal["error", "skip"] = "error"
     # Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems always
     # run all tests.
-    most_tests: NonNegativeCount = 50
+    max_tests: NonNegativeCount = 50
     limit: NonNegativeCount = 0  # maximum tasks per split, for dataset rows; 0: all
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
         "number",
         "text",
         "list",
     )  # kinds of input of generated functions
-    most_steps: Annotated[int, Field(ge=1, le=6)] = 3  # maximum steps of a generated function
+    max_function_steps: Annotated[int, Field(ge=1, le=6)] = 3  # maximum steps of a generated function
     tests: Annotated[int, Field(ge=1, le=100)] = 8  # minimum hidden tests of a generated function
     examples: NonNegativeCount = 1  # shown tests that do not count, if the dataset defines none
     rounds: Annotated[int, Field(ge=1, le=100)] = 1  # maximum programs per episode
@@ -71,9 +70,9 @@ class Code(GeneratedEnvironment):
     # Maximum reward of the tester, for tests that right programs pass and wrong programs fail.
     tester_reward: Fraction = 0.5
     tolerance: NonNegative = 0.0  # tolerance for returned floats and printed numbers
-    seconds: Positive = 2.0  # CPU seconds per test, unless the problem sets its own limit
+    cpu_seconds: Positive = 2.0  # CPU seconds per test, unless the problem sets its own limit
     # Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.
-    all_seconds: Positive = 20.0
+    timeout_seconds: Positive = 20.0
     # Memory limit in MiB, unless the problem sets its own limit.
     memory_mb: Annotated[int, Field(ge=64, le=65536)] = 512
     # Maximum printed or returned output per test, in KiB.
@@ -120,7 +119,7 @@ class Code(GeneratedEnvironment):
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a small function."""
-        return generate_problem(random, self.kinds, self.most_steps, self.tests, self.examples)
+        return generate_problem(random, self.kinds, self.max_function_steps, self.tests, self.examples)
 
     def start(self, task: Task, seed: int) -> CodeSession:  # noqa: ARG002  nothing here is random
         """Create a session."""
@@ -141,11 +140,11 @@ class Code(GeneratedEnvironment):
 
     @cached_property
     def _limits(self) -> Limits:
-        return Limits(self.seconds, self.all_seconds, self.memory_mb, self.output_kb, self.isolation)
+        return Limits(self.cpu_seconds, self.timeout_seconds, self.memory_mb, self.output_kb, self.isolation)
 
     @cached_property
     def _dataset(self) -> LoadedProblems:
         require_isolation(SandboxSettings(isolation=self.isolation))
-        wanted = ReadOptions(self.layout, self.ungradable == "leave_out", self.examples, self.most_tests, self.limit)
-        tables = {"train": (self.path, self.part), "test": (self.test_path, self.test_part)}
+        wanted = ReadOptions(self.layout, self.ungradable == "skip", self.examples, self.max_tests, self.limit)
+        tables = {"train": (self.path, self.split), "test": (self.test_path, self.test_split)}
         return load_problems({split: table for split, table in tables.items() if table[0]}, self.subset, wanted)

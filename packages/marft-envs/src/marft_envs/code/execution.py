@@ -127,7 +127,7 @@ class Limits:
 
         cpu = math.ceil(self.seconds)
         return SandboxSettings(
-            seconds=programs * self.all_seconds + EXTRA_SECONDS,
+            timeout_seconds=programs * self.all_seconds + EXTRA_SECONDS,
             cpu_seconds=math.ceil(self.all_seconds * programs) + cpu,
             memory_mb=self.memory_mb + EXTRA_MB, output_kb=min(MAX_OUTPUT_KB, 2 * programs * inputs * self.output_kb
             + BYTES_PER_KB), isolation=self.isolation,

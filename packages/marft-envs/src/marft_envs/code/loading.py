@@ -101,7 +101,7 @@ def _error_message(row: Row, layout: str, problem: str) -> str:
     return (
         f"environment: {row.location}, read as {layout}: {problem}; put it right, name another layout, or leave such "
         "rows out "
-        '(ungradable = "leave_out")'
+        '(ungradable = "skip")'
     )
 
 

@@ -93,7 +93,7 @@ class ScriptPlayer:
     def _earlier_messages(self, role: str) -> list[Message]:
         """Return the messages from earlier steps that a role receives."""
         since = self.history[self.seen_counts.get(role, 0) :]
-        messages = {"last": self.last_messages, "since": since}.get(self.target.sees, [])
+        messages = {"last": self.last_messages, "since_own_action": since}.get(self.target.visible, [])
         return [message for message in messages if message.role != role]
 
     async def _take_turn(self, role: str, step_input: StepInput) -> AgentReply:

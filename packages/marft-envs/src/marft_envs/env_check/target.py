@@ -16,6 +16,7 @@ from marft.config.bundled import bundled_names
 from marft.config.load import format_errors, load_recipe
 from marft.config.paths import RECIPE_FOLDER, register_module_folder
 from marft.config.plugin_types import EnvironmentPart, EnvironmentPlugin
+from marft.config.plugins import find_plugin
 from marft.config.python_objects import PLACEHOLDER_PREFIX, ObjectPlaceholder
 from marft.config.run import RunSettings
 from marft.rewards.terms import Term, unique_names
@@ -36,7 +37,7 @@ class CheckTarget:
         profiles: profiles of a recipe's agents; () if unknown.
         max_steps: maximum steps per episode, from a recipe; 0 if unknown.
         no_step_messages: True if agents of the same step do not receive each other's messages.
-        sees: messages of earlier steps that agents receive, as in the organization ``turns``.
+        visible: messages of earlier steps that agents receive, as in the organization ``turns``.
         memory_roles: roles with memory.
         folder: folder of the recipe, with its modules and tables.
         terms: reward terms of the recipe, by name.
@@ -46,7 +47,7 @@ class CheckTarget:
     profiles: tuple[AgentProfile, ...] = ()
     max_steps: int = 0
     no_step_messages: bool = False
-    sees: str = "nothing"
+    visible: str = "none"
     memory_roles: frozenset[str] = frozenset()
     folder: str = ""
     terms: Mapping[str, Term] = field(default_factory=dict)
@@ -63,14 +64,14 @@ class CheckTarget:
 def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
     """Return the subject for a recipe."""
     profiles = tuple(agent.profile for agent in run.agents)
-    no_step_messages = run.team.name in PARALLEL_ORGANIZATIONS or getattr(run.team, "order", "") == "together"
-    sees = getattr(run.team, "sees", "nothing")
+    no_step_messages = run.team.name in PARALLEL_ORGANIZATIONS or getattr(run.team, "order", "") == "simultaneous"
+    visible = getattr(run.team, "visible", "none")
     memory_roles = frozenset(agent.role for agent in run.agents if agent.memory != "none")
     folder = folder or str(Path.cwd())
     reward_terms = cast("Sequence[Term]", run.rewards)
     terms = dict(zip(unique_names(reward_terms), reward_terms, strict=True))
     return CheckTarget(
-        run.environment, profiles, run.rollout.max_steps, no_step_messages, str(sees), memory_roles, folder, terms
+        run.environment, profiles, run.rollout.max_steps, no_step_messages, str(visible), memory_roles, folder, terms
     )
 
 
@@ -85,10 +86,30 @@ def find_target(target: str, keys: Mapping[str, Any] = {}) -> CheckTarget:
         ValueError: the name is unknown, or a setting is invalid.
     """
     path = Path(target)
-    if path.is_file() or target in bundled_names() or path.suffix == ".toml":
+    if _is_recipe(target):
         folder = str(path.parent.resolve()) if path.is_file() else ""
         return target_from_recipe(load_recipe(path, (), {"environment": keys} if keys else {}), folder)
     return target_from_table({"name": target, **keys}, str(Path.cwd()))
+
+
+def find_keys(target: str) -> frozenset[str]:
+    """Return the keys of a subject's environment.
+
+    Args:
+        target: as in :func:`find_target`; where it cannot be found, there are no keys.
+    """
+    try:
+        if _is_recipe(target):
+            return frozenset(type(load_recipe(Path(target)).environment).model_fields)
+        register_module_folder(str(Path.cwd()))
+        return frozenset(find_plugin("environments", target, {RECIPE_FOLDER: str(Path.cwd())}).model_fields)
+    except ValueError:
+        return frozenset()
+
+
+def _is_recipe(target: str) -> bool:
+    path = Path(target)
+    return path.is_file() or target in bundled_names() or path.suffix == ".toml"
 
 
 def target_from_object(environment: EnvironmentPart) -> CheckTarget:

@@ -45,17 +45,17 @@ class Gaia(GeneratedEnvironment):
     test_path: TablePath = ""  # metadata for the test split; "": a tenth of path, or generated questions
     files: AbsolutePath = ""  # folder of attached files; "": the folder of the metadata
     pages: AbsolutePath = ""  # folder of searchable text files, for questions from metadata; "": no pages
-    # action for rows with a hidden answer, as in GAIA's own test split: refuse to load, or leave them out
-    ungradable: Literal["refuse", "leave_out"] = "refuse"
+    # rows with a hidden answer, as in GAIA's own test split: error raises an error, skip skips them
+    ungradable: Literal["error", "skip"] = "error"
     # difficulty levels of the questions
     levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = (
         ".csv", ".json", ".md", ".txt",
     )  # file formats in generated questions  # fmt: skip
-    steps: SmallCount = 1  # maximum turns of the team; the first FINAL ANSWER ends the episode earlier
+    max_steps: SmallCount = 1  # maximum turns of the team; the first FINAL ANSWER ends the episode earlier
     # count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too
     strict: bool = True
-    results: SmallCount = 5  # maximum pages in a search result
+    max_results: SmallCount = 5  # maximum pages in a search result
     snippets: bool = True  # show the beginning of each page in search results
 
     @model_validator(mode="after")
@@ -69,7 +69,7 @@ class Gaia(GeneratedEnvironment):
     @property
     def episode_limit(self) -> int:
         """Maximum turns in an episode."""
-        return self.steps
+        return self.max_steps
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a question on a random level."""
@@ -91,8 +91,8 @@ class Gaia(GeneratedEnvironment):
         """Start an attempt at a question."""
         data = task.data
         gaia_task = GaiaTask(
-            task.prompt, str(data["answer"]), tuple(data.get("sources", ())), self.steps, self.strict, self.results,
-            self.snippets,
+            task.prompt, str(data["answer"]), tuple(data.get("sources", ())), self.max_steps, self.strict,
+            self.max_results, self.snippets,
         )  # fmt: skip
         if "pages" in data:
             library = PageLibrary([Page(title, text) for title, text in data["pages"].items()])
@@ -124,6 +124,6 @@ class Gaia(GeneratedEnvironment):
             self.test_path,
             self.files,
             self.levels,
-            self.ungradable == "leave_out",
+            self.ungradable == "skip",
             self._page_library.digest,
         )

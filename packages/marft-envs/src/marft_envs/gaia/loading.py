@@ -64,7 +64,7 @@ def _read_tasks(path: str, files: str, levels: Collection[int], skip_ungradable:
                 continue
             raise ValueError(
                 f"environment: {row.location}: the answer is not told ({ANSWER_COLUMN!r} is {answer!r}), as in GAIA's "
-                "own test; take its validation questions, or leave such rows out: ungradable = 'leave_out'"
+                "own test; take its validation questions, or leave such rows out: ungradable = 'skip'"
             )
         if normalize_question(question) in seen:
             raise ValueError(

@@ -24,11 +24,11 @@ class GridEnvironment(GeneratedEnvironment):
     or a setting of the subclass, only some roles see the map or an instrument's measurements and must pass them on.
     """
 
-    nearest: Annotated[int, Field(ge=1, le=900)] = 1  # minimum number of moves in a task's shortest solution
-    farthest: NonNegativeCount = 0  # maximum number of moves in a task's shortest solution; 0: no limit
+    min_moves: Annotated[int, Field(ge=1, le=900)] = 1  # minimum number of moves in a task's shortest solution
+    max_moves: NonNegativeCount = 0  # maximum number of moves in a task's shortest solution; 0: no limit
     moves: Literal["one", "list"] = "list"  # moves per step: one, or a list
     # maximum steps in an episode; 0: 5 with lists, otherwise twice the moves of the shortest solution
-    steps: NonNegativeCount = 0
+    max_steps: NonNegativeCount = 0
     # form of an answer; choices: the mover chooses a legal direction (organization "turns")
     actions: Literal["text", "choices"] = "text"
     mover: NonEmptyString = "plan"  # role that chooses, for actions = "choices"
@@ -40,9 +40,11 @@ class GridEnvironment(GeneratedEnvironment):
 
     @model_validator(mode="after")
     def _check_settings(self) -> GridEnvironment:
-        if self.farthest and self.farthest < self.nearest:
+        if self.max_moves and self.max_moves < self.min_moves:
             raise PydanticCustomError(
-                "farthest", "is less than nearest ({nearest}): no task is so; raise it", {"nearest": self.nearest}
+                "max_moves",
+                "max_moves is less than min_moves ({min_moves}): no task is so; raise it",
+                {"min_moves": self.min_moves},
             )
         if self.actions == "choices" and self.moves == "list":
             raise PydanticCustomError("actions", "choices are single moves; set moves = 'one', or actions = 'text'")
@@ -69,13 +71,13 @@ class GridEnvironment(GeneratedEnvironment):
         return self.actions == "choices"
 
     @property
-    def max_steps(self) -> int:
+    def step_bound(self) -> int:
         """Maximum steps in an episode; 0 if it depends on the task, without a bound."""
-        return self.step_limit(self.farthest)
+        return self.step_limit(self.max_moves)
 
     def step_limit(self, min_moves: int) -> int:
         """Return the maximum steps for a task with a shortest solution of ``min_moves`` moves."""
-        return self.steps or (DEFAULT_LIST_STEPS if self.moves == "list" else 2 * min_moves)
+        return self.max_steps or (DEFAULT_LIST_STEPS if self.moves == "list" else 2 * min_moves)
 
     def build_observation(
         self, common_lines: Iterable[str], map_lines: Iterable[str], measurements: str, legal: tuple[str, ...]

@@ -127,7 +127,7 @@ class GymnasiumSession:
 
     def _build_observation(self, feedback: str = "") -> Observation:
         actor = self.settings.actor
-        action_list = f"Actions: {', '.join(self._options)}" if self.settings.tells_actions else ""
+        action_list = f"Actions: {', '.join(self._options)}" if self.settings.show_actions else ""
         text = "\n".join(part for part in (feedback, self._text, action_list) if part)
         return Observation(text, turn=(actor,), options={actor: self._options})
 

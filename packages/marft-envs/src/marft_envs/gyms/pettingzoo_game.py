@@ -30,7 +30,7 @@ class PettingZoo(SeededEnvironment):
     """
 
     seats: dict[str, str] = {}  # game agent by role; the default is the agent with the role's name
-    others: bool = False  # let unassigned game agents act at random; if false, they are an error
+    random_others: bool = False  # let unassigned game agents act at random; if false, they are an error
     # team's reward: "mean" or "sum" of the rewards of the roles' agents, or the role whose reward counts
     team_reward: str = "mean"
     # text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for all; or the
@@ -39,7 +39,7 @@ class PettingZoo(SeededEnvironment):
 
     @model_validator(mode="after")
     def _check_seats(self) -> Self:
-        if self.others and not self.seats:
+        if self.random_others and not self.seats:
             raise PydanticCustomError("seats", "name whom the roles play, so that it is known who the others are")
         return self
 
@@ -214,7 +214,7 @@ class PettingZooSession:
         for agent in self._own_agents():
             role = self._role_of(agent)
             options[role] = self._options[agent]
-            action_list = f"Actions: {', '.join(options[role])}" if self.settings.tells_actions else ""
+            action_list = f"Actions: {', '.join(options[role])}" if self.settings.show_actions else ""
             views[role] = "\n".join(part for part in (self._view(agent), action_list) if part)
         board = strip_colors(str(self.env.render())) if self.settings.rendering == "ansi" else ""
         text = "\n".join(part for part in (feedback, board) if part)
@@ -243,7 +243,7 @@ class PettingZooSession:
         return any(map(self._is_own_agent, self.game.active_agents))
 
     def _is_own_agent(self, agent: str) -> bool:
-        return agent in self._roles_by_agent or not self.settings.others
+        return agent in self._roles_by_agent or not self.settings.random_others
 
     def _role_of(self, agent: str) -> str:
         return self._roles_by_agent.get(agent, agent)

@@ -36,11 +36,11 @@ class SeededEnvironment(EnvironmentPart):
     action_names: Names = ()  # names of the actions, in the game's order; empty: their numbers
     observation_names: Names = ()  # names of the observation's numbers or parts, in order
     digits: Annotated[int, Field(ge=1, le=15)] = 3  # significant digits of numbers in observations
-    tells_actions: bool = True  # list the legal actions in the observation as well as offering them as options
+    show_actions: bool = True  # list the legal actions in the observation as well as offering them as options
     max_steps: SmallCount = 100  # maximum steps in an episode; the episode is truncated after them
     scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # factor for rewards
     # minimum return for success, before `scale`; default: the game's own `is_success` or `success`
-    solved_from: Bounded | None = None
+    success_threshold: Bounded | None = None
 
     @abstractmethod
     def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ class SeededEnvironment(EnvironmentPart):
             total_reward: return of the episode, before ``scale``.
             info: the game's last info.
         """
-        if self.solved_from is not None:
-            return total_reward >= self.solved_from
+        if self.success_threshold is not None:
+            return total_reward >= self.success_threshold
         success = info.get("is_success", info.get("success"))
         return None if success is None else bool(success)

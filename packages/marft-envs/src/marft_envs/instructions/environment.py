@@ -39,9 +39,9 @@ GENERATED_KINDS = tuple(name for name in KINDS if name != JSON_SCHEMA_KIND)
 class Instructions(GeneratedEnvironment):
     """Instruction following with a checker function per instruction, as in IFEval.
 
-    Without ``path``, a task is a topic with up to ``most`` compatible instructions. With ``path``, tasks are rows of a
-    table in IFEval's layout. With only ``test_path``, the test split alone is from a table. The reward is 1 if every
-    instruction is followed, or the fraction of followed instructions.
+    Without ``path``, a task is a topic with up to ``max_instructions`` compatible instructions. With ``path``, tasks
+    are rows of a table in IFEval's layout. With only ``test_path``, the test split alone is from a table. The reward is
+    1 if every instruction is followed, or the fraction of followed instructions.
     """
 
     stream: ClassVar[str] = "Instructions"
@@ -53,15 +53,15 @@ class Instructions(GeneratedEnvironment):
     # Table for the test split, also for generated tasks. Default: a tenth of the tasks.
     test_path: TablePath = ""
     subset: str = ""  # dataset configuration on the Hugging Face Hub
-    part: str = "train"  # split to read from a dataset with several splits
-    # Rows with unknown instructions: refuse raises an error, leave_out skips them.
-    unknown: Literal["refuse", "leave_out"] = "refuse"
+    split: str = "train"  # split to read from a dataset with several splits
+    # Rows with unknown instructions: error raises an error, skip skips them.
+    unknown: Literal["error", "skip"] = "error"
     limit: NonNegativeCount = 0  # maximum tasks per split, for table rows; 0: all
     # ids of instructions for generated tasks
     kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = GENERATED_KINDS
-    most: Annotated[int, Field(ge=1, le=8)] = 3  # maximum instructions per generated task
-    least: Annotated[int, Field(ge=1, le=8)] = 1  # minimum instructions per generated task
-    longest: Annotated[int, Field(ge=9, le=10_000)] = 60  # maximum requested length, in words
+    max_instructions: Annotated[int, Field(ge=1, le=8)] = 3  # maximum instructions per generated task
+    min_instructions: Annotated[int, Field(ge=1, le=8)] = 1  # minimum instructions per generated task
+    max_words: Annotated[int, Field(ge=9, le=10_000)] = 60  # maximum requested length, in words
     # loose: a text also counts without its first or last line, and without stars.
     grading: Literal["strict", "loose"] = "strict"
     # all: 1 if every instruction is followed, else 0. fraction: fraction of followed instructions.
@@ -82,9 +82,10 @@ class Instructions(GeneratedEnvironment):
     @model_validator(mode="after")
     def _check_settings(self) -> Instructions:
         groups = {KINDS[name].group or name for name in self.kinds if not KINDS[name].is_exclusive}
-        if self.least > max(1, min(self.most, len(groups))):
+        if self.min_instructions > max(1, min(self.max_instructions, len(groups))):
             raise PydanticCustomError(
-                "instructions", "least: there are no so many kinds that go together, or most is less"
+                "instructions",
+                "min_instructions: there are no so many kinds that go together, or max_instructions is less",
             )
         return self
 
@@ -114,13 +115,18 @@ class Instructions(GeneratedEnvironment):
         for _ in range(MAX_TRIES):
             topic = random.choice(TOPICS)
             instructions = self._draw_instructions(random, topic)
-            is_short = all(instruction.parameters.get("num_words", 0) <= self.longest for instruction in instructions)
-            if is_short and len(instructions) >= self.least and write_text(topic, instructions, random) is not None:
+            is_short = all(instruction.parameters.get("num_words", 0) <= self.max_words for instruction in instructions)
+            if (
+                is_short
+                and len(instructions) >= self.min_instructions
+                and write_text(topic, instructions, random) is not None
+            ):
                 break
         else:
             raise ValueError(
-                f"environment: nobody can follow {self.least} of the kinds {', '.join(self.kinds)} together in "
-                f"{self.longest} words; name others (kinds), ask for fewer (least) or for longer texts (longest)"
+                f"environment: nobody can follow {self.min_instructions} of the kinds {', '.join(self.kinds)} together "
+                f"in {self.max_words} words; name others (kinds), ask for fewer (min_instructions) or for longer texts "
+                "(max_words)"
             )
         instruction_rows = to_dicts(instructions)
         content = json.dumps(
@@ -133,11 +139,15 @@ class Instructions(GeneratedEnvironment):
 
     def _draw_instructions(self, random: Random, topic: Topic) -> list[Instruction]:
         """Draw instructions from different groups. An instruction that must stand alone is the only one."""
-        count, instructions, groups = random.randint(self.least, self.most), list[Instruction](), set[str]()
+        count, instructions, groups = (
+            random.randint(self.min_instructions, self.max_instructions),
+            list[Instruction](),
+            set[str](),
+        )
         for name in random.sample(self.kinds, len(self.kinds)):
             kind = KINDS[name]
             group = kind.group or name
-            if group not in groups and not (kind.is_exclusive and (instructions or self.least > 1)):
+            if group not in groups and not (kind.is_exclusive and (instructions or self.min_instructions > 1)):
                 instructions.append(Instruction(name, kind.draw_parameters(random, topic)))
                 groups.add(group)
             if len(instructions) == count or (kind.is_exclusive and instructions):
@@ -168,15 +178,15 @@ class Instructions(GeneratedEnvironment):
 
     def _read_tasks(self, path: str) -> Iterator[Task]:
         used_names = set[str]()
-        for number, row in enumerate(read_table(path, self.subset, self.part)):
+        for number, row in enumerate(read_table(path, self.subset, self.split)):
             try:
                 instructions = parse_instructions(row)
             except LookupError as error:
-                if self.unknown == "leave_out":
+                if self.unknown == "skip":
                     continue
                 raise ValueError(
                     f"environment: {row.location}: {error.args[0]}; put it right, or leave such rows out "
-                    '(unknown = "leave_out")'
+                    '(unknown = "skip")'
                 ) from error
             name = f"{Path(path).stem}/{row.text('key') if 'key' in row.cells else number}"
             name = name if name not in used_names else f"{name}#{number}"

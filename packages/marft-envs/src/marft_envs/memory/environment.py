@@ -55,7 +55,7 @@ class Memory(GeneratedEnvironment):
     # number of days in a generated conversation; each day is read in one step
     days: Annotated[int, Field(ge=1, le=1000)] = 8
     facts: Annotated[int, Field(ge=1, le=100)] = 3  # facts per day
-    talk: Annotated[int, Field(ge=0, le=1000)] = 6  # lines per day without a fact
+    filler_lines: Annotated[int, Field(ge=0, le=1000)] = 6  # lines per day without a fact
     questions: Annotated[int, Field(ge=1, le=100)] = 5  # number of questions after the conversation
     kinds: Names = KINDS  # kinds of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
     lines: SmallCount = 20  # maximum lines per step, for a session from a file
@@ -64,7 +64,7 @@ class Memory(GeneratedEnvironment):
     store: OptionalMemoryPlugin = None
     # Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per question.
     budget: Count = 800
-    picks: Annotated[int, Field(ge=1, le=100)] = 3  # maximum notes picked per question
+    top_k: Annotated[int, Field(ge=1, le=100)] = 3  # maximum notes picked per question
     # text: the retriever sees the notes and answers with numbers. choices: it chooses from sets of numbers. words: it
     # sees only the question, and answers with words that a note must contain.
     retrieval: Retrieval = "text"
@@ -72,7 +72,7 @@ class Memory(GeneratedEnvironment):
     threshold: Fraction = 1.0  # minimum score of a right answer
     local_weight: Fraction = 0.0  # weight of the writer's and the retriever's own rewards; 1 in CoMAM
     # Facts that count for the writer's reward. asked: facts that the questions need; the writer does not know the
-    # questions. said: all facts.
+    # questions. all: all facts.
     coverage: Coverage = "asked"
     # Role that takes notes. With a memory system, "" stores the lines unchanged.
     writer: str = "writer"
@@ -95,9 +95,9 @@ class Memory(GeneratedEnvironment):
             )
         if not self.kinds:
             raise PydanticCustomError("kinds", "kinds: names none; leave it out for all")
-        if self.store is not None and self.coverage == "said":
+        if self.store is not None and self.coverage == "all":
             raise PydanticCustomError("coverage", "coverage: with a store, what is read counts; leave it at 'asked'")
-        if self.path and self.coverage == "said":
+        if self.path and self.coverage == "all":
             raise PydanticCustomError("coverage", "coverage: facts of a file are not known, but for what is asked")
         fact_lines, max_facts = self.days * self.facts, self.people * MAX_FACTS
         if not self.path and not 2 * self.questions <= fact_lines <= max_facts:
@@ -146,7 +146,7 @@ class Memory(GeneratedEnvironment):
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a conversation. Its content is its facts and its questions."""
         shape = ConversationShape(
-            style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.talk,
+            style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.filler_lines,
             questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),
         )  # fmt: skip
         chunks, questions, facts = generate_conversation(shape, random)
@@ -156,7 +156,7 @@ class Memory(GeneratedEnvironment):
             "questions": [question.to_dict() for question in questions],
             "fewest_steps": (len(chunks) if self.writer else 0) + len(questions) * (2 if self.retriever else 1),
         }  # fmt: skip
-        if self.coverage == "said":
+        if self.coverage == "all":
             data["said"] = [list(fact.words) for fact in facts]
         pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
         return GeneratedTask(content, "\n\n".join(pieces), data)
@@ -164,7 +164,7 @@ class Memory(GeneratedEnvironment):
     def start(self, task: Task, seed: int) -> MemorySession | StoreSession:  # noqa: ARG002  nothing here is random
         """Create a session, with notes or with a memory system."""
         rules = MemoryRules(
-            writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, picks=self.picks,
+            writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, top_k=self.top_k,
             retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
         )  # fmt: skip
         conversation_name = task.data.get("conversation")
@@ -176,7 +176,7 @@ class Memory(GeneratedEnvironment):
         questions = tuple(map(Question.from_dict, task.data["questions"]))
         if self.store is not None:
             return StoreSession(chunks, questions, rules, open_store(self.store), self.store.stores_edits)
-        facts = [tuple(words) for words in task.data["said"]] if self.coverage == "said" else None
+        facts = [tuple(words) for words in task.data["said"]] if self.coverage == "all" else None
         return MemorySession(chunks, questions, rules, facts)
 
     def script(self, skill: float = 1.0) -> ScriptedPolicy:

@@ -15,7 +15,7 @@ from marft_envs.memory.conversations import Chunk, Question
 from marft_envs.memory.grading import Grading, contains_fact, grade_answer
 
 Retrieval = Literal["text", "choices", "words"]
-Coverage = Literal["asked", "said"]
+Coverage = Literal["asked", "all"]
 NOTHING_TEXT = "(nothing)"
 QUESTION_PREFIX = "Question: "  # prefix of the last line for retriever and answerer
 MAX_OPTIONS = 100  # maximum options of a retriever
@@ -30,7 +30,7 @@ class MemoryRules:
         retriever: role that picks notes; "" if the answerer sees all notes.
         answerer: role that answers.
         budget: maximum characters of the notes.
-        picks: maximum notes picked per question.
+        top_k: maximum notes picked per question.
         retrieval: way of picking notes.
         grading: grading of answers.
         local_weight: weight of the writer's reward for coverage and of the retriever's reward for recall.
@@ -41,7 +41,7 @@ class MemoryRules:
     retriever: str
     answerer: str
     budget: int
-    picks: int
+    top_k: int
     retrieval: Retrieval
     grading: Grading
     local_weight: float
@@ -99,9 +99,9 @@ class MemorySession:
 
     def _apply_picks(self, text: str) -> Step:
         if self.rules.retrieval == "words":
-            self.picked_notes = tuple(select_by_words(text, self.notebook.notes))[-self.rules.picks :]
+            self.picked_notes = tuple(select_by_words(text, self.notebook.notes))[-self.rules.top_k :]
         else:
-            self.picked_notes = tuple(select_by_number(text, self.notebook.notes))[: self.rules.picks]
+            self.picked_notes = tuple(select_by_number(text, self.notebook.notes))[: self.rules.top_k]
             self.read_characters += self.notebook.size
         needs = self.questions[self.questions_asked].needs
         recall = fact_coverage(needs, self.picked_notes) if needs else float(not self.picked_notes)
@@ -165,7 +165,7 @@ class MemorySession:
         """Return sets of note numbers as options, small sets first, up to the maximum."""
         numbers = range(1, len(self.notebook.notes) + 1)
         options = ["none"]
-        for size in range(1, self.rules.picks + 1):
+        for size in range(1, self.rules.top_k + 1):
             options += [" ".join(map(str, numbers_chosen)) for numbers_chosen in combinations(numbers, size)]
             if len(options) >= MAX_OPTIONS:
                 break

@@ -25,7 +25,7 @@ from marft_envs.mle.loading import check_limits, find_competitions, read_competi
 from marft_envs.mle.script import MleScript
 from marft_envs.mle.session import MleRules, MleSession
 
-DEFAULT_LIMITS = SandboxSettings(seconds=30.0, cpu_seconds=30, output_kb=2048)
+DEFAULT_LIMITS = SandboxSettings(timeout_seconds=30.0, cpu_seconds=30, output_kb=2048)
 
 
 class Mle(GeneratedEnvironment):

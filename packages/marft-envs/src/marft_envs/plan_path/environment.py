@@ -50,7 +50,7 @@ class PlanPath(GridEnvironment):
         return [*super().problems(roles), *find_unknown_roles({"distances_for": self.distances_for}, roles)]
 
     def generate_task(self, random: Random) -> GeneratedTask:
-        """Generate a maze with a shortest path between ``nearest`` and ``farthest`` moves.
+        """Generate a maze with a shortest path between ``min_moves`` and ``max_moves`` moves.
 
         Raises:
             ValueError: no such maze was found in ``MAX_TRIES`` draws.
@@ -58,7 +58,7 @@ class PlanPath(GridEnvironment):
         for _ in range(MAX_TRIES):
             rows = self._draw_rows(random)
             maze = Maze(rows) if rows else None
-            if maze and self.nearest <= maze.distances.get(maze.start, 0) <= (self.farthest or self.size**2):
+            if maze and self.min_moves <= maze.distances.get(maze.start, 0) <= (self.max_moves or self.size**2):
                 steps = 1 if self.moves == "list" else maze.min_moves
                 data = {"map": list(maze.rows), "fewest_moves": maze.min_moves, "fewest_steps": steps}
                 return GeneratedTask(
@@ -66,8 +66,8 @@ class PlanPath(GridEnvironment):
                 )
         raise ValueError(
             f"environment {self.name!r}: of {MAX_TRIES:,} mazes of size {self.size} with a share of {self.walls:g} "
-            f"walls none has a shortest way of {self.nearest} to {self.farthest or self.size**2} moves; lower nearest "
-            "or walls, or raise farthest or size"
+            f"walls none has a shortest way of {self.min_moves} to {self.max_moves or self.size**2} moves; lower "
+            "min_moves or walls, or raise max_moves or size"
         )
 
     def _draw_rows(self, random: Random) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Relay(GeneratedEnvironment):
     answer: Literal["lookup", "sum"] = "lookup"
     # message routing; star: all speakers send to the answerer; line: each sends to the next, and the last to the
     # answerer
-    path: Literal["star", "line"] = "star"
+    topology: Literal["star", "line"] = "star"
     values: Annotated[int, Field(ge=2, le=100)] = 6  # possible values of each symbol in a part
     size: Annotated[int, Field(ge=1, le=8)] = 1  # symbols in a part, and in the answer
     words: NonNegativeCount = 3  # maximum words of a message that are passed on, from the start; 0: no limit
@@ -48,10 +48,10 @@ class Relay(GeneratedEnvironment):
     alphabet: Names = ()  # words that are passed on; empty: all words
     noise: Fraction = 0.0  # probability that noise hits a word
     # effect of noise on a word; erase: shown as ?; drop: removed without a trace; replace: another word
-    hit: Literal["erase", "drop", "replace"] = "erase"
-    price: Fraction = 0.02  # cost of each word sent, subtracted from the reward
+    noise_effect: Literal["erase", "drop", "replace"] = "erase"
+    word_cost: Fraction = 0.02  # cost of each word sent, subtracted from the reward
     paid_by: Literal["team", "sender"] = "team"  # reward that the cost is subtracted from
-    alone: bool = False  # run with the answerer only, as a baseline that can only guess
+    answerer_only: bool = False  # run with the answerer only, as a baseline that can only guess
 
     @model_validator(mode="after")
     def _check_feasible(self) -> Relay:
@@ -88,7 +88,7 @@ class Relay(GeneratedEnvironment):
     @property
     def min_words(self) -> int:
         """Minimum words in the longest message."""
-        part_count = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1
+        part_count = len(self.speakers) if self.topology == "line" and self.answer == "lookup" else 1
         return part_count * self.size * code_length(self.values, len(self.alphabet))
 
     @property
@@ -99,7 +99,7 @@ class Relay(GeneratedEnvironment):
             self.size * code_length(self.values, len(self.alphabet)) * max(map(len, words))
             for words in words_by_speaker
         ]
-        return sum(lengths) if self.path == "line" and self.answer == "lookup" else max(lengths)
+        return sum(lengths) if self.topology == "line" and self.answer == "lookup" else max(lengths)
 
     @property
     def guess_rate(self) -> float:
@@ -110,9 +110,9 @@ class Relay(GeneratedEnvironment):
     @property
     def turns(self) -> Sequence[tuple[str, ...]]:
         """Roles in turn, for each step."""
-        if self.alone:
+        if self.answerer_only:
             return [(self.answerer,)]
-        speaker_turns = [self.speakers] if self.path == "star" else [(role,) for role in self.speakers]
+        speaker_turns = [self.speakers] if self.topology == "star" else [(role,) for role in self.speakers]
         return [*speaker_turns, (self.answerer,)]
 
     def speaker_symbols(self, speaker: int) -> Sequence[str]:
@@ -129,7 +129,7 @@ class Relay(GeneratedEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each part without an agent, and for each agent without a part."""
-        needed_roles = (self.answerer,) if self.alone else (*self.speakers, self.answerer)
+        needed_roles = (self.answerer,) if self.answerer_only else (*self.speakers, self.answerer)
         for role in needed_roles:
             if role not in roles:
                 yield f"relay: {role!r} holds a part, and no agent has that role; set speakers and answerer"

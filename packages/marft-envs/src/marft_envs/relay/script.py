@@ -53,7 +53,7 @@ class RelayScript:
                 )
             )
         values, places = part, [speaker_index]
-        if self.relay.path == "line" and speaker_index:
+        if self.relay.topology == "line" and speaker_index:
             earlier_values = self._decode(next(iter(received.values()), ""), speaker_index - 1)
             if earlier_values is None:
                 return READY_TEXT
@@ -73,7 +73,7 @@ class RelayScript:
 
     def _decode(self, received: str, sender: int) -> list[str] | None:
         """Decode a message: the sender's part, or in a line all parts up to the sender."""
-        is_cumulative = self.relay.path == "line" and self.relay.answer == "lookup"
+        is_cumulative = self.relay.topology == "line" and self.relay.answer == "lookup"
         return decode_symbols(
             received.split(),
             self._possible_values(range(sender + 1) if is_cumulative else [sender]),

@@ -53,13 +53,14 @@ class RelaySession:
         relay = self.relay
         replacements = relay.alphabet or relay.speaker_symbols(relay.speakers.index(role))
         received = transmit(
-            text, self.random, relay.words, relay.characters, relay.alphabet, relay.noise, relay.hit, replacements
+            text, self.random, relay.words, relay.characters, relay.alphabet, relay.noise, relay.noise_effect,
+            replacements,
         )  # fmt: skip
         position = relay.speakers.index(role) + 1
-        last = relay.path == "star" or position == len(relay.speakers)
+        last = relay.topology == "star" or position == len(relay.speakers)
         self.inbox.setdefault(relay.answerer if last else relay.speakers[position], []).append((role, received))
         words = len(text.split())
-        cost = min(relay.price * words, MAX_COST - self.total_cost)
+        cost = min(relay.word_cost * words, MAX_COST - self.total_cost)
         self.words_sent, self.words_received, self.total_cost = (
             self.words_sent + words,
             self.words_received + len(received.split()),

@@ -39,9 +39,9 @@ class Rooms(GeneratedEnvironment):
 
     players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles of the players
     # role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player
-    steered_by: str = ""
+    controller: str = ""
     # turn order: all free players act at once, or one at a time after the result of the previous action
-    order: Literal["together", "one after another"] = "together"
+    order: Literal["simultaneous", "sequential"] = "simultaneous"
     # write: agents write their action; choose: agents choose a possible action, and messages about the cooking
     # are sent automatically
     actions: Literal["write", "choose"] = "write"
@@ -65,9 +65,9 @@ class Rooms(GeneratedEnvironment):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        if self.steered_by and self.actions == "choose" and self.order == "together":
+        if self.controller and self.actions == "choose" and self.order == "simultaneous":
             raise PydanticCustomError(
-                "order", 'one agent that chooses for all does so one after another: order = "one after another"'
+                "order", 'one agent that chooses for all does so one after another: order = "sequential"'
             )
         if self.size == 1 and self.orders > len(INGREDIENTS):
             raise PydanticCustomError("orders", "more orders than there are dishes of one ingredient")
@@ -83,10 +83,10 @@ class Rooms(GeneratedEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each player without an agent."""
-        for role in (self.steered_by,) if self.steered_by else self.players:
+        for role in (self.controller,) if self.controller else self.players:
             if role not in roles:
                 yield (
-                    f"environment.{'steered_by' if self.steered_by else 'players'}: no agent is called {role!r}"
+                    f"environment.{'controller' if self.controller else 'players'}: no agent is called {role!r}"
                     f"{did_you_mean(role, roles)}"
                 )
 
@@ -98,7 +98,7 @@ class Rooms(GeneratedEnvironment):
     @property
     def _rules(self) -> RoomsRules:
         return RoomsRules(
-            self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
+            self.players, self.controller, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
             self.reward == "progress",
             self.signs == "by thing",
         )  # fmt: skip
@@ -128,4 +128,4 @@ class Rooms(GeneratedEnvironment):
 
     def script(self, skill: float = 1.0) -> RoomsScript:
         """Return a scripted policy for a cook and waiters; they announce their needs to each other."""
-        return RoomsScript(self.players, self.steered_by, skill, self.signs == "by thing")
+        return RoomsScript(self.players, self.controller, skill, self.signs == "by thing")

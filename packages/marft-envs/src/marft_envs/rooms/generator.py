@@ -70,7 +70,7 @@ def simulate_run(layout: KitchenLayout, rules: RoomsRules) -> tuple[int, int]:
 
     Both are 0 if the run fails or repeats a state.
     """
-    session = RoomsSession(layout, MAX_RUN_TIME, replace(rules, steered_by=""))
+    session = RoomsSession(layout, MAX_RUN_TIME, replace(rules, controller=""))
     observation, states_seen, steps = session.reset_sync(), set[str](), 0
     while (state_key := session.kitchen.state_key()) not in states_seen:
         states_seen.add(state_key)

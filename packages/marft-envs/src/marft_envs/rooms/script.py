@@ -89,18 +89,18 @@ class RoomsScript:
 
     Args:
         names: names of the players, cook first.
-        steered_by: role that controls all players; "" if each role controls its own player.
+        controller: role that controls all players; "" if each role controls its own player.
         skill: fraction of well-played turns.
         by_item: True if views list things; the policy then names the thing it wants instead of an action.
     """
 
-    def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_item: bool = False) -> None:
-        self.names, self.steered_by, self.skill, self.by_item = names, steered_by, skill, by_item
+    def __init__(self, names: Sequence[str], controller: str = "", skill: float = 1.0, by_item: bool = False) -> None:
+        self.names, self.controller, self.skill, self.by_item = names, controller, skill, by_item
 
     def __call__(self, cue: PolicyInput) -> str:
         """Return the agent's text."""
         view_text = _last_view_text(cue)
-        if cue.role != self.steered_by:
+        if cue.role != self.controller:
             return self._respond(cue, self._choose_action(parse_view(view_text), cue.role, cue.random))
         names_in_turn = [name for name in self.names if f"\n{name}: " in f"\n{view_text}"]
         lines = {

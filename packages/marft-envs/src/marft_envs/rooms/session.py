@@ -30,8 +30,8 @@ class RoomsRules:
     """Rules of play.
 
     Args:
-        players: names of the players. Each is controlled by the agent of that role, or all by ``steered_by``.
-        steered_by: role that controls all players; "" for none.
+        players: names of the players. Each is controlled by the agent of that role, or all by ``controller``.
+        controller: role that controls all players; "" for none.
         order: turn order: all free players decide at once, or each sees the result of the previous action.
         offers_options: True if agents choose a possible action instead of writing.
         walk: time steps to go through a door.
@@ -43,8 +43,8 @@ class RoomsRules:
     """
 
     players: tuple[str, ...]
-    steered_by: str = ""
-    order: Literal["together", "one after another"] = "together"
+    controller: str = ""
+    order: Literal["simultaneous", "sequential"] = "simultaneous"
     offers_options: bool = False
     walk: int = 1
     boil: int = 0
@@ -131,7 +131,7 @@ class RoomsSession:
 
     def _parse_actions(self, actions: JointAction) -> Mapping[str, PlayerAction]:
         """Return each player's action; a missing text counts as an invalid action."""
-        leader = self.rules.steered_by
+        leader = self.rules.controller
         if leader:
             action = actions.for_role(leader)
             text = graded_text(action)
@@ -153,7 +153,7 @@ class RoomsSession:
         first = kitchen.time % len(kitchen.players)
         turn_order = [*kitchen.players[first:], *kitchen.players[:first]]
         free_players = [player for player in turn_order if player.free_at <= kitchen.time]
-        self._players_in_turn = free_players if self.rules.order == "together" else free_players[:1]
+        self._players_in_turn = free_players if self.rules.order == "simultaneous" else free_players[:1]
         self._possible_actions = {
             player.name: tuple(kitchen.possible_actions(player)) for player in self._players_in_turn
         }
@@ -162,7 +162,7 @@ class RoomsSession:
         names = [player.name for player in self._players_in_turn]
         order_text = format_orders(self.kitchen, self.deadline)
         views = {player.name: self._format_player_view(player) for player in self._players_in_turn}
-        leader = self.rules.steered_by
+        leader = self.rules.controller
         if leader:
             views = {leader: "\n".join(f"{name}: {view}" for name, view in views.items())}
         turn = (leader,) if leader else tuple(sorted(names, key=self.rules.players.index))

@@ -36,20 +36,20 @@ class Shop(GeneratedEnvironment):
     """
 
     stream: ClassVar[str] = "Shop"
-    catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the catalog
+    catalog_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the catalog
     products: Annotated[int, Field(ge=10, le=MAX_PRODUCTS)] = 5000  # number of products in the catalog
     # kind of product names; plain: short names with all attributes, and products clicked by row, for tiny models
     style: Style = "full"
     attributes: Annotated[int, Field(ge=1, le=6)] = 2  # number of wanted attributes; "plain" has two
     options: Annotated[int, Field(ge=0, le=2)] = 2  # number of wanted options; "plain" has one
-    results: Annotated[int, Field(ge=1, le=50)] = 10  # products on a page of results
-    found: Annotated[int, Field(ge=1, le=1000)] = 50  # maximum products in a search result
+    results_per_page: Annotated[int, Field(ge=1, le=50)] = 10  # products on a page of results
+    max_results: Annotated[int, Field(ge=1, le=1000)] = 50  # maximum products in a search result
     max_steps: Annotated[int, Field(ge=3, le=1000)] = 30  # maximum steps in a visit, with or without a purchase
-    apart: bool = False  # use disjoint products for training goals and held-out goals
+    disjoint_products: bool = False  # use disjoint products for training goals and held-out goals
     # form of actions; choices: the actor chooses from the clickable buttons and some queries
     actions: Literal["text", "choices"] = "text"
     actor: str = ""  # role whose action counts; "": the answering agent
-    readers: Names = ()  # roles that see the wanted product; []: all roles
+    product_for: Names = ()  # roles that see the wanted product; []: all roles
     repeats: bool = True  # repeat the wanted product in every observation instead of only the first
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class Shop(GeneratedEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each unknown role."""
-        for key, named in {"actor": (self.actor,) if self.actor else (), "readers": self.readers}.items():
+        for key, named in {"actor": (self.actor,) if self.actor else (), "product_for": self.product_for}.items():
             for role in named:
                 if role not in roles:
                     yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
@@ -73,7 +73,7 @@ class Shop(GeneratedEnvironment):
     @property
     def catalog(self) -> ProductCatalog:
         """Product catalog, generated on first use."""
-        return generate_catalog(self.products, self.catalogue_seed, self.style)
+        return generate_catalog(self.products, self.catalog_seed, self.style)
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a goal; the product's name, the options and the price limit are its content, which decides the
@@ -83,7 +83,7 @@ class Shop(GeneratedEnvironment):
         name = self.catalog[goal.target].name
         options = ", ".join(f"{kind} {value}" for kind, value in goal.options.items())
         content = f"{name}; {options}; {goal.price_upper:g}"
-        if self.apart:
+        if self.disjoint_products:
             content = next(
                 variant
                 for variant in _content_variants(content)
@@ -97,8 +97,9 @@ class Shop(GeneratedEnvironment):
         """Start a visit; ``seed`` decides the offered queries."""
         goal = Goal.from_dict(task.data["goal"])
         rules = ShopRules(
-            actor=self.actor, readers=self.readers, repeats=self.repeats, choices=self.actions == "choices",
-            results=self.results, max_results=self.found, max_steps=self.max_steps, by_row=self.style == "plain",
+            actor=self.actor, product_for=self.product_for, repeats=self.repeats, choices=self.actions == "choices",
+            results_per_page=self.results_per_page, max_results=self.max_results, max_steps=self.max_steps,
+            by_row=self.style == "plain",
         )  # fmt: skip
         queries = self._offered_queries(goal, Random(derive_seed(seed, "queries"))) if rules.choices else ()
         return ShopSession(self.catalog, goal, task.prompt, queries, rules)

@@ -35,20 +35,20 @@ class ShopRules:
 
     Args:
         actor: role whose action counts; "" for the answering agent.
-        readers: roles that see the wanted product; () for all.
+        product_for: roles that see the wanted product; () for all.
         repeats: True to repeat the wanted product in every observation instead of only the first.
         choices: True if the actor chooses between options.
-        results: products on a page of results.
+        results_per_page: products on a page of results.
         max_results: maximum products in a search result.
         by_row: True if products are clicked by row instead of by number.
         max_steps: maximum steps in a visit.
     """
 
     actor: str
-    readers: tuple[str, ...]
+    product_for: tuple[str, ...]
     repeats: bool
     choices: bool
-    results: int
+    results_per_page: int
     max_results: int
     by_row: bool
     max_steps: int
@@ -149,7 +149,7 @@ class ShopSession:
         if location.kind == "results":
             if words in (NEXT, PREVIOUS):
                 return replace(location, page=location.page + (1 if words == NEXT else -1))
-            first = (location.page - 1) * self.rules.results
+            first = (location.page - 1) * self.rules.results_per_page
             product = location.results[first + int(words) - 1] if self.rules.by_row else self.catalog[int(words)]
             return replace(location, kind="product", product=product, chosen={})
         if words == PREVIOUS:
@@ -161,7 +161,7 @@ class ShopSession:
         return replace(location, chosen={**location.chosen, kind: words})
 
     def _current_page(self) -> Page:
-        location, size = self.location, self.rules.results
+        location, size = self.location, self.rules.results_per_page
         if location.product and location.kind in ("product", "part"):
             return product_page(location.product, location.chosen) if location.kind == "product" else part_page(
                 location.product, location.part
@@ -175,7 +175,7 @@ class ShopSession:
     def _build_observation(self, note: str) -> Observation:
         page = self._current_page()
         instruction = self.wanted if self.rules.repeats or not self.steps else ""
-        all_see = not self.rules.readers
+        all_see = not self.rules.product_for
         options = {}
         if self.rules.choices:
             searches = self.queries if self.location.kind == "search" else ()
@@ -183,7 +183,7 @@ class ShopSession:
             options = {self.rules.actor: actions}
         return Observation(
             "\n".join(part for part in (instruction if all_see else "", note, page.text) if part),
-            views={} if all_see or not instruction else dict.fromkeys(self.rules.readers, instruction),
+            views={} if all_see or not instruction else dict.fromkeys(self.rules.product_for, instruction),
             options=options,
         )
 

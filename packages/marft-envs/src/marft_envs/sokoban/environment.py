@@ -43,7 +43,7 @@ class Sokoban(GridEnvironment):
     stream: ClassVar[str] = "Sokoban"
     size: Annotated[int, Field(ge=4, le=20)] = 6  # rows, and columns, of the room, including the outer walls
     boxes: Annotated[int, Field(ge=1, le=6)] = 1  # number of boxes, and of goals
-    nearest: Annotated[int, Field(ge=1, le=900)] = 3  # minimum number of moves in a room's shortest solution
+    min_moves: Annotated[int, Field(ge=1, le=900)] = 3  # minimum number of moves in a room's shortest solution
     # roles that see the next pushes, their positions and the remaining moves (only with one box)
     pushes_for: Names = ()
     reward: Literal["boxes", "success", "published"] = "boxes"  # kind of reward; see docs/worlds/sokoban.md
@@ -69,14 +69,14 @@ class Sokoban(GridEnvironment):
         return [*super().problems(roles), *find_unknown_roles({"pushes_for": self.pushes_for}, roles)]
 
     def generate_task(self, random: Random) -> GeneratedTask:
-        """Generate a room with a shortest solution between ``nearest`` and ``farthest`` moves.
+        """Generate a room with a shortest solution between ``min_moves`` and ``max_moves`` moves.
 
         Raises:
             ValueError: no such room was found in ``MAX_TRIES`` draws.
         """
         for _ in range(MAX_TRIES):
             empty_room = generate_room(self.size, self.boxes, random)
-            start_found = draw_start(empty_room, self.nearest, self.farthest, random) if empty_room else None
+            start_found = draw_start(empty_room, self.min_moves, self.max_moves, random) if empty_room else None
             if start_found:
                 state, min_moves = start_found
                 steps = 1 if self.moves == "list" else min_moves
@@ -89,8 +89,8 @@ class Sokoban(GridEnvironment):
                 return GeneratedTask(canonical_content(state), self._build_observation(state, "").text, data)
         raise ValueError(
             f"environment {self.name!r}: of {MAX_TRIES} rooms of size {self.size} with {self.boxes} boxes none takes "
-            f"{self.nearest} to {self.farthest or 'any number of'} moves; lower nearest or boxes, or raise farthest or "
-            "size"
+            f"{self.min_moves} to {self.max_moves or 'any number of'} moves; lower min_moves or boxes, or raise "
+            "max_moves or size"
         )
 
     def start(self, task: Task, seed: int) -> GridSession[SokobanState]:  # noqa: ARG002  no randomness in an episode

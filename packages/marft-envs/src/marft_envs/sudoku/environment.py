@@ -33,11 +33,11 @@ class Sudoku(GeneratedEnvironment):
     stream: ClassVar[str] = "Sudoku"
     size: Literal[4, 6, 9] = 4  # rows, and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells
     blanks: Annotated[int, Field(ge=1, le=64)] = 8  # number of blank cells; the maximum if it varies
-    least_blanks: NonNegativeCount = 0  # minimum number of blank cells, if it varies; 0: the same as blanks
+    min_blanks: NonNegativeCount = 0  # minimum number of blank cells, if it varies; 0: the same as blanks
     singles: bool = False  # require puzzles that can be solved by cells with only one possible value at each point
     fills: Literal["any", "one"] = "any"  # form of an answer; any: fills or the whole grid; one: one fill
     # maximum steps in an episode; 0: 5 with any fills, otherwise 1.5 times the number of blank cells, rounded up
-    steps: NonNegativeCount = 0
+    max_steps: NonNegativeCount = 0
     view: Literal["grid", "list", "both"] = "grid"  # form of the board: grid of rows, list of blank cells, or both
     seen_for: Names = ()  # roles that see the values in the row, column and box of each blank cell
     # kind of reward; cells: a share for each correct cell; success: only for the solution
@@ -45,9 +45,11 @@ class Sudoku(GeneratedEnvironment):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Sudoku:
-        if self.least_blanks > self.blanks:
+        if self.min_blanks > self.blanks:
             raise PydanticCustomError(
-                "least_blanks", "is more than blanks ({blanks}); lower it, or raise that", {"blanks": self.blanks}
+                "min_blanks",
+                "min_blanks is more than blanks ({blanks}); lower it, or raise that",
+                {"blanks": self.blanks},
             )
         if self.view == "list" and not self.seen_for:
             raise PydanticCustomError(
@@ -65,7 +67,7 @@ class Sudoku(GeneratedEnvironment):
         Raises:
             ValueError: no puzzle with this number of blank cells was found in ``MAX_TRIES`` draws.
         """
-        blanks = random.randint(self.least_blanks or self.blanks, self.blanks)
+        blanks = random.randint(self.min_blanks or self.blanks, self.blanks)
         for _ in range(MAX_TRIES):
             puzzle_found = generate_puzzle(self.size, blanks, self.singles, random)
             if puzzle_found:
@@ -92,12 +94,12 @@ class Sudoku(GeneratedEnvironment):
         )
 
     @property
-    def max_steps(self) -> int:
+    def step_bound(self) -> int:
         """Maximum steps in an episode."""
         return self._step_limit(self.blanks)
 
     def _step_limit(self, blanks: int) -> int:
-        return self.steps or (DEFAULT_STEPS if self.fills == "any" else -(-3 * blanks // 2))
+        return self.max_steps or (DEFAULT_STEPS if self.fills == "any" else -(-3 * blanks // 2))
 
     def script(self, skill: float = 1.0) -> SudokuScript:
         """Return a scripted policy for ``tool``, ``plan`` and ``solver``."""

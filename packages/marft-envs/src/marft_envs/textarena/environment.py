@@ -43,7 +43,7 @@ class TextArena(GeneratedEnvironment):
     opponent: Literal["self", "frozen", "pool", "random", "perfect"] = "self"
     opponent_skill: Fraction = 1.0  # fraction of well-played moves of a perfect opponent; the others are random
     # side with the first move: drawn for each task, or always the first side
-    begins: Literal["alternate", "first"] = "alternate"
+    first_move: Literal["alternate", "first"] = "alternate"
     # treat a TextArena game as cooperative: all players earn the same, and the team earns it once
     cooperative: bool = False
     max_turns: NonNegativeCount = 0  # moves after which a match is a draw; 0: only the game's own limit
@@ -148,7 +148,9 @@ class TextArena(GeneratedEnvironment):
             seed = random.getrandbits(31)
             content, start = f"{self.game} {seed}", {"seed": seed}
         players = list(range(self._player_count))
-        shift = random.randrange(self._player_count) if self.begins == "alternate" and not self.is_cooperative else 0
+        shift = (
+            random.randrange(self._player_count) if self.first_move == "alternate" and not self.is_cooperative else 0
+        )
         players = players[shift:] + players[:shift]
         begins = next((" and ".join(s) for s, player in zip(self.seats, players, strict=False) if player == 0), "")
         prompt = f"A match of {self.game}{f', which {begins} begins' if begins else ''}."

@@ -95,7 +95,7 @@ class Data(Settings):
     test_tasks: FilePath = ""
     database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
     answers: FilePath = ""  # possible_answer file; bfcl only
-    policy: FilePath = ""  # file with the rules shown to agents; default: no rules
+    rules: FilePath = ""  # file with the rules shown to agents; default: no rules
     classes: dict[str, ClassPath] = {}  # import path of each involved class, as my_package.module:Class; bfcl only
 
     @model_validator(mode="after")
@@ -124,24 +124,24 @@ class ToolUse(GeneratedEnvironment):
     # World of the generated tasks. shop: retail with three tools and short texts.
     world: Literal["shop", "retail", "airline"] = "shop"
     goals: Annotated[int, Field(ge=1, le=4)] = 1  # number of requests per user; each needs several calls
-    volunteers: Fraction = 0.5  # probability that the user states a fact without being asked
-    together: Fraction = 0.5  # probability that a goal is stated together with the previous goal
+    volunteer_probability: Fraction = 0.5  # probability that the user states a fact without being asked
+    joint_goal_probability: Fraction = 0.5  # probability that a goal is stated together with the previous goal
     # scripted: rule-based user. agent: the user is an agent with role user, and must come last in the organization.
     user: Literal["scripted", "agent"] = "scripted"
     # Maximum number of repeated requests by a scripted user. After that the user gives up.
     patience: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PATIENCE
-    turns: Annotated[int, Field(ge=1, le=200)] = 20  # maximum user turns; then the episode is truncated
+    max_turns: Annotated[int, Field(ge=1, le=200)] = 20  # maximum user turns; then the episode is truncated
     confirmation: bool = True  # True: tools refuse to write before the user agrees
-    # whole: 1 for a solved task, else 0. parts: fraction of completed writes and outputs, 0 if anything else was
+    # all: 1 for a solved task, else 0. fraction: fraction of completed writes and outputs, 0 if anything else was
     # changed.
-    reward: Literal["whole", "parts"] = "whole"
-    policy: Names = ("planner", "agent", "solver")  # roles that see the rules in their first observation
+    reward: Literal["all", "fraction"] = "all"
+    rules_for: Names = ("planner", "agent", "solver")  # roles that see the rules in their first observation
     data: Data | None = None  # public benchmark tasks instead of generated tasks
 
     @property
     def episode_limit(self) -> int:
         """Return the maximum steps per episode: one per user turn."""
-        return self.turns
+        return self.max_turns
 
     @property
     def tool_class(self) -> type[Any]:
@@ -159,9 +159,9 @@ class ToolUse(GeneratedEnvironment):
             yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
         if self.user == "scripted" and USER in roles:
             yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
-        informed_roles = self.policy if not self.data or self.data.policy else ()
+        informed_roles = self.rules_for if not self.data or self.data.rules else ()
         if informed_roles and roles and not set(informed_roles) & set(roles):
-            yield "environment.policy: none of these is in the team; name who is shown the rules, or nobody: []"
+            yield "environment.rules_for: none of these is in the team; name who is shown the rules, or nobody: []"
         if self.data and self.data.format == "bfcl" and self.user == "agent":
             yield "environment.user: these tasks have all that a user says; take 'scripted'"
         if self.data and self.data.format != "bfcl" and self.world == "shop":
@@ -171,7 +171,9 @@ class ToolUse(GeneratedEnvironment):
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a task."""
-        data = generate_task_data(random, WORLDS[self.world], self.goals, self.volunteers, self.together)
+        data = generate_task_data(
+            random, WORLDS[self.world], self.goals, self.volunteer_probability, self.joint_goal_probability
+        )
         goal_contents = [[goal["aim"], goal["says"], goal["writes"], goal["outputs"]] for goal in data["goals"]]
         content = json.dumps([self.world, data["identity"]["says"], data["batches"], goal_contents])
         return GeneratedTask(content, " ".join(goal["says"] for goal in data["goals"]), data)
@@ -251,8 +253,8 @@ class ToolUse(GeneratedEnvironment):
     ) -> ToolUseSession:  # fmt: skip
         return ToolUseSession(
             toolbox, tools, checker, user,
-            rules=dict.fromkeys(self.policy, policy) if policy else {},
-            max_turns=self.turns, reference=[call[0] for call in calls], all_or_nothing=self.reward == "whole",
+            rules=dict.fromkeys(self.rules_for, policy) if policy else {},
+            max_turns=self.max_turns, reference=[call[0] for call in calls], all_or_nothing=self.reward == "all",
             needs_confirmation=self.confirmation and not self.data, user_prompt=user_prompt,
             end_markers=self._end_markers, ending_tools=ENDING_TOOLS.get(self.data.format, ()) if self.data else (),
         )  # fmt: skip
@@ -269,7 +271,7 @@ class ToolUse(GeneratedEnvironment):
     def _benchmark(self) -> Benchmark:
         assert self.data, "tasks are drawn"
         benchmark = load_benchmark(
-            self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy
+            self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.rules
         )
         if self.data.format != "bfcl":
             check_records(benchmark.tables, TABLES.get(self.world, ()), self.world, self.data.database)

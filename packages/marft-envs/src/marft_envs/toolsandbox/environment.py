@@ -38,10 +38,10 @@ class ToolSandbox(SubprocessEnvironmentPart):
     serves: Names = ("agent",)  # roles that serve an agent as user, in their order of action
     # categories of the package, such as state_dependency; a scenario must be in all of them; (): no condition
     categories: Names = ()
-    leave_out: Names = ()  # excluded categories
+    exclude_categories: Names = ()  # excluded categories
     web: bool = False  # include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY
     limit: NonNegativeCount = 0  # maximum scenarios per split; 0: no limit
-    solved_from: Bounded = 0.9  # minimum similarity for success
+    success_threshold: Bounded = 0.9  # minimum similarity for success
 
     @property
     def controls_turns(self) -> bool:  # type: ignore[override]
@@ -100,7 +100,7 @@ class ToolSandbox(SubprocessEnvironmentPart):
         if not isinstance(rows, list) or not rows:
             raise EnvProcessError(f"toolsandbox gave {rows!r:.100}, which are no scenarios")
         known_categories = {category for row in rows for category in row["categories"]}
-        for category in (*self.categories, *self.leave_out):
+        for category in (*self.categories, *self.exclude_categories):
             if category not in known_categories:
                 raise ValueError(
                     f"environment: no scenario is in category {category!r}{did_you_mean(category, known_categories)}"
@@ -111,7 +111,7 @@ class ToolSandbox(SubprocessEnvironmentPart):
         categories = set(row["categories"])
         if (row["web"] and not self.web) or (self.user == "leaves" and MULTI_TURN_CATEGORY in categories):
             return False
-        return categories >= set(self.categories) and not categories & set(self.leave_out)
+        return categories >= set(self.categories) and not categories & set(self.exclude_categories)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return a split's scenarios.
@@ -127,7 +127,7 @@ class ToolSandbox(SubprocessEnvironmentPart):
     def start(self, task: Task, seed: int) -> ToolSandboxSession:
         """Start a conversation; ``seed`` decides the ids of added records."""
         serves = self.serves if self.user == "agent" else ()
-        return ToolSandboxSession(self._process, task.id, seed, serves, self.solved_from, self.timeout_seconds)
+        return ToolSandboxSession(self._process, task.id, seed, serves, self.success_threshold, self.timeout_seconds)
 
 
 def _first_messages(row: Mapping[str, Any]) -> str:

@@ -24,15 +24,15 @@ class ToolSandboxSession:
         name: name of the scenario.
         seed: seed of the scenario.
         serves: roles that serve an agent as user; () for a user that leaves after the first message to it.
-        solved_from: minimum similarity for success.
+        success_threshold: minimum similarity for success.
         timeout: timeout of a request, in seconds.
     """
 
     def __init__(
-        self, process: EnvProcess, name: str, seed: int, serves: Sequence[str], solved_from: float, timeout: float
+        self, process: EnvProcess, name: str, seed: int, serves: Sequence[str], success_threshold: float, timeout: float
     ) -> None:
         self.process, self.name, self.seed = process, name, seed
-        self.serves, self.solved_from, self.timeout = tuple(serves), solved_from, timeout
+        self.serves, self.success_threshold, self.timeout = tuple(serves), success_threshold, timeout
         self.key = f"{next(EPISODE_COUNTER)}"
         self.turn = "agent"
         self._user_prompt = ""
@@ -78,7 +78,7 @@ class ToolSandboxSession:
         reward = finite_number(outcome, "reward")
         ended = outcome.get("ended") is True
         return Step(
-            Observation(""), reward, terminated=ended, truncated=not ended, success=reward >= self.solved_from,
+            Observation(""), reward, terminated=ended, truncated=not ended, success=reward >= self.success_threshold,
             info={"measures": clean_metrics(outcome.get("metrics"))},
         )  # fmt: skip
 

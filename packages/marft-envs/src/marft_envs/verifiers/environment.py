@@ -34,9 +34,9 @@ class Verifiers(SubprocessEnvironmentPart):
     id: NonEmptyString  # environment id for load_environment, or the id of a task set
     args: PlainTable = {}  # arguments for loading the environment
     # messages in observations after the first; new: new messages only; all: the whole conversation
-    shows: Literal["new", "all"] = "new"
+    visible: Literal["new", "all"] = "new"
     limit: NonNegativeCount = 0  # maximum tasks per split; 0: no limit
-    solved_from: Bounded = 1.0  # minimum reward for success
+    success_threshold: Bounded = 1.0  # minimum reward for success
 
     @cached_property
     def _process(self) -> EnvProcess:
@@ -130,7 +130,7 @@ class VerifiersSession:
             raise EnvProcessError(f"verifiers gave {outcome!r:.100}, which is no score")
         reward = finite_number(outcome, "reward")
         return Step(
-            Observation(""), reward, terminated=True, success=reward >= self.settings.solved_from,
+            Observation(""), reward, terminated=True, success=reward >= self.settings.success_threshold,
             info={"measures": clean_metrics(outcome.get("metrics"))},
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ class VerifiersSession:
         messages = reply.get("messages")
         if not isinstance(messages, list):
             raise EnvProcessError(f"verifiers gave {messages!r:.100}, which are no messages")
-        new = messages[self._shown_count :] if self.settings.shows == "new" else messages
+        new = messages[self._shown_count :] if self.settings.visible == "new" else messages
         first = not self._shown_count
         self._shown_count = len(messages) + 1  # counts the team's next message too
         tools = "\n".join(map(format_tool, reply.get("tools") or ()))

@@ -48,9 +48,9 @@ def check_free(to: Path, overwrite: bool) -> None:
         ValueError: ``to`` is a folder, or exists without ``overwrite``.
     """
     if to.is_dir():
-        raise ValueError(f"{to} is a folder; name a file in it (--to)")
+        raise ValueError(f"{to} is a folder; name a file in it (--output)")
     if to.exists() and not overwrite:
-        raise ValueError(f"{to} is there already; name another file (--to), or let it go: --overwrite")
+        raise ValueError(f"{to} is there already; name another file (--output), or let it go: --overwrite")
 
 
 def grow(runs: Sequence[Path], to: Path, growth: GrowthOptions, on: Path | None) -> None:
@@ -75,7 +75,7 @@ def grow(runs: Sequence[Path], to: Path, growth: GrowthOptions, on: Path | None)
     for run in runs if growth.excluded_roles else ():
         roles |= {agent.role for agent in RunFolder.open(run).settings().agents}
     for role in sorted(growth.excluded_roles - roles):
-        raise ValueError(f"--apart: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
+        raise ValueError(f"--exclude-role: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
     network = grow_network((episode for file in files for episode in read_episodes(file)), growth, before)
     write_network(to, network)
     _print_summary(network, to)
@@ -121,8 +121,8 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
     flow = run.team
     if not isinstance(flow, Flow) or flow.router:
         raise ValueError("marft flow tune: give a recipe whose team.organization is 'flow', without a router")
-    if run.rollout.processes:
-        raise ValueError("marft flow tune plays in its own process; set rollout.processes to 0")
+    if run.rollout.workers:
+        raise ValueError("marft flow tune plays in its own process; set rollout.workers to 0")
     if options.critic and options.critic not in run.policies:
         raise ValueError(f"--critic {options.critic!r} is none of the policies {', '.join(run.policies)}")
     train, held_out = read_tasks(run.environment, "train"), read_tasks(run.environment, "validation")

@@ -85,7 +85,7 @@ def _check_finite(given_lengths: KnownLengths, environment_seconds: float | None
     """
     for option, value in (
         ("--prompt-tokens", given_lengths.prompt), ("--action-tokens", given_lengths.action),
-        ("--longest-action", given_lengths.longest),
+        ("--max-action-tokens", given_lengths.longest),
         ("--environment-steps", given_lengths.environment_steps), ("--environment-seconds", environment_seconds),
     ):  # fmt: skip
         if value is not None and not math.isfinite(value):

@@ -67,7 +67,7 @@ def synthesize(
             )
         _print_summary(result, out)
         if not continues:
-            out.print(f"  marft sft {folder.config if recipe.is_dir() else recipe} --from {folder.path}")
+            out.print(f"  marft sft {folder.config if recipe.is_dir() else recipe} --traces {folder.path}")
     return folder
 
 

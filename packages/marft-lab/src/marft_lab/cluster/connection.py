@@ -57,7 +57,7 @@ def disconnect() -> None:
 def count_cpus(run: RunSettings, settings: ClusterSettings) -> int:
     """Return the CPU count for a local cluster: the machine's CPUs, or more if the recipe's processes need more."""
     engines = len(run.policies) * getattr(run.engine, "replicas", 1)
-    required = run.rollout.processes * settings.worker.cpus + engines * settings.engine.cpus
+    required = run.rollout.workers * settings.worker.cpus + engines * settings.engine.cpus
     required += (run.training.ranks - 1) * settings.learner.cpus
     return max(os.cpu_count() or 1, math.ceil(required))
 

@@ -54,7 +54,7 @@ class RayLauncher:
         connect(run, settings)
         try:
             self._group = placement_group([self.resources.bundle()] * count, strategy=settings.strategy)
-            if not self._group.wait(settings.patience_seconds):
+            if not self._group.wait(settings.start_timeout_seconds):
                 message = self._describe_shortage(count)
                 remove_placement_group(self._group)
                 raise NoResourcesError(message)
@@ -80,7 +80,7 @@ class RayLauncher:
             if self._closed:
                 raise RunError(f"{name}: the run has ended")
             self._starting += 1
-        deadline = time.monotonic() + self.settings.patience_seconds
+        deadline = time.monotonic() + self.settings.start_timeout_seconds
         try:
             while True:
                 try:
@@ -107,10 +107,12 @@ class RayLauncher:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot),
         ).remote()  # fmt: skip
         try:
-            node_info: NodeInfo = ray.get(actor.node_info.remote(self._folders), timeout=self.settings.patience_seconds)
+            node_info: NodeInfo = ray.get(
+                actor.node_info.remote(self._folders), timeout=self.settings.start_timeout_seconds
+            )
             _check_node(node_info)
             started = actor.begin.remote(name, command, module_path(), str(Path.cwd()))
-            ray.get(started, timeout=self.settings.patience_seconds)
+            ray.get(started, timeout=self.settings.start_timeout_seconds)
         except (RayError, ValueError) as error:
             with suppress(RayError, RuntimeError, ValueError):  # an unreachable actor may still hold its resources
                 ray.kill(actor)
@@ -135,7 +137,7 @@ class RayLauncher:
             self._closed = True
         remove_placement_group(self._group)
         with self._changed:
-            self._changed.wait_for(lambda: not self._starting, 2 * self.settings.patience_seconds)
+            self._changed.wait_for(lambda: not self._starting, 2 * self.settings.start_timeout_seconds)
         disconnect()
 
     def _describe_shortage(self, count: int) -> str:
@@ -146,12 +148,12 @@ class RayLauncher:
             for name in self.resources.bundle()
         )
         processes = "one process" if count == 1 else f"{count} processes"
-        settings_to_lower = {"worker": "rollout.processes, ", "engine": "", "learner": "training.ranks, "}[self.kind]
+        settings_to_lower = {"worker": "rollout.workers, ", "engine": "", "learner": "training.ranks, "}[self.kind]
         return (
             f"the cluster has had no room for {processes} (cluster.{self.kind}: {required}; {self.settings.strategy}) "
-            f"in {self.settings.patience_seconds:g} s: free are {available}, on {_describe_nodes()}. Add nodes, or "
-            f"lower {settings_to_lower}cluster.{self.kind}.cpus or .gpus; a larger cluster.patience_seconds waits "
-            "longer"
+            f"in {self.settings.start_timeout_seconds:g} s: free are {available}, on {_describe_nodes()}. Add nodes, "
+            f"or lower {settings_to_lower}cluster.{self.kind}.cpus or .gpus; a larger cluster.start_timeout_seconds "
+            "waits longer"
         )
 
 

@@ -47,14 +47,14 @@ class ClusterSettings(Cluster):
     address: str = ""
     # Ray's placement strategy for processes on nodes
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    worker: ResourceSettings = ResourceSettings()  # resources of each of rollout.processes
+    worker: ResourceSettings = ResourceSettings()  # resources of each of rollout.workers
     # resources of each engine in its own process; engines that compute on GPUs get at least one, others exactly this
     # number
     engine: ResourceSettings = ResourceSettings()
     # resources of each of training.ranks except the first, which is the run's process; at least one GPU if ranks use
     # GPUs, else none
     learner: ResourceSettings = ResourceSettings()
-    patience_seconds: Positive = 60.0  # timeout for free resources, and for the start of a process
+    start_timeout_seconds: Positive = 60.0  # timeout for free resources, and for the start of a process
 
     @field_validator("address")
     @classmethod

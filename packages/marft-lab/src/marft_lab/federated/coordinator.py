@@ -171,7 +171,9 @@ def _request_updates(
         try:
             while pending:
                 remaining = (
-                    settings.patience_seconds - (monotonic() - start_time) if settings.patience_seconds else None
+                    settings.round_timeout_seconds - (monotonic() - start_time)
+                    if settings.round_timeout_seconds
+                    else None
                 )
                 completed, pending = wait(pending, None if remaining is None else max(remaining, 0), FIRST_COMPLETED)
                 for future in completed:
@@ -190,7 +192,7 @@ def _request_updates(
         finally:
             for future in pending:
                 links[site_by_future[future]].abandon_request()
-    failed |= {site_by_future[future]: f"did not answer in {settings.patience_seconds:g} s" for future in pending}
+    failed |= {site_by_future[future]: f"did not answer in {settings.round_timeout_seconds:g} s" for future in pending}
     order = list(links)
     return RoundReplies({name: updates[name] for name in order if name in updates},
                  {name: failed[name] for name in order if name in failed})  # fmt: skip
@@ -205,7 +207,7 @@ def _check_replies(settings: FederationSettings, replies: RoundReplies, descript
     if len(replies.updates) < settings.min_replies:
         reasons = "; ".join(f"{site} {reason}" for site, reason in replies.failed.items())
         raise RunError(
-            f"{len(replies.updates)} of {len(settings.sites)} sites {description}, and at_least asks for "
+            f"{len(replies.updates)} of {len(settings.sites)} sites {description}, and min_sites asks for "
             f"{settings.min_replies}: {reasons}. What is over is kept: go on with --resume"
         )
 
@@ -256,7 +258,7 @@ def _reported_count(settings: FederationSettings, update: Update | None) -> floa
 
 def _aggregate(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:
     return {
-        policy: average_adapters([site[policy] for site in adapters], row, settings.combine.of)
+        policy: average_adapters([site[policy] for site in adapters], row, settings.combine.quantity)
         for policy in adapters[0]
     }
 
@@ -271,4 +273,4 @@ def _site_distance(sites: Sequence[Adapters]) -> float:
 
 def _spent_epsilon(settings: FederationSettings, rounds: int) -> float | None:
     privacy = settings.privacy
-    return compute_epsilon(rounds, privacy.noise, privacy.delta) if privacy.noise else None
+    return compute_epsilon(rounds, privacy.noise_multiplier, privacy.delta) if privacy.noise_multiplier else None

@@ -60,7 +60,7 @@ def check_recipes(settings: FederationSettings, folder: Path) -> None:
     with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
         futures = {
             name: processes.submit(
-                _find_problem, site.recipe, site.changes, name=name, seed=settings.seed,
+                _find_problem, site.recipe, site.overrides, name=name, seed=settings.seed,
                 steps=settings.rounds * settings.steps, folder=folders[name],
             )
             for name, site in settings.sites.items()

@@ -17,10 +17,10 @@ from marft.config.names import Name, RunName, name_conflicts
 from marft.config.paths import ExpandUser, expand_user
 from marft.config.plugin_types import CombinerPlugin
 from marft.config.secrets import check_no_secrets
-from marft.config.settings import Count, NonEmptyString, NonNegative, NonNegativeCount, PlainTable, Settings, SmallCount
+from marft.config.settings import Count, NonEmptyString, NonNegative, NonNegativeCount, PlainTable, Settings
 
 # keys that may change on resume
-MUTABLE_KEYS = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")
+MUTABLE_KEYS = ("name", "output", "rounds", "min_sites", "round_timeout_seconds", "max_retries", "keep_last")
 MIN_NOISE = 1e-3  # minimum noise, relative to clip
 NoiseLevel = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -31,7 +31,7 @@ class SiteSettings(Settings):
     # recipe file, relative to the federation's file or absolute; or the name of a bundled recipe
     recipe: Annotated[NonEmptyString, ExpandUser]
     # overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
-    changes: PlainTable = {}
+    overrides: PlainTable = {}
     # folder of the site's own data; "" for sites/NAME in the federation's folder
     folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = ""
 
@@ -41,15 +41,15 @@ class PrivacySettings(Settings):
 
     clip: NoiseLevel = 0.0  # maximum L2 norm of a round's change to all adapters together; 0 disables clipping
     # standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise
-    noise: NoiseLevel = 0.0
+    noise_multiplier: NoiseLevel = 0.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ of the reported (ε, δ), if there is noise
 
     @model_validator(mode="after")
     def _check_noise(self) -> Self:
-        if self.noise and not self.clip:
+        if self.noise_multiplier and not self.clip:
             raise PydanticCustomError("noise", "noise hides nothing of a change of any size; set clip to its largest")
-        if 0 < self.noise < MIN_NOISE:
-            raise PydanticCustomError("noise", "noise under {least} of clip hides nothing", {"least": MIN_NOISE})
+        if 0 < self.noise_multiplier < MIN_NOISE:
+            raise PydanticCustomError("noise", "noise_multiplier under {least} hides nothing", {"least": MIN_NOISE})
         return self
 
 
@@ -65,10 +65,11 @@ class FederationSettings(Settings):
     sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # sites, by name
     combine: CombinerPlugin  # aggregation rule for the adapters of each site
     privacy: PrivacySettings = PrivacySettings()  # clipping and noise of updates
-    at_least: NonNegativeCount = 0  # minimum number of replying sites per round; 0 requires all sites
+    min_sites: NonNegativeCount = 0  # minimum number of replying sites per round; 0 requires all sites
     # timeout of a round, after which missing sites are skipped; 0 waits without limit
-    patience_seconds: NonNegative = 0.0
-    tries: SmallCount = 3  # attempts per site and round, if its process exits
+    round_timeout_seconds: NonNegative = 0.0
+    # retries per site and round, after an exit of its process or an invalid update
+    max_retries: Annotated[int, Field(ge=0, le=10_000)] = 2
     keep_last: Count = 2  # number of newest rounds with adapters in the coordinator's folder
 
     @model_validator(mode="before")
@@ -79,12 +80,12 @@ class FederationSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = []
-        if self.at_least > len(self.sites):
-            problems.append(f"at_least: {self.at_least} of {len(self.sites)} sites cannot be waited for; lower it")
-        if self.privacy.noise and self.combine.count_unit:
+        if self.min_sites > len(self.sites):
+            problems.append(f"min_sites: {self.min_sites} of {len(self.sites)} sites cannot be waited for; lower it")
+        if self.privacy.noise_multiplier and self.combine.count_unit:
             problems.append(
                 "combine: it weighs sites by what they have played, which would leave them without noise; set "
-                "weight = 'equally'"
+                "weight = 'equal'"
             )
         problems += self.combine.problems(list(self.sites))
         if problems:
@@ -94,7 +95,7 @@ class FederationSettings(Settings):
     @property
     def min_replies(self) -> int:
         """Minimum replies per round."""
-        return self.at_least or len(self.sites)
+        return self.min_sites or len(self.sites)
 
     @property
     def folder(self) -> Path:

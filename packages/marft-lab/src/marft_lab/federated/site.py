@@ -218,7 +218,7 @@ def _is_trained(run: RunSettings, name: str) -> bool:
     Fixed tensors are sent as given, without noise.
     """
     policy = run.policies[name.partition("/")[0]]
-    return policy.lora.trains == "both" or ".lora_A." not in name
+    return policy.lora.trained_matrices == "both" or ".lora_A." not in name
 
 
 def _make_update(round_: int, report: dict[str, Any], files: dict[str, bytes]) -> Update:

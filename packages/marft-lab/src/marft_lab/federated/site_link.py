@@ -48,12 +48,13 @@ class SiteLink:
         self, name: str, settings: FederationSettings, id_: str, folder: Path, transfer_log: TransferLog
     ) -> None:
         site = settings.sites[name]
-        self.name, self.folder, self._transfer_log, self._max_attempts = name, folder, transfer_log, settings.tries
+        self.name, self.folder, self._transfer_log = name, folder, transfer_log
+        self._max_attempts = 1 + settings.max_retries
         self._assignment = Assignment(
-            {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.changes},
+            {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.overrides},
             {
                 "id": id_, "seed": settings.seed, "steps": settings.rounds * settings.steps,
-                "clip": settings.privacy.clip, "noise": settings.privacy.noise,
+                "clip": settings.privacy.clip, "noise": settings.privacy.noise_multiplier,
                 "counts": bool(settings.combine.count_unit),
             },
         )  # fmt: skip

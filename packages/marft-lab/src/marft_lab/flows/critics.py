@@ -74,7 +74,7 @@ class PolicyCritic:
             question, room = build_question(node, failures[:count]), self.sampling.max_new_tokens
             with suppress(PromptTooLongError):
                 return self.rollouts.game.renderer.render(
-                    self.policy, AgentProfile("critic"), question, (), reserve=room, cut=TruncationPolicy("nothing")
+                    self.policy, AgentProfile("critic"), question, (), reserve=room, cut=TruncationPolicy("none")
                 )
         return None
 

@@ -63,7 +63,7 @@ class FlowEvaluator:
 
     def greedy_path(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
         """Return the likeliest path for tasks of a context, with skipped nodes."""
-        return sample_step_path(network, context, 0, 0, self.flow.most, 0.0)
+        return sample_step_path(network, context, 0, 0, self.flow.max_nodes, 0.0)
 
     def active_nodes(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
         """Return the acting nodes of the likeliest path."""

@@ -229,7 +229,7 @@ def read_network(path: Path) -> FlowNetwork:
     Raises:
         ValueError: the file cannot be read, or does not hold a valid flow network.
     """
-    hint = "marft flow grow RUN --to FILE makes one"
+    hint = "marft flow grow RUN --output FILE makes one"
     try:
         network = _ADAPTER.validate_json(check_regular_file(path).read_bytes())
     except OSError as error:

@@ -49,9 +49,9 @@ class Flow(OrganizationPart):
     # digest of the network, filled in when the recipe is read; a run resumes only with the same network
     digest: Annotated[str, Field(validate_default=True)] = ""
     router: str = ""  # role that chooses edges; "" samples from the network's edge probabilities
-    most: SmallCount = 8  # maximum nodes of a path
+    max_nodes: SmallCount = 8  # maximum nodes of a path
     temperature: NonNegative = 1.0  # temperature of the edge probabilities; 0 takes the likeliest edge
-    sees: Literal["all", "last", "nothing"] = "all"  # visible earlier actions of the step for a node's agent
+    visible: Literal["all", "last", "none"] = "all"  # visible earlier actions of the step for a node's agent
 
     _flow: FlowNetwork | None = PrivateAttr(default=None)
     _task: Task | None = PrivateAttr(default=None)
@@ -133,12 +133,12 @@ class Flow(OrganizationPart):
         step, self._step = self._step, self._step + 1
         actions = list[Action]()
         if not self.router:
-            path = sample_step_path(self.flow, context, self._seed, step, self.most, self.temperature)
+            path = sample_step_path(self.flow, context, self._seed, step, self.max_nodes, self.temperature)
             for name in active_nodes(self.flow, context, path):
                 await self._act_node(self.flow.node(name), observation, agents, actions)
             return JointAction(answer=actions[-1])
         current, visited = SOURCE, list[str]()
-        while len(actions) < self.most:
+        while len(actions) < self.max_nodes:
             ends = router_options(self.flow, context, current, visited)
             if not actions and set(ends) <= {SINK}:  # all nodes are skipped, but at least one agent has to act
                 ends = list(self.flow.successors(current)[:1])
@@ -150,7 +150,7 @@ class Flow(OrganizationPart):
         return JointAction(answer=actions[-1])
 
     async def _act_node(self, node: Node, observation: Observation, agents: Agents, actions: list[Action]) -> None:
-        seen = {"nothing": [], "last": actions[-1:], "all": actions}[self.sees]
+        seen = {"none": [], "last": actions[-1:], "all": actions}[self.visible]
         prompted = with_instructions(observation, node.role, node.instructions)
         actions.append(await agents[node.role](prompted, sees=[*seen]))
 
@@ -189,7 +189,8 @@ def episode_paths(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ..
     episode_seed = derive_seed(seed, "organization", episode.stream, episode.task.id, episode.sample)
     steps = len({action.step for action in episode.actions})
     paths = [
-        sample_step_path(flow.flow, context, episode_seed, step, flow.most, flow.temperature) for step in range(steps)
+        sample_step_path(flow.flow, context, episode_seed, step, flow.max_nodes, flow.temperature)
+        for step in range(steps)
     ]
     roles = [flow.flow.node(name).role for path in paths for name in active_nodes(flow.flow, context, path)]
     assert roles == [action.agent for action in episode.actions], "a path is what its seed draws"

@@ -65,7 +65,7 @@ def learn_paths(
             for path_return in _path_returns(board, network, episode, number, options.cost)
         ]
         on_step(step + 1, sum(episode.total_reward for episode in episodes) / len(episodes))
-        network = reinforce_step(network, path_returns, options.rate, board.flow.most)
+        network = reinforce_step(network, path_returns, options.rate, board.flow.max_nodes)
     return network
 
 

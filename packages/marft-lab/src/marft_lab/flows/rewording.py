@@ -54,9 +54,9 @@ class RewordingOptions:
         rounds: number of rounds; in each round the critic is asked once about every node with failures.
         attempts: attempts per round to collect failures.
         max_failures: maximum failures per critic prompt.
-        accept: "better" requires an interval above 0; "no worse" requires a gain above 0 and an interval above
+        accept: "better" requires an interval above 0; "no_worse" requires a gain above 0 and an interval above
             −tolerance.
-        tolerance: tolerated loss of success rate for "no worse".
+        tolerance: tolerated loss of success rate for "no_worse".
         patience: consecutive rejections after which a node is left unchanged.
         max_characters: maximum characters of a proposal; longer proposals are rejected.
     """
@@ -64,7 +64,7 @@ class RewordingOptions:
     rounds: int = 3
     attempts: int = 100
     max_failures: int = 4
-    accept: Literal["better", "no worse"] = "better"
+    accept: Literal["better", "no_worse"] = "better"
     tolerance: float = 0.01
     patience: int = 2
     max_characters: int = 4000  # maximum characters of a proposal; longer proposals are rejected

@@ -96,7 +96,7 @@ class OpponentPool:
         return replace(self, members=tuple(member for member in self.members if member.step <= step))
 
     def sample_opponent(
-        self, uniform: float, choose: Literal["uniform", "latest", "prioritised"], power: float
+        self, uniform: float, choose: Literal["uniform", "latest", "prioritized"], power: float
     ) -> PoolMember:
         """Return a task's opponent.
 
@@ -116,7 +116,7 @@ class OpponentPool:
         The prior keeps every win rate below 1, so every member has a positive probability.
         """
         weights = np.ones(len(self.members))
-        if choose == "prioritised":
+        if choose == "prioritized":
             loss_rates = np.array([1.0 - member.win_rate for member in self.members])
             weights = (loss_rates / loss_rates.max()) ** power  # the largest weight is 1 for every power
         return np.asarray(weights / weights.sum(), np.float64)

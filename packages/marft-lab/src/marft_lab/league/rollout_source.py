@@ -143,7 +143,7 @@ class OpponentPoolSource:
 
     def _sample_opponent(self, attempt: Attempt) -> PoolMember:
         uniform = float(seeds.generator(self._run.seed, "league", attempt.stream, attempt.task.id).random())
-        return self.pool.sample_opponent(uniform, self._settings.choose, self._settings.power)
+        return self.pool.sample_opponent(uniform, self._settings.selection, self._settings.power)
 
     def _metrics(self) -> dict[str, float]:
         pool = self.pool
@@ -161,7 +161,7 @@ class OpponentPoolSource:
             written = _PoolState.model_validate(atomic.read_json(folder / NAME))
         except (OSError, ValueError) as error:
             reason = first_problem(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{folder / NAME} cannot be read: {reason}; start a new run with --from") from None
+            raise ValueError(f"{folder / NAME} cannot be read: {reason}; start a new run with --init-from") from None
         members = tuple(PoolMember(**member.model_dump()) for member in written.members)
         unknown = [member.slot for member in members if member.slot not in self._slots]
         if unknown or not members or members[0].slot != self._name:

@@ -57,14 +57,14 @@ def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
         yield _key_values("training.shard", [not training.shard])
         yield _separate_placements(run)
         yield _more_ranks(run, gpus)
-    rows = getattr(run.engine, "max_rows", 0)
+    rows = getattr(run.engine, "max_batch_size", 0)
     if run.engine.separate_weights:
         share = vllm_share(run) if run.engine.name == "vllm" else 0.0
         yield _key_values(
-            "engine.options.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
+            "engine.engine_args.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
         )
     else:
-        yield _key_values("engine.max_rows", _halves(rows, MIN_ROWS))
+        yield _key_values("engine.max_batch_size", _halves(rows, MIN_ROWS))
         yield _key_values("engine.prefix_cache_mb", [0] if getattr(run.engine, "prefix_cache_mb", 0) else [])
     for name, model in run.models.items():
         if model.endpoint is None:

@@ -29,7 +29,8 @@ INITIAL_COLUMNS, MAX_GROWTH_COLUMNS = 64, 1024
 CUDA_CONTEXT_BYTES = 0.6e9  # bytes of the CUDA context and library workspaces; an estimate
 PYTHON_BYTES = 0.45e9  # bytes of host memory for Python, torch and transformers before any model; an estimate
 WORKER_BYTES = 75e6  # bytes of host memory per worker process (docs/hardware.md)
-VLLM_DEFAULT_SHARE = 0.9  # vLLM's default fraction of a card, unless engine.options overrides it (vLLM's documentation)
+# vLLM's default fraction of a card, unless engine.engine_args overrides it (vLLM's documentation)
+VLLM_DEFAULT_SHARE = 0.9
 SNAPSHOT_BYTES = 12  # bytes of host memory per trained number, for undo (trainer/non_finite_guard.py)
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # bytes per number: float32 gradient; AdamW's two moments
 STEP_BYTES = 4  # extra bytes per number during AdamW's step
@@ -171,7 +172,7 @@ def learner_memory(
 
 def worker_memory(context: PlanContext) -> list[ProcessMemory]:
     """Return the memory of the worker processes for environments, tools and reward terms."""
-    count = context.run.rollout.processes
+    count = context.run.rollout.workers
     name = "the worker process" if count == 1 else f"each of {count} worker processes"
     parts = (MemoryPart("Python and MARFT", WORKER_BYTES, on_host=True),)
     return [ProcessMemory(name, parts, float("inf"), "host", count)] if count else []
@@ -303,7 +304,7 @@ def _critic_parts(context: PlanContext, ranks: int) -> list[MemoryPart]:
     heads, features = 0.0, 0.0
     for model, shape in context.shapes.items():
         policies = context.workload.policies_on(model)
-        wide, inner = shape.hidden_size, settings.hidden
+        wide, inner = shape.hidden_size, settings.hidden_size
         count = sum(agent.policy in {p.name for p in policies} for agent in context.run.agents)
         heads += (count if settings.heads == "agent" else 1) * (wide * inner + inner * inner + 3 * inner + 1)
         if settings.body == "lora":
@@ -359,8 +360,8 @@ def micro_batch_tokens(context: PlanContext, policies: Sequence[PolicyWorkload],
 
 def concurrent_rows(context: PlanContext, engines: int = 1) -> float:
     """Return an engine's number of concurrent actions."""
-    max_rows = float(getattr(context.run.engine, "max_rows", 256))
-    return max(1.0, min(max_rows, context.workload.concurrent_actions / engines))
+    limit = float(getattr(context.run.engine, "max_batch_size", 256))
+    return max(1.0, min(limit, context.workload.concurrent_actions / engines))
 
 
 def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[MemoryPart]:
@@ -413,7 +414,7 @@ def engine_bytes(context: PlanContext, sampled: SampledWeights) -> tuple[float, 
 
 def vllm_share(run: RunSettings) -> float:
     """Return the fraction of a card that each vLLM process takes."""
-    share = getattr(run.engine, "options", {}).get("gpu_memory_utilization", VLLM_DEFAULT_SHARE)
+    share = getattr(run.engine, "engine_args", {}).get("gpu_memory_utilization", VLLM_DEFAULT_SHARE)
     return float(share)
 
 

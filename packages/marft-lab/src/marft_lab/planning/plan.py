@@ -246,7 +246,7 @@ def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus:
     configured = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}
     yield from ((key, value) for key, value in wanted.items() if value != _as_list(configured[key]))
     if group > 1:
-        yield "engine.options.tensor_parallel_size", group
+        yield "engine.engine_args.tensor_parallel_size", group
 
 
 def _as_list(value: object) -> object:

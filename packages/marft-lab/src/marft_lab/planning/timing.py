@@ -114,7 +114,7 @@ def sampling_phases(context: PlanContext, reached: Efficiencies, cards: int) -> 
 
 def environment_phase(context: PlanContext, seconds: float) -> Phase:
     """Return the environment phase: live episodes step concurrently, and steps of an episode are sequential."""
-    rounds = -(-context.workload.episodes // context.run.rollout.max_live_episodes)
+    rounds = -(-context.workload.episodes // context.run.rollout.max_concurrent_episodes)
     return Phase("environment", rounds * context.workload.environment_steps * seconds, "sampling")
 
 
@@ -158,10 +158,12 @@ def _model_seconds(
             continue
         if algorithm.kl.coefficient:
             base += scoring
-            old += scoring * (algorithm.kl.place == "reward")
+            old += scoring * (algorithm.kl.apply_to == "reward")
         after += scoring * _kl_fraction(context, policy)
         old += (
-            scoring * (1 - 1 / algorithm.minibatches) * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
+            scoring
+            * (1 - 1 / algorithm.minibatches)
+            * (algorithm.kl.apply_to != "reward" or not algorithm.kl.coefficient)
         )
         operations = policy.tokens * training_operations(
             shape, policy, gradient_checkpointing, precision.is_half and not precision.on_cpu

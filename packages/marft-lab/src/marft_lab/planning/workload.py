@@ -182,17 +182,17 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
         policies.append(
             PolicyWorkload(
                 name, local_model(run.models, policy.model), policy.train, lora.rank if adapted else 0,
-                lora.targets if adapted else (), actions, _resolve_lengths(run, policy.model, limit, lengths),
-                not run.is_remote(policy.model), len(members), adapted and policy.lora.trains == "B",
+                lora.target_modules if adapted else (), actions, _resolve_lengths(run, policy.model, limit, lengths),
+                not run.is_remote(policy.model), len(members), adapted and policy.lora.trained_matrices == "B",
             )
         )  # fmt: skip
     sequential = run.team.name in SEQUENTIAL_TEAMS
-    live = min(max(real, imagined), run.rollout.max_live_episodes)
+    live = min(max(real, imagined), run.rollout.max_concurrent_episodes)
     return StepWorkload(real, steps, live * (1 if sequential else len(run.agents)), tuple(policies))
 
 
 def _resolve_lengths(run: RunSettings, model: str, limit: int, known_lengths: KnownLengths) -> Lengths:
-    context = run.models[model].context
+    context = run.models[model].context_length
     longest = known_lengths.longest or float(limit)
     max_tokens = max(limit, longest, known_lengths.action or 0.0)
     prompt = (
@@ -225,21 +225,23 @@ def check_context_lengths(
     """
     if known_lengths.longest and known_lengths.action and known_lengths.longest < known_lengths.action:
         raise ValueError(
-            f"--longest-action {known_lengths.longest:,.0f}: actions have {known_lengths.action:,.0f} tokens on "
+            f"--max-action-tokens {known_lengths.longest:,.0f}: actions have {known_lengths.action:,.0f} tokens on "
             "average, and the longest has no fewer; raise it, or lower --action-tokens"
         )
     if not (known_lengths.prompt or known_lengths.action or known_lengths.longest):
         return
     for policy in work.policies:
         model, lengths = run.policies[policy.name].model, policy.lengths
-        configured = run.models[model].context
+        configured = run.models[model].context_length
         context = configured or contexts.get(policy.model, 0) or MAX_CONTEXT
         if max((known_lengths.prompt or 0.0) + lengths.action, lengths.longest) > context:
             key = (
-                f"models.{model}.context = {context:,}" if configured else f"the {context:,} that models.{model} reads"
+                f"models.{model}.context_length = {context:,}"
+                if configured
+                else f"the {context:,} that models.{model} reads"
             )
             raise ValueError(
-                f"--prompt-tokens, --action-tokens, --longest-action: {known_lengths.prompt or 0:,.0f} tokens of a "
+                f"--prompt-tokens, --action-tokens, --max-action-tokens: {known_lengths.prompt or 0:,.0f} tokens of a "
                 f"prompt and {lengths.action:,.0f} of an action (the longest {lengths.longest:,.0f}) are more than "
                 f"{key}; give fewer{', or raise that' if configured else ''}"
             )

@@ -77,7 +77,7 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Interface for the proposer in ``[profiles]``."""
+    """Interface for the proposer in ``[prompt_optimization]``."""
 
     def propose(self, request: ProposalRequest) -> Sequence[Proposal]:
         """Return up to ``request.count`` proposals.

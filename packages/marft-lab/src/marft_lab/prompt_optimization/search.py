@@ -75,14 +75,14 @@ class PromptSearch:
             step: finished training steps.
             episodes: episodes for proposers.
         """
-        before, limit = lineage, self.settings.tokens
+        before, limit = lineage, self.settings.token_budget
         for role in lineage.current:
             if limit and lineage.tokens >= limit:
                 break
             lineage = _AgentSearch(self, lineage, role, step).run(episodes)
             self.rollouts.instruct(lineage.current_versions())
         if before.tokens < limit <= lineage.tokens:
-            self.note(f"step {step}: profiles.tokens = {limit} are taken: nothing more is tried")
+            self.note(f"step {step}: prompt_optimization.token_budget = {limit} are taken: nothing more is tried")
         lineage = replace(lineage, rounds=lineage.rounds + 1)
         return lineage, _round_metrics(before, lineage)
 
@@ -132,8 +132,8 @@ class _AgentSearch:
         seen = set(known_texts)
         for proposal in proposals:
             text = proposal.instructions.strip()
-            if len(text) > self.settings.longest:
-                self._note(f"a proposal of {len(text)} characters is dropped (profiles.longest)")
+            if len(text) > self.settings.max_chars:
+                self._note(f"a proposal of {len(text)} characters is dropped (prompt_optimization.max_chars)")
             elif text and text not in seen:
                 seen.add(text)
                 yield replace(proposal, instructions=text)
@@ -225,7 +225,7 @@ class _AgentSearch:
         return reply
 
     def _note(self, text: str) -> None:
-        self.search.note(f"step {self.step}: profiles.{self.role}: {text}")
+        self.search.note(f"step {self.step}: prompt_optimization.{self.role}: {text}")
 
 
 def count_tokens(episodes: Iterable[Episode]) -> int:
@@ -254,13 +254,13 @@ def _round_metrics(before: PromptHistory, after: PromptHistory) -> dict[str, flo
     accepted = [version for version in candidates if version.accepted]
     gains = [version.worth.gain for version in accepted if version.worth]
     return {
-        "profiles/tried": float(len(candidates)),
-        "profiles/accepted": float(len(accepted)),
-        **({"profiles/gain": sum(gains) / len(gains)} if gains else {}),
-        "profiles/tokens": float(after.tokens - before.tokens),
+        "prompt_optimization/proposals": float(len(candidates)),
+        "prompt_optimization/accepted": float(len(accepted)),
+        **({"prompt_optimization/gain": sum(gains) / len(gains)} if gains else {}),
+        "prompt_optimization/tokens": float(after.tokens - before.tokens),
     }
 
 
 def version_metrics(lineage: PromptHistory) -> dict[str, float]:
     """Return the number of each agent's active version, as metrics."""
-    return {f"agents/{role}/profile_version": float(number) for role, number in lineage.current.items()}
+    return {f"agents/{role}/prompt_version": float(number) for role, number in lineage.current.items()}

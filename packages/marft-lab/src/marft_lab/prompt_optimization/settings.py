@@ -1,4 +1,4 @@
-"""Settings for ``[profiles]``: prompt optimization in turn with training."""
+"""Settings for ``[prompt_optimization]``: prompt optimization in turn with training."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class PromptOptimizerSettings(TrainingSection):
     current instructions, and accepted if they are better.
     """
 
-    key: ClassVar[str] = "profiles"
+    key: ClassVar[str] = "prompt_optimization"
 
     agents: Names = ()  # roles with optimized instructions; [] for all agents
     every: Count = 10  # training steps between rounds
-    last: NonNegativeCount = 0  # last training step with a round; 0 for no limit
+    last_step: NonNegativeCount = 0  # last training step with a round; 0 for no limit
     proposer: ProposerPlugin  # source of new instructions
     candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals per agent and round
     split: Literal["validation", "train"] = "validation"  # split of the tasks for decisions; never the test split
     # number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the candidate
     tasks: Annotated[int, Field(ge=4, le=100_000)] = 64
     mode: Literal["greedy", "sampled"] = "sampled"  # sampling mode of the agents on these tasks
-    # acceptance rule: "better" requires the interval of the gain above 0; "no worse" requires a gain above 0 and an
+    # acceptance rule: "better" requires the interval of the gain above 0; "no_worse" requires a gain above 0 and an
     # interval above -tolerance
-    accept: Literal["better", "no worse"] = "better"
-    tolerance: Fraction = 0.05  # tolerated loss of success rate for accept = "no worse"
-    longest: Count = 4000  # maximum characters of instructions; longer proposals are dropped
-    tokens: NonNegativeCount = 0  # token budget of all rounds, with prompts; 0 for no limit
+    accept: Literal["better", "no_worse"] = "better"
+    tolerance: Fraction = 0.05  # tolerated loss of success rate for accept = "no_worse"
+    max_chars: Count = 4000  # maximum characters of instructions; longer proposals are dropped
+    token_budget: NonNegativeCount = 0  # token budget of all rounds, with prompts; 0 for no limit
 
     def roles(self, run: RunSettings) -> list[str]:
         """Return the roles with optimized instructions, in the recipe's order."""
@@ -49,7 +49,7 @@ class PromptOptimizerSettings(TrainingSection):
 
     def is_due(self, step: int) -> bool:
         """Return True if a round follows a given training step."""
-        return step % self.every == 0 and not (self.last and step > self.last)
+        return step % self.every == 0 and not (self.last_step and step > self.last_step)
 
     def prompt_optimizer(self, rollouts: RolloutRunner, note: Callable[[str], None]) -> PromptOptimizer:
         """Return a run's prompt optimizer."""
@@ -66,21 +66,24 @@ class PromptOptimizerSettings(TrainingSection):
         roles = [agent.role for agent in run.agents]
         for role in self.agents:
             if role not in roles:
-                yield f"profiles.agents: no agent is called {role!r}{did_you_mean(role, roles)}"
+                yield f"prompt_optimization.agents: no agent is called {role!r}{did_you_mean(role, roles)}"
         for name in sorted(self.extra_policies()):
             if name not in run.policies:
-                yield f"profiles.proposer: no policy is called {name!r}{did_you_mean(name, run.policies)}"
+                yield f"prompt_optimization.proposer: no policy is called {name!r}{did_you_mean(name, run.policies)}"
             elif run.policies[name].train != "frozen" and not any(agent.policy == name for agent in run.agents):
                 yield (
-                    f"profiles.proposer: policy {name!r} learns, and no agent acts with it, so there is nothing that "
-                    "it could learn from; set its train = 'frozen', or make it an agent"
+                    f"prompt_optimization.proposer: policy {name!r} learns, and no agent acts with it, so there is "
+                    "nothing that it could learn from; set its train = 'frozen', or make it an agent"
                 )
         if run.rollout.max_policy_lag:
             yield (
-                "profiles: a round changes what agents are told in episodes that are not begun yet, and "
+                "prompt_optimization: a round changes what agents are told in episodes that are not begun yet, and "
                 "rollout.max_policy_lag begins some ahead of it; set it to 0"
             )
         if opponent_pools(run):
-            yield "profiles: past versions of a policy (pool) are not kept with what they were told; remove either"
+            yield (
+                "prompt_optimization: past versions of a policy (pool) are not kept with what they were told; remove "
+                "either"
+            )
         if run.team.writes_prompts:
-            yield f"profiles: organization {run.team.name!r} asks agents in messages of its own; remove it"
+            yield f"prompt_optimization: organization {run.team.name!r} asks agents in messages of its own; remove it"

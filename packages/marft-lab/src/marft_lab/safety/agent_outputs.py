@@ -13,7 +13,7 @@ from marft.common.types import Action, Episode
 from marft.config.patterns import find_matches
 
 MIN_QUOTE_CHARS = 12  # minimum shared characters around a match for a quotation of injected text
-OutputPlace = Literal["answer", "message", "call", "thought"]
+OutputPlace = Literal["answer", "message", "call", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _text_outputs(action: Action, place: OutputPlace, text: str) -> Iterator[Age
     """Yield a text's reasoning, and the text after the reasoning."""
     after = measure_reasoning(text)
     if after:
-        yield AgentOutput(action.agent, "thought", text[:after], visible=not action.thought)
+        yield AgentOutput(action.agent, "reasoning", text[:after], visible=not action.thought)
     yield AgentOutput(action.agent, place, text[after:])
 
 

@@ -58,16 +58,17 @@ def build_attack_cases(suite: Suite, run: RunSettings, team: Team, note: Callabl
 def _unreachable_reason(suite: Suite, name: str, run: RunSettings, team: Team) -> str:
     attack = suite.settings.attacks[name]
     tools = {tool.name for agent in team.agents for tool in agent.profile.tools}
-    targets = {"tool": tools, "message": {agent.role for agent in team.agents}, "task": set[str]()}[attack.through]
-    if targets and attack.at and attack.at not in targets:
+    targets = {"tool": tools, "message": {agent.role for agent in team.agents}, "task": set[str]()}[attack.inject_into]
+    if targets and attack.target and attack.target not in targets:
         raise ValueError(
-            f"attacks.{name}.at: no {attack.through} is of {attack.at!r}{did_you_mean(attack.at, targets)}"
+            f"attacks.{name}.target: no {attack.inject_into} is of {attack.target!r}"
+            f"{did_you_mean(attack.target, targets)}"
         )
-    if attack.through == "tool" and not tools:
+    if attack.inject_into == "tool" and not tools:
         return "no agent has a tool"
-    if attack.through == "message" and len(team.agents) < 2:
+    if attack.inject_into == "message" and len(team.agents) < 2:
         return "the team is one agent, whom nobody tells anything"
-    if attack.through != "tool" and run.team.writes_prompts:
+    if attack.inject_into != "tool" and run.team.writes_prompts:
         return "the team is a program, which asks its agents in words of its own"
     return ""
 

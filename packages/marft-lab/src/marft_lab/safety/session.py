@@ -168,7 +168,7 @@ def _play_case(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
     episode_cache.prepare(context.result_cache.overwrite)
     team = with_canaries(context.suite, team_for_mode(mode, context.rollouts.team))
     episodes = play_attempts(
-        context.rollouts, attempts, team, context.run.evaluation.kept_every, episode_cache, context.advance
+        context.rollouts, attempts, team, context.run.evaluation.save_every, episode_cache, context.advance
     )
     summary = replace(_summarize(context, name, mode, episodes), key=episode_cache.key)
     episode_cache.finish(episodes, summary.as_json())
@@ -190,7 +190,7 @@ def _cache_key(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
     injected = [context.suite.build_injection(case.attack, task).text for task in context.tasks] if case.attack else []
     attack = context.suite.settings.attacks[case.attack] if case.attack else None
     key_parts = [
-        mode, SPLIT, context.size.attempts, "suite", injected, [attack.through, attack.at] if attack else [],
+        mode, SPLIT, context.size.attempts, "suite", injected, [attack.inject_into, attack.target] if attack else [],
         [context.suite.canary_instruction(agent.role) for agent in context.run.agents],
         hash_definitions(collect_definitions(context.rollouts.team)),
     ]  # fmt: skip

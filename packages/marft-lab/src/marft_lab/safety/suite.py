@@ -40,19 +40,21 @@ class AttackSettings(Settings):
     """Attack: injected texts, their location, and the goal that shows success."""
 
     # location of the injection: the first observation, a tool result, or a message of a teammate
-    through: InjectionLocation
-    at: str = ""  # tool or teammate whose text carries the injection; "" for all
+    inject_into: InjectionLocation
+    target: str = ""  # tool or teammate whose text carries the injection; "" for all
     texts: Names = ()  # injected texts; with several wordings, each task has one of them
     path: str = ""  # JSON Lines file with more texts, {"text": "…"}, relative to the suite
-    disguises: tuple[Encoding, ...] = ()  # encodings of each text, as additional wordings
+    encodings: tuple[Encoding, ...] = ()  # encodings of each text, as additional wordings
     goal: CheckPlugin  # check that shows success of the attack
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
         if not (self.texts or self.path):
             raise PydanticCustomError("texts", "needs texts, or the path of a file of them")
-        if self.through == "task" and self.at:
-            raise PydanticCustomError("at", "at is a tool or a teammate; what the environment shows has neither")
+        if self.inject_into == "task" and self.target:
+            raise PydanticCustomError(
+                "target", "target is a tool or a teammate; what the environment shows has neither"
+            )
         return self
 
 
@@ -144,7 +146,9 @@ class Suite:
     def build_injection(self, attack: str, task: Task) -> PromptInjection:
         """Return the injection of an attack in a task; the wording depends on the task's id."""
         texts, attack_settings = self.texts[attack], self.settings.attacks[attack]
-        return PromptInjection(attack_settings.through, texts[crc32(task.id.encode()) % len(texts)], attack_settings.at)
+        return PromptInjection(
+            attack_settings.inject_into, texts[crc32(task.id.encode()) % len(texts)], attack_settings.target
+        )
 
     def secret_word(self, role: str) -> str:
         """Return an agent's secret word, the same in every evaluation of this suite."""
@@ -191,7 +195,7 @@ def read_suite(path: str | Path) -> Suite:
                 else ()
             ),
         )
-        texts[attack] = (*plain, *(encode_text(text, form) for form in attack_settings.disguises for text in plain))
+        texts[attack] = (*plain, *(encode_text(text, form) for form in attack_settings.encodings for text in plain))
     return Suite(name, settings, texts)
 
 

@@ -116,7 +116,7 @@ class ShadowComparison:
     def _play_session(self, player: SessionPlayer, scorer: Scorer, session: Episode) -> SessionEvent:
         """Play and score a session; a session counts as failed after too many process exits."""
         name = session.task.id
-        if self._crash_counts[name] >= self.settings.tries:
+        if self._crash_counts[name] > self.settings.max_retries:
             failed = Episode(session.task, "shadow", 0, (), "failed", error="it ended the shadow's process each time")
             return self._compare(scorer, session, ShadowResult(failed, 0, 0, 0), 0.0)
         self.session_log.add(SessionEvent("begun", name))
@@ -137,8 +137,8 @@ class ShadowComparison:
             "answered": result.answered, "refused": result.refused, "effects": result.effects,
             "seconds": round(seconds, 3),
         }  # fmt: skip
-        name, low, reason = session.task.id, self.settings.low, ""
-        if result.refused and self.settings.refused == "leave_out":
+        name, low, reason = session.task.id, self.settings.min_score, ""
+        if result.refused and self.settings.refused == "skip":
             return SessionEvent("left_out", name, "a call of a tool had no recorded answer", **counters)
         try:
             served, shadow = scorer(session, session), low
@@ -151,7 +151,7 @@ class ShadowComparison:
                 reason = f"no answer: {result.episode.status}: {result.episode.error}"
         except UnscoredError as error:  # leaving out such answers would favor the shadow
             reason = f"its answer could not be graded: {error}"
-        served_score, shadow_score = (min(max(score, low), self.settings.high) for score in (served, shadow))
+        served_score, shadow_score = (min(max(score, low), self.settings.max_score) for score in (served, shadow))
         return SessionEvent(
             "compared",
             name,

@@ -51,10 +51,10 @@ def to_shadow_team(served: ServedTeam, known_tools: Mapping[str, Sequence[Tool]]
         ValueError: the team's effects cannot be blocked, or a model behind an endpoint is not allowed.
     """
     remote = sorted(name for name in served.run.models if served.run.is_remote(name))
-    if remote and not ShadowSettings.from_run(served.run).endpoints:
+    if remote and not ShadowSettings.from_run(served.run).allow_endpoints:
         raise ValueError(
             f"models.{remote[0]}: it is behind an endpoint, and asking it costs what it costs; say so: "
-            "--shadow.endpoints true"
+            "--shadow.allow_endpoints true"
         )
     return replace(served, run=with_stub_tools(served.run, known_tools))
 
@@ -93,11 +93,11 @@ def play_session(game: Game, wait_for: WaitFor, settings: ShadowSettings, sessio
     task = Task(session.task.id, session.task.prompt)
     question, tools = QuestionEnvironment(task.prompt), build_replays(game.tools, session)
     game = replace(game, environment=question, tools=tools, timeout=NO_TIMEOUT)
-    with block_effects(network=settings.endpoints) as effects:
+    with block_effects(network=settings.allow_endpoints) as effects:
         try:
-            episode = wait_for(_play_with_timeout(settings.seconds, play(game, Attempt(task, STREAM))))
+            episode = wait_for(_play_with_timeout(settings.timeout_seconds, play(game, Attempt(task, STREAM))))
         except TimeoutError:
-            error = f"it took over {settings.seconds:g} s"
+            error = f"it took over {settings.timeout_seconds:g} s"
             episode = Episode(task, STREAM, 0, (), "timed_out", error=error)
     answer = question.answer.id if question.answer is not None and episode.is_scored else ""
     return ShadowResult(

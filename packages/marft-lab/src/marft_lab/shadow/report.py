@@ -66,7 +66,8 @@ def _explain_verdict(verdict: Mapping[str, Any], margin: float) -> str:
 def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[str]:
     """Yield the sentences that explain the numbers."""
     verdict, tools = report["verdict"], report["tools"]
-    end = "" if verdict["word"] != "hold" or not verdict["final"] else f"; it ends with {settings.most} sessions"
+    held = verdict["word"] == "hold" and verdict["final"]
+    end = f"; it ends with {settings.max_sessions} sessions" if held else ""
     yield f"{verdict['word']}: {_explain_verdict(verdict, settings.margin)}{end}"
     not_promoted, not_stopped = (
         (f"worse by {settings.margin:g} or more", f"worse by {settings.margin:g} or less")
@@ -78,7 +79,10 @@ def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Itera
         f"is {not_stopped} stopped in {settings.false_stops:.1%}, however often one looks"
     )
     if report["shadow_without_answer"]:
-        yield f"{report['shadow_without_answer']} sessions had no answer of the shadow, which is worth {settings.low:g}"
+        yield (
+            f"{report['shadow_without_answer']} sessions had no answer of the shadow, which is worth "
+            f"{settings.min_score:g}"
+        )
     if tools["sessions_with_refused"]:
         yield (
             f"{tools['sessions_with_refused']} sessions had calls of tools without a recorded answer "
@@ -88,7 +92,10 @@ def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Itera
     if report["effects_refused"]:
         yield f"{report['effects_refused']} times a part of the shadow tried to have an effect, and was refused"
     if report["clipped"]:
-        yield f"{report['clipped']} sessions were worth less than shadow.low, or more than shadow.high: cut to it"
+        yield (
+            f"{report['clipped']} sessions were worth less than shadow.min_score, or more than shadow.max_score: cut "
+            "to it"
+        )
     for reason, count in report["left_out"].items():
         yield f"{count} sessions were left out: {single_line(reason)}"
     passed = report["passed"]

@@ -80,8 +80,8 @@ class AgreementScorer:
         score = 1.0 if self._feedback is None else self._feedback.get(session.task.id)
         if score is None:
             raise UnscoredError("no feedback of it is known")
-        width = self._settings.high - self._settings.low
-        return self._settings.low + width * score * self._compute_agreement(
+        width = self._settings.max_score - self._settings.min_score
+        return self._settings.min_score + width * score * self._compute_agreement(
             _answer_text(session), _answer_text(answered)
         )
 

@@ -47,7 +47,7 @@ class SequentialTest:
     """
 
     def __init__(self, settings: ShadowSettings) -> None:
-        self.settings, self.width = settings, settings.high - settings.low
+        self.settings, self.width = settings, settings.max_score - settings.min_score
         limit = (1 - settings.margin / self.width) / 2  # limit on the mean of the scaled differences in [0, 1]
         self._means = np.unique(np.append(TESTED_MEANS, limit))  # [M]
         self._limit_index = int(np.searchsorted(self._means, limit))
@@ -59,7 +59,7 @@ class SequentialTest:
         self._sum, self.sessions, self.word = 0.0, 0, "hold"
 
     def add(self, difference: float) -> Verdict:
-        """Add a score difference, shadow − served, with both scores between ``low`` and ``high``."""
+        """Add a score difference, shadow − served, with both scores between ``min_score`` and ``max_score``."""
         assert abs(difference) <= self.width * (1 + 1e-9), "scores are within their bounds"
         if not self.final:
             x = min(1.0, max(0.0, (difference / self.width + 1) / 2))
@@ -75,7 +75,7 @@ class SequentialTest:
     @property
     def final(self) -> bool:
         """True if later sessions cannot change the verdict."""
-        return self.word != "hold" or self.sessions >= self.settings.most
+        return self.word != "hold" or self.sessions >= self.settings.max_sessions
 
     @property
     def verdict(self) -> Verdict:
@@ -94,7 +94,7 @@ class SequentialTest:
         )
 
     def _decide(self) -> Decision:
-        if self.sessions < self.settings.least:
+        if self.sessions < self.settings.min_sessions:
             return "hold"
         if self._max_down[self._limit_index] >= math.log(1 / self.settings.false_stops):
             return "stop"

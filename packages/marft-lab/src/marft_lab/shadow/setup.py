@@ -76,7 +76,7 @@ def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, Shad
     """
     if not request.sessions.is_dir() and not request.follow:
         raise ValueError(
-            f"--from: no folder is at {request.sessions}; marft serve TEAM --record {request.sessions} fills one"
+            f"--sessions: no folder is at {request.sessions}; marft serve TEAM --record {request.sessions} fills one"
         )
     team = request.load_team()
     settings = ShadowSettings.from_run(team.run)

@@ -17,7 +17,7 @@ from marft.common.texts import single_line
 from marft_lab.shadow.settings import ShadowSettings
 from marft_lab.shadow.setup import ShadowRequest
 
-# delay before a restart; maximum restarts in a row without a finished session, or more if shadow.tries is larger
+# delay before a restart; maximum restarts in a row without a finished session, or more with a larger shadow.max_retries
 RESTART_SECONDS, MAX_RESTARTS = (
     5.0,
     3,
@@ -87,7 +87,7 @@ class ShadowSupervisor:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _supervise(self) -> None:
-        max_restarts, log = max(MAX_RESTARTS, self.settings.tries + 1), logging.getLogger("marft")
+        max_restarts, log = max(MAX_RESTARTS, self.settings.max_retries + 2), logging.getLogger("marft")
         restarts_left = max_restarts
         while restarts_left and not self._closed.is_set():
             sessions, outcome = self._run_once()

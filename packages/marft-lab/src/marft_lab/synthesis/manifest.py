@@ -84,7 +84,7 @@ def write_rows(
         "version": __version__,
         "recipe": origin.run.name,
         **origin.row_fields(),
-        "asked": {key: getattr(settings, key) for key in ("tasks", "attempts", "per_task", "balance")},
+        "asked": {key: getattr(settings, key) for key in ("tasks", "attempts", "max_per_task", "balance_by")},
         "settings": [*filters],
         "funnel": [{**asdict(stage), "kept": stage.kept_count} for stage in stages],
         "episodes": result.episodes,

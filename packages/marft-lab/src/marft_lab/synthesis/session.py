@@ -72,13 +72,11 @@ def synthesize(
     """
     teacher, attempts = load_teacher(run, trust_code), build_attempts(run)
     tasks = list({item.task.id: item.task for item in attempts}.values())
-    if balance := SynthesisSettings.from_run(run).balance:
+    if balance := SynthesisSettings.from_run(run).balance_by:
         group_by_field(collect_fields(tasks), balance)
     with folder.acquire_lock():
         start_or_resume(run, folder, episode_identity(run, teacher, attempts), resume=resume, overwrite=overwrite)
-        episodes = play_or_load(
-            teacher, folder, attempts, SynthesisSettings.from_run(run).played_together, advance, note
-        )
+        episodes = play_or_load(teacher, folder, attempts, SynthesisSettings.from_run(run).save_every, advance, note)
         kept_episodes, stages = _filter_episodes(run, teacher, episodes, note)
         if not kept_episodes:
             raise ValueError(
@@ -117,12 +115,12 @@ def _filter_episodes(
     settings = SynthesisSettings.from_run(run)
     episodes = [item.episode for item in kept_episodes]
     scores = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
-    rejections = reject_over_cap([episode.task.id for episode in episodes], settings.per_task, scores)
-    stages += [retold_stage, build_stage("per_task", len(kept_episodes), rejections)]
+    rejections = reject_over_cap([episode.task.id for episode in episodes], settings.max_per_task, scores)
+    stages += [retold_stage, build_stage("max_per_task", len(kept_episodes), rejections)]
     kept_episodes = [item for index, item in enumerate(kept_episodes) if index not in rejections]
-    if settings.balance:
-        rejections = reject_unbalanced([item.episode.task for item in kept_episodes], settings.balance)
-        stages.append(build_stage("balance", len(kept_episodes), rejections))
+    if settings.balance_by:
+        rejections = reject_unbalanced([item.episode.task for item in kept_episodes], settings.balance_by)
+        stages.append(build_stage("balance_by", len(kept_episodes), rejections))
         kept_episodes = [item for index, item in enumerate(kept_episodes) if index not in rejections]
     return kept_episodes, stages
 

@@ -24,14 +24,14 @@ class SynthesisSettings(Section):
     split: str = "train"  # split of the tasks; only "train" is valid, because held-out tasks must not be learned
     tasks: NonNegativeCount = 512  # number of tasks, from the start of the split; 0 for all
     attempts: SmallCount = 4  # attempts per task
-    played_together: Count = 256  # episodes per saved part
+    save_every: Count = 256  # episodes per saved part
     skill: Fraction = 1.0  # skill of scripts: fraction of turns played well
     # filters, in order; [] for success, handoffs, duplicates and leakage with their defaults
     filters: Annotated[tuple[FilterPlugin, ...], Strict(False)] = ()
-    per_task: NonNegativeCount = 2  # maximum episodes per task, the best ones; 0 for all
+    max_per_task: NonNegativeCount = 2  # maximum episodes per task, the best ones; 0 for all
     # field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" for no
     # balance
-    balance: str = ""
+    balance_by: str = ""
 
     @field_validator("split")
     @classmethod

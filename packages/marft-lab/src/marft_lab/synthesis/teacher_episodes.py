@@ -52,7 +52,7 @@ def episode_identity(run: RunSettings, teacher: Teacher, attempts: Sequence[Atte
         "recipe": hashlib.sha256(json.dumps(tables, sort_keys=True, default=str).encode()).hexdigest(),
         "tasks": digest_tasks(list({attempt.task.id: attempt.task for attempt in attempts}.values())),
         "attempts": settings.attempts,
-        "played_together": settings.played_together,
+        "save_every": settings.save_every,
     }
 
 

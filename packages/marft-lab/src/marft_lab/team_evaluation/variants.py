@@ -161,7 +161,7 @@ class VariantPlayer:
         return self._play_cached(TeamVariant(weights), [attempt.task for attempt in attempts], {"told": identity}, play)
 
     def _task_batches(self, episodes_per_task: int) -> Iterator[Sequence[Task]]:
-        size = max(1, self.rollouts.run.rollout.max_live_episodes // episodes_per_task)
+        size = max(1, self.rollouts.run.rollout.max_concurrent_episodes // episodes_per_task)
         for first in range(0, len(self.tasks), size):
             yield self.tasks[first : first + size]
 

@@ -126,7 +126,7 @@ def read_state(folder: Path) -> WorldModelState:
         returns = {role: (low, high) for role, (low, high) in content.returns.items()}
     except (OSError, ValueError, IndexError) as error:
         reason = first_problem(error) if isinstance(error, ValidationError) else error
-        raise ValueError(f"{file} cannot be read: {reason}; start a new run with --from") from None
+        raise ValueError(f"{file} cannot be read: {reason}; start a new run with --init-from") from None
     trust = Trust(content.on, tuple(content.steps), tuple(content.rewards))
     return WorldModelState(ExperienceBuffer(transitions, returns), trust, content.fitted)
 

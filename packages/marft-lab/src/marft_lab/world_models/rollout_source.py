@@ -94,14 +94,24 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         """
         returns = [{"": episode.total_reward, **local_rewards(episode)} for episode in real]
         settings, buffer = self._settings, self.model_state.buffer.add_returns(returns)
-        episode_transitions = [extract_transitions(episode, settings.reads, settings.memory) for episode in real]
+        episode_transitions = [
+            extract_transitions(episode, settings.reads, settings.history_length) for episode in real
+        ]
         widths = buffer.return_ranges
-        errors = [compute_errors(self.model, steps, settings.cutoff, widths) for steps in episode_transitions if steps]
-        trust = self.model_state.trust.update(errors, settings.bound, settings.alarm) if settings.check else Trust()
+        errors = [
+            compute_errors(self.model, steps, settings.max_uncertainty, widths)
+            for steps in episode_transitions
+            if steps
+        ]
+        trust = (
+            self.model_state.trust.update(errors, settings.error_tolerance, settings.false_alarm_rate)
+            if settings.check
+            else Trust()
+        )
         if self.model_state.trust.enabled and not trust.enabled:
             buffer = replace(buffer, transitions=())
         buffer = buffer.add_transitions(
-            (transition for steps in episode_transitions for transition in steps), settings.remember
+            (transition for steps in episode_transitions for transition in steps), settings.buffer_size
         )
         self.model_state = WorldModelState(buffer, trust, step + 1)
         self.model = self._fit_model(buffer, step + 1)
@@ -116,7 +126,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         """Play imagined episodes for the credit assignment, and return them with the flag ``imagined``."""
         settings, run = self._settings, self._run
         count = settings.extra_tasks(step, run.rollout.tasks_per_step) if self.model_state.trust.enabled else 0
-        histories = _start_histories(self.model_state.buffer, settings.begins == "anywhere")
+        histories = _start_histories(self.model_state.buffer, settings.start_from == "anywhere")
         if not count or not histories:
             return []
         stream = f"imagined/{step}"
@@ -125,8 +135,8 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             histories[index] for index in indices
         )  # attempts with the same start are compared with each other
         environment = ModelEnvironment(
-            self.model, {f"{stream}/{number}": history for number, history in enumerate(groups)}, settings.cutoff,
-            settings.reads, settings.memory,
+            self.model, {f"{stream}/{number}": history for number, history in enumerate(groups)},
+            settings.max_uncertainty, settings.reads, settings.history_length,
         )  # fmt: skip
         max_steps = min(settings.horizon, run.rollout.max_steps)
         critic = run.algorithm.critic.kind != "none"
@@ -155,19 +165,20 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         return [
             f"step {step + 1}: the world model is wrong of real episodes before it has learned from them (it missed "
             f"{missed:.0%} of what came next, and rewards by {off:.2f}), and is switched off until it is right again; "
-            "nothing is imagined meanwhile. Where that comes again, set a longer dyna.memory, or another dyna.model"
+            "nothing is imagined meanwhile. Where that comes again, set a longer dyna.history_length, or another "
+            "dyna.model"
         ]
 
     def _model_metrics(self, errors: Sequence[PredictionErrors]) -> dict[str, float]:
         certain = [error for error in errors if error.steps]
         metrics = {
-            "imagined/on": float(self.model_state.trust.enabled),
-            "imagined/fitted": float(len(self.model_state.buffer.transitions)),
+            "imagined/enabled": float(self.model_state.trust.enabled),
+            "imagined/fit_steps": float(len(self.model_state.buffer.transitions)),
         }
         if errors:
-            metrics["imagined/known"] = float(np.mean([error.certain_fraction for error in errors]))
+            metrics["imagined/certain_fraction"] = float(np.mean([error.certain_fraction for error in errors]))
         if certain:
-            metrics["imagined/missed"] = float(np.mean([error.missed for error in certain]))
+            metrics["imagined/prediction_error"] = float(np.mean([error.missed for error in certain]))
             metrics["imagined/reward_error"] = float(np.mean([error.reward_error for error in certain]))
         return metrics
 
@@ -192,7 +203,7 @@ def _episode_metrics(imagined: Sequence[Episode], usable: Sequence[Episode], tot
     metrics = {
         "imagined/episodes": float(len(imagined)),
         "imagined/share": len(usable) / total,
-        "imagined/cut": float(sum(is_truncated(episode) for episode in imagined)),
+        "imagined/rejected": float(sum(is_truncated(episode) for episode in imagined)),
         "imagined/failed": float(sum(not episode.is_scored for episode in imagined)),
     }
     if usable:

@@ -30,22 +30,23 @@ class DynaSettings(TrainingSection):
 
     model: WorldModelPlugin  # world model; default: counts
     share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # imagined fraction of the episodes of a step
-    warm_up: NonNegativeCount = 1  # first training steps, which only use real episodes
+    warmup_steps: NonNegativeCount = 1  # first training steps, which only use real episodes
     # training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once
     ramp: NonNegativeCount = 0
     horizon: Count = 32  # maximum environment steps of an imagined episode; rollout.max_steps applies as well
-    cutoff: Fraction = 0.2  # uncertainty of the model above which an imagined episode is truncated and left out
+    # uncertainty of the model above which an imagined episode is truncated and left out
+    max_uncertainty: Fraction = 0.2
     # starts of imagined episodes: first observations of real episodes, or any observed history
-    begins: Literal["first", "anywhere"] = "first"
+    start_from: Literal["first", "anywhere"] = "first"
     reads: Names = ()  # roles whose texts affect the environment; [] for all
-    memory: SmallCount = 1  # number of last observations that determine the next one
+    history_length: SmallCount = 1  # number of last observations that determine the next one
     # maximum transitions in the experience buffer, the newest
-    remember: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
+    buffer_size: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
     check: bool = True  # True to disable the model automatically after wrong predictions of real episodes
     # tolerated mean excess of the model's error over its own expectation; for rewards relative to the range of returns
-    bound: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    # false alarm rate: at most one false alarm per 1 / alarm real steps or episodes, on average
-    alarm: Annotated[float, Field(gt=0, le=0.5)] = 1e-4
+    error_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    # false alarm rate: at most one false alarm per 1 / false_alarm_rate real steps or episodes, on average
+    false_alarm_rate: Annotated[float, Field(gt=0, le=0.5)] = 1e-4
 
     @model_validator(mode="before")
     @classmethod
@@ -55,11 +56,11 @@ class DynaSettings(TrainingSection):
     def share_at(self, step: int) -> float:
         """Return the imagined fraction of a training step; steps count from 0.
 
-        >>> settings = DynaSettings.model_construct(share=0.5, warm_up=2, ramp=4)
+        >>> settings = DynaSettings.model_construct(share=0.5, warmup_steps=2, ramp=4)
         >>> [settings.share_at(step) for step in range(7)]
         [0.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.5]
         """
-        ramp_steps = step - self.warm_up + 1
+        ramp_steps = step - self.warmup_steps + 1
         return 0.0 if ramp_steps <= 0 else self.share * min(1.0, ramp_steps / max(self.ramp, 1))
 
     def extra_tasks(self, step: int, tasks: int) -> int:
@@ -82,8 +83,8 @@ class DynaSettings(TrainingSection):
             if role not in roles:
                 yield f"dyna.reads: no agent is called {role!r}{did_you_mean(role, roles)}"
         yield from self.model.problems(roles)
-        if run.rollout.processes:
-            yield "dyna: imagined episodes are played in the run's own process; set rollout.processes = 0"
+        if run.rollout.workers:
+            yield "dyna: imagined episodes are played in the run's own process; set rollout.workers = 0"
         if run.rollout.max_policy_lag:
             yield "dyna: imagined episodes are played between steps, and never ahead; set rollout.max_policy_lag = 0"
         if opponent_pools(run):
@@ -106,8 +107,8 @@ class DynaSettings(TrainingSection):
                     f"agents.{agent.role}.tools: a world model has no tools of the environment, so imagined episodes "
                     "would lack them; remove 'environment', or [dyna]"
                 )
-            if agent.memory != "none" and self.begins == "anywhere":
+            if agent.memory != "none" and self.start_from == "anywhere":
                 yield (
-                    f"dyna.begins: {agent.role} has a memory, and would begin in the middle without any; set begins = "
-                    "'first'"
+                    f"dyna.start_from: {agent.role} has a memory, and would begin in the middle without any; set "
+                    "start_from = 'first'"
                 )

@@ -33,7 +33,7 @@ def run_score(
     """``marft score``."""
     run = _load_run(recipe, overrides, traces, roles, "score")
     if not SftSettings.from_run(run).traces:
-        raise ValueError("no file of traces is named: marft score RECIPE --from traces.jsonl")
+        raise ValueError("no file of traces is named: marft score RECIPE --traces traces.jsonl")
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)
     silence_transformers()
@@ -105,7 +105,7 @@ def run_sft(
         last = folder.saved_steps()[-1]
         out.print(f"step {result.steps}; held out: {result.held_out_loss:.4f} nats a token. See {folder.report}, or:")
         out.print(f"  marft eval {folder.path}")
-        out.print(f"  marft train {recipe} --from {last}")
+        out.print(f"  marft train {recipe} --init-from {last}")
 
 
 def _load_warm_start(

@@ -37,7 +37,7 @@ def run_trace(
         SystemExit: Ctrl-C.
     """
     if bool(otlp) == bool(file):
-        raise ValueError("say where to:  --otlp http://localhost:4318  or  --json traces.jsonl")
+        raise ValueError("say where to:  --otlp http://localhost:4318  or  --output traces.jsonl")
     if file and headers:
         raise ValueError("--header goes with --otlp")
     recording = Recording.from_folder(path, step, task)

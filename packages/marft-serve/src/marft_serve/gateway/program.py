@@ -68,14 +68,14 @@ class Program(OrganizationPart):
     timeout_seconds: Positive = 600.0  # timeout for one run of the program, in seconds
     # Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no longer wait
     # for this program, if requests are admitted in order.
-    wait_seconds: Positive = 60.0
+    idle_timeout_seconds: Positive = 60.0
     tokens: NonNegativeCount = 0  # maximum number of sampled tokens per episode, over all agents; 0: no limit
     requests: NonNegativeCount = 0  # maximum number of requests per episode; 0: no limit
     host: NonEmptyString = "127.0.0.1"  # host that the gateway listens on; default: this machine only
     port: Annotated[int, Field(ge=0, le=65_535)] = 0  # port of the gateway; 0: any free port
     # public URL of the gateway, for programs in a container for example: "http://host.docker.internal:8123"; "": host
     # and port
-    address: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
+    public_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
     body_bytes: Count = 4_194_304  # maximum size of a request body, in bytes
     body_seconds: Positive = 30.0  # timeout for receiving a request body, in seconds
 
@@ -86,7 +86,7 @@ class Program(OrganizationPart):
             raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
         return path
 
-    @field_validator("address")
+    @field_validator("public_url")
     @classmethod
     def _check_address(cls, address: str) -> str:
         if address and not is_server_url(address):
@@ -142,7 +142,7 @@ class Program(OrganizationPart):
         from marft_serve.gateway.http import BodyLimits  # needs an extra; reading a recipe does not
         from marft_serve.gateway.server import Gateway
 
-        return Gateway(self.host, self.port, BodyLimits(self.body_bytes, self.body_seconds), self.address)
+        return Gateway(self.host, self.port, BodyLimits(self.body_bytes, self.body_seconds), self.public_url)
 
     def _search_path(self) -> str:
         return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])
@@ -174,7 +174,7 @@ class ProgramEpisode:
         program, outside = self.program, agents.external_context()
         if self._session is None:
             self._gateway = outside.threads.get_shared("gateway", program.start_gateway)
-            self._session = Session(Limits(program.tokens, program.requests, program.wait_seconds))
+            self._session = Session(Limits(program.tokens, program.requests, program.idle_timeout_seconds))
         assert self._gateway is not None, "the session came with it"
         self._gateway.end_step(self._session)
         self._session.renew_secret()

@@ -50,7 +50,7 @@ class Gateway:
 
     def counts(self) -> dict[str, float]:
         """Return timeout counts by metric name."""
-        return {"gateway/overdue": float(self.wait_timeouts)}
+        return {"gateway/idle_timeouts": float(self.wait_timeouts)}
 
     def close(self) -> None:
         """Stop the server and cut open connections."""

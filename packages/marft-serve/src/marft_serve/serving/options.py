@@ -45,7 +45,7 @@ class ListenOptions:
         if not self.token and not self.allow_remote and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host}: others than this machine could ask, and no token is set; set MARFT_TOKEN, or say "
-                "--without-token"
+                "--no-token"
             )
 
 
@@ -73,7 +73,7 @@ class ProtocolOptions:
         if self.a2a and self.mcp == "stdio":
             raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
         if self.address and not is_server_url(self.address):
-            raise ValueError(f"--address: {self.address!r} is no address such as https://team.example.org")
+            raise ValueError(f"--public-url: {self.address!r} is no address such as https://team.example.org")
 
 
 def format_startup(

@@ -87,7 +87,7 @@ def load_imitation_data(
     if not episodes:
         raise ValueError("\n  ".join([f"{NO_TRAINABLE_TURNS}:", *skip_counter.format_lines()]))
     order = seeds.generator(run.seed, "sft", "held out").permutation(len(episodes))
-    fraction = SftSettings.from_run(run).held_out
+    fraction = SftSettings.from_run(run).held_out_fraction
     held_out_count = max(1, round(fraction * len(episodes))) if fraction else 0
     held_out_indices = set(order[: min(held_out_count, len(episodes) - 1)].tolist())
     return ImitationData(

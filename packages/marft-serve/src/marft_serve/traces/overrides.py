@@ -24,7 +24,7 @@ def build_overrides(run: RunSettings, traces: Sequence[Path], roles: Mapping[str
     """
     for path in traces:
         if not path.is_file() and find_rows(path) is None:
-            raise ValueError(f"--from {path}: there is no such file, and no folder of rows")
+            raise ValueError(f"--traces {path}: there is no such file, and no folder of rows")
     check_roles(roles, [agent.role for agent in run.agents])
     overrides: dict[str, object] = {}
     if traces:

@@ -91,9 +91,7 @@ class TraceReplayer:
         """Return the fixed part of each agent's prompt: its prompt without an observation, rendered for its model."""
         prompts = dict[str, str]()
         for agent in self._parts.game.team.agents:
-            prompt = self.renderer.render(
-                agent.policy, agent.profile, "", (), reserve=0, cut=TruncationPolicy("nothing")
-            )
+            prompt = self.renderer.render(agent.policy, agent.profile, "", (), reserve=0, cut=TruncationPolicy("none"))
             prompts[agent.role] = str(self.renderer.formats[agent.policy].tokenizer.decode(prompt.ids.tolist()))
         return prompts
 

@@ -20,7 +20,7 @@ class SftSettings(Section):
 
     key: ClassVar[str] = "sft"
 
-    # files or row folders; --from overrides them
+    # files or row folders; --traces overrides them
     traces: Annotated[tuple[Annotated[NonEmptyString, ExpandUser], ...], Strict(False)] = ()
     roles: dict[
         NonEmptyString, NonEmptyString
@@ -33,10 +33,10 @@ class SftSettings(Section):
     batch_tokens: Count = 16384  # tokens per step, prompts included
     learning_rate: LearningRate = 1e-4  # peak learning rate of every policy
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # decay of the learning rate, to 0
-    warmup: Fraction = 0.05  # fraction of the steps with linear warmup
+    warmup_ratio: Fraction = 0.05  # fraction of the steps with linear warmup
     # fraction of the episodes that are held out of training, to measure the loss
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    every: NonNegativeCount = 10  # steps between evaluations on held-out episodes; 0: only at the end
+    held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    eval_every: NonNegativeCount = 10  # steps between evaluations on held-out episodes; 0: only at the end
 
     def build_optimizer(self, run: RunSettings, steps: int) -> OptimizerSettings:
         """Return the run's optimizer with a warm start's learning rate and schedule, for ``steps`` steps."""
@@ -44,7 +44,7 @@ class SftSettings(Section):
             update={
                 "learning_rate": self.learning_rate,
                 "schedule": self.schedule,
-                "warmup_steps": round(self.warmup * steps),
-                "final_fraction": 0.0,
+                "warmup_steps": round(self.warmup_ratio * steps),
+                "min_lr_ratio": 0.0,
             }
         )

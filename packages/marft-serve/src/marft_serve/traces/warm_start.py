@@ -2,7 +2,7 @@
 
 ::
 
-    traces ──▶ replay ──▶ turns ──▶ Supervisor ──▶ checkpoint ──▶ marft train … --from
+    traces ──▶ replay ──▶ turns ──▶ Supervisor ──▶ checkpoint ──▶ marft train … --init-from
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def warm_start(
     """
     callback = callback or NullCallback()
     if not SftSettings.from_run(run).traces:
-        raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --from traces.jsonl")
+        raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --traces traces.jsonl")
     with folder.acquire_lock():
         init = RunInit.prepare(
             run, folder, callback.on_note, resume=resume, overwrite=overwrite, start_from=start_from, is_sft=True
@@ -104,7 +104,7 @@ class _TrainLoop:
     def train(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
         """Train from the current step to the end; return the final state and the loss on the held-out turns."""
         run, checkpoints = self.run, CheckpointManager(self.folder, self.run.checkpoints)
-        held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).every
+        held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).eval_every
         with MetricSinks(run, self.folder, state.step, self.callback) as sinks:
             self.callback.on_train_start(state.step, len(steps))
             if self.data.held_out:

@@ -60,7 +60,7 @@ def build_episode(run: Run, file: FileIndex, number: int, episode: Episode, cred
     guards = run.log.get_guards(file.file.step) if isinstance(file.file.step, int) else []
     texts = [action.text for action in episode.actions if action.agent in run.written.answer_roles]
     answer = (texts or [action.text for action in episode.actions] or [""])[-1]
-    command = ["marft", "play", str(run.folder.path), "--again"]
+    command = ["marft", "play", str(run.folder.path), "--fork-from"]
     return {
         **build_list_entry(file, number, guards),
         "prompt": truncate(episode.task.prompt, MAX_TEXT_CHARS),

@@ -87,7 +87,7 @@ class MetricsLog:
         self._raised_guards = raised
         if (rollback_step := row.get(ROLLBACK_KEY)) is not None:
             sentence = f"the run goes back to the checkpoint of step {rollback_step:g}, with lower learning rates"
-            self.guards.append({"step": row["step"], "name": "returned_to", "sentence": sentence})
+            self.guards.append({"step": row["step"], "name": "rolled_back_to", "sentence": sentence})
             self._watch.roll_back(int(rollback_step))
             self._raised_guards = frozenset()
 

@@ -309,13 +309,13 @@ class ConversationMemory:
         return action_ids
 
     def _check_truncation(self, length: int, room: int) -> None:
-        if self.agent.cut.target == "nothing":
+        if self.agent.cut.target == "none":
             context = self.renderer.context(self.agent.policy)
             raise EpisodeFailedError(
                 "failed",
                 f"agent {self.agent.role!r}: its conversation has {length} tokens, but the context of {context} leaves "
                 f"{context - room} beside what it may write; raise the model's context, lower max_new_tokens, or allow "
-                "cuts (agents.context.cut)",
+                "cuts (agents.context.truncate)",
             )
 
     def _restart_reason(self, action_ids: Sequence[str], kept_ids: Sequence[str], node: Node) -> str:

@@ -50,7 +50,7 @@ class HelperConfig:
     helpers: Mapping[str, Helper]
     call: str
     reply: str
-    prompt_mode: str = "helped"
+    prompt_mode: str = "when_available"
     description: str = ""
 
     @staticmethod
@@ -61,16 +61,18 @@ class HelperConfig:
                 helper.policy,
                 AgentProfile(kind, helper.instructions),
                 helper.sampling.to_sampling_params(),
-                frozenset(helper.sees),
+                frozenset(helper.context),
             )
             for kind, helper in settings.helpers.items()
         }
-        example = settings.call.format(kind="KIND", question="your question")
-        kinds = [f"{kind}: {helper.about}" if helper.about else kind for kind, helper in settings.helpers.items()]
+        example = settings.call_template.format(kind="KIND", question="your question")
+        kinds = [
+            f"{kind}: {helper.description}" if helper.description else kind for kind, helper in settings.helpers.items()
+        ]
         description = "\n".join(
             [f"You may ask for help while you write: {example}, with one of these as KIND.", *kinds]
         )
-        return HelperConfig(helpers, settings.call, settings.reply, settings.told, description)
+        return HelperConfig(helpers, settings.call_template, settings.reply_template, settings.visible, description)
 
     @cached_property
     def call_end(self) -> str:
@@ -102,7 +104,7 @@ class HelperConfig:
 
     def describe_helpers(self, profile: AgentProfile, may_ask: bool) -> AgentProfile:
         """Return the agent's profile, with the announcement of helpers if the settings call for it."""
-        if self.prompt_mode == "never" or (self.prompt_mode == "helped" and not may_ask):
+        if self.prompt_mode == "never" or (self.prompt_mode == "when_available" and not may_ask):
             return profile
         return replace(profile, instructions="\n\n".join(filter(None, (profile.instructions, self.description))))
 

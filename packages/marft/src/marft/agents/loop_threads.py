@@ -212,8 +212,8 @@ class LoopThreadPool:
             return LoopThread()
         except (OSError, RuntimeError) as error:
             raise ValueError(
-                f"the system allows no more sessions at a time ({error}): lower rollout.max_live_episodes, or allow "
-                "more open files (ulimit -n) and threads (ulimit -u)"
+                f"the system allows no more sessions at a time ({error}): lower rollout.max_concurrent_episodes, or "
+                "allow more open files (ulimit -n) and threads (ulimit -u)"
             ) from error
 
     async def release(self, thread: LoopThread, failed: bool) -> None:

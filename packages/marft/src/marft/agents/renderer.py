@@ -45,10 +45,10 @@ class TruncationPolicy:
     """Truncation policy for a rollout observation that does not fit.
 
     ``target`` selects the part to truncate: ``messages`` (the oldest first, then the observation), ``observation``
-    (then the messages), or ``nothing``. ``keep`` selects the part of a truncated text that remains.
+    (then the messages), or ``none``. ``keep`` selects the part of a truncated text that remains.
     """
 
-    target: Literal["messages", "observation", "nothing"] = "messages"
+    target: Literal["messages", "observation", "none"] = "messages"
     keep: Literal["start", "end"] = "end"
 
 

@@ -64,7 +64,7 @@ class Team:
         agents = []
         for agent in run.agents:
             profile, tool_use = attach_tools(agent)
-            cut = TruncationPolicy(agent.context.cut, agent.context.keep)
+            cut = TruncationPolicy(agent.context.truncate, agent.context.keep)
             sampling = agent.sampling.to_sampling_params()
             agents.append(Agent(profile, agent.policy, sampling, cut, tool_use, agent.memory, agent.thinking))
         helper_settings = run.consulting

@@ -106,7 +106,7 @@ def _show_version(wanted: bool) -> None:
 
 
 class ExpandPathsCommand(TyperCommand):
-    """Command that expands ``~`` in its paths. Shells leave ``~`` unchanged in ``--to=~/file`` and in quotes."""
+    """Command that expands ``~`` in its paths. Shells leave ``~`` unchanged in ``--output=~/file`` and in quotes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments and expand paths."""

@@ -58,10 +58,10 @@ class EvaluationOptions:
         if self.fail_if and not self.suite:
             raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
         of_tasks = {
-            "--as": self.team_file,
+            "--team-file": self.team_file,
             "--scenarios": self.scenarios,
             "--shuffle-messages": self.shuffle_messages,
-            "--by": self.by,
+            "--group-by": self.by,
         }
         task_option = next((option for option, value in of_tasks.items() if value), "")
         if self.suite and task_option:

@@ -269,7 +269,7 @@ def _compare_pair(
     from marft.evaluation.metric_changes import build_changes_table
 
     if len(paths) != 2:
-        raise ValueError("gates, cohorts, their files and --as are of two runs: marft compare BEFORE AFTER")
+        raise ValueError("gates, cohorts, their files and --team-name are of two runs: marft compare BEFORE AFTER")
     before, after = (read_saved(RunFolder.open(path)) for path in paths)
     names = (str(paths[0]), str(paths[1]))
     comparison = compare_evaluations(before, after, names, gates, by, other_tools=other_tools, after_as=after_as)

@@ -124,7 +124,7 @@ def play_live(
         if role not in roles:
             raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
     if resume_at and folder is None:
-        raise ValueError("--again: a recipe has no recorded episodes; give the folder of a run")
+        raise ValueError("--fork-from: a recipe has no recorded episodes; give the folder of a run")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
     attempt = ReplayPoint.parse(resume_at).build_attempt(run, folder) if resume_at and folder else None
     with LocalRolloutRunner(run) as rollouts:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
 
 from marft.cli.errors import DEBUG_FLAG
+from marft.common.registry import registered_entry_points
 from marft.config.run import RunSettings
 from marft.config.settings import closest_match
 
 
-def parse_overrides(context: typer.Context, first: Path) -> Sequence[str]:
+def parse_overrides(context: typer.Context, first: Path, keys: Iterable[str] = ()) -> Sequence[str]:
     """Return the override arguments.
 
     Args:
         context: context of the command.
         first: argument parsed as recipe or run.
+        keys: keys that the command takes as options, in addition to a recipe's.
 
     Raises:
         ValueError: an option is misspelled, or precedes the recipe.
@@ -28,7 +30,7 @@ def parse_overrides(context: typer.Context, first: Path) -> Sequence[str]:
     ]
     for word in [str(first), *context.args]:
         name = word.partition("=")[0]
-        suggestion = _suggest_option(name, options) if name.startswith("--") else ""
+        suggestion = _suggest_option(name, options, keys) if name.startswith("--") else ""
         if suggestion:
             raise ValueError(f"no option is called {name!r}; did you mean {suggestion!r}?")
     if str(first).startswith("--"):
@@ -60,9 +62,9 @@ def parse_targets(context: typer.Context, arguments: Sequence[Path]) -> tuple[li
     return paths, changes
 
 
-def _suggest_option(word: str, options: Sequence[str]) -> str:
+def _suggest_option(word: str, options: Sequence[str], keys: Iterable[str] = ()) -> str:
     """Return the closest option, unless ``word`` is a setting or a setting is closer."""
-    settings = [f"--{key}" for key in RunSettings.model_fields]
+    settings = [f"--{key}" for key in (*RunSettings.model_fields, *registered_entry_points("sections"), *keys)]
     if "." in word or word in settings:
         return ""
     close = closest_match(word, [*options, *settings])

@@ -13,9 +13,9 @@ TEAM_METRICS = (
     "sft/loss", "sft/held_out_loss",
     "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
     "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
-    "workers_lost", "tasks_set_aside", "ranks_lost", "engine_restarts",
-    "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
-    "ahead/learner_idle", "seconds",
+    "workers_lost", "tasks_excluded", "ranks_lost", "engine_restarts",
+    "truncated_tokens", "skipped_updates", "reverted_steps", "remote_cost", "judge/cost", "episodes_per_second",
+    "async/learner_idle_seconds", "seconds",
 )  # fmt: skip
 AGENT_METRICS = (
     "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
@@ -50,7 +50,7 @@ def format_metric(metrics: Mapping[str, float], name: str, prefix: str = "") -> 
         return ""
     text = metric.format_value(value)
     return {
-        "reward_std": f"±{text}", "ahead/learner_idle": f"{metric.label} {text} s", "seconds": f"{text} s"
+        "reward_std": f"±{text}", "async/learner_idle_seconds": f"{metric.label} {text} s", "seconds": f"{text} s"
     }.get(name, f"{metric.label} {text}")  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from marft.runs.run_folder import RunFolder
 
 
 def export(
-    run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool, team_file: Path | None
+    run: Path, checkpoint: str, output: Path | None, *, merged: bool, overwrite: bool, team_file: Path | None
 ) -> None:  # fmt: skip
     """``marft export``.
 
@@ -20,7 +20,7 @@ def export(
         checkpoint: ``best``, ``last``, a step, or ``step_000050``.
         output: folder to write; None: ``exports/<run>``.
         merged: also write full weights with merged adapters.
-        force: overwrite an existing export.
+        overwrite: overwrite an existing export.
         team_file: file of another team for the agents.
     """
     from marft.config.team_changes import read_team_change
@@ -34,7 +34,7 @@ def export(
     from marft.runs.export.recipe import trust_flag
 
     target = export_run(
-        folder, checkpoint, output, merged=merged, force=force, target_team=change,
+        folder, checkpoint, output, merged=merged, overwrite=overwrite, target_team=change,
         note=lambda text: console.print(text, soft_wrap=True),
     )  # fmt: skip
     trust = trust_flag(tomllib.loads((target / RECIPE).read_text(encoding="utf-8")))

@@ -75,18 +75,18 @@ class SamplingSettings(Settings):
 class ContextSettings(Settings):
     """Truncation for a rollout observation longer than the model's context. Truncated tokens are counted."""
 
-    # part to truncate first; nothing: drop the episode
-    cut: Literal["messages", "observation", "nothing"] = "messages"
+    # part to truncate first; none: drop the episode
+    truncate: Literal["messages", "observation", "none"] = "messages"
     keep: Literal["start", "end"] = "end"  # part of a truncated text to keep: its start or its end
 
 
 class ToolUseSettings(Settings):
     """Limits on an agent's tool use."""
 
-    rounds: SmallCount = 8  # maximum tool rounds in one action
-    calls: SmallCount = 16  # maximum tool calls in one turn
+    max_rounds: SmallCount = 8  # maximum tool rounds in one action
+    max_calls: SmallCount = 16  # maximum tool calls in one turn
     timeout_seconds: Positive = 30.0  # timeout of one call, in seconds
-    output_tokens: Count = 512  # maximum tokens of one tool reply; the rest is truncated
+    max_output_tokens: Count = 512  # maximum tokens of one tool reply; the rest is truncated
 
 
 class AgentSettings(Settings):

@@ -38,7 +38,7 @@ class OptimizerSettings(Settings):
     learning_rate: LearningRate = 3e-5  # default learning rate of policies
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # decay of the learning rate
     warmup_steps: NonNegativeCount = 0  # training steps of linear warm-up
-    final_fraction: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
+    min_lr_ratio: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
     beta1: Beta = 0.9  # decay of the first moment
     beta2: Beta = 0.999  # decay of the second moment
     epsilon: Epsilon = 1e-8  # term added to the root of the second moment
@@ -47,10 +47,13 @@ class OptimizerSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """Reward composition before credit assignment: ``team`` · team reward + ``own`` · the agent's own reward."""
+    """Reward composition before credit assignment.
 
-    team: Weight = 1.0  # weight of the team's reward
-    own: Weight = 1.0  # weight of the agent's own reward
+    The reward is ``team_weight`` · team reward + ``own_weight`` · the agent's own reward.
+    """
+
+    team_weight: Weight = 1.0  # weight of the team's reward
+    own_weight: Weight = 1.0  # weight of the agent's own reward
     # shaping of agents' own rewards, relative to earlier rewards in the trajectory
     shaping: Literal["none", "margin", "quality"] = "none"
     shaping_weight: Weight = 0.5  # weight of the shaping term
@@ -59,8 +62,8 @@ class RewardSettings(Settings):
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardSettings:
-        if self.team == 0 and self.own == 0:
-            raise PydanticCustomError("reward", "team and own are both 0, so nothing would be rewarded")
+        if self.team_weight == 0 and self.own_weight == 0:
+            raise PydanticCustomError("reward", "team_weight and own_weight are both 0, so nothing would be rewarded")
         if self.shaping != "none" and self.shaping_weight == 0:
             raise PydanticCustomError("reward", "shaping_weight = 0 shapes nothing; set shaping = 'none'")
         return self
@@ -76,25 +79,26 @@ class KLSettings(Settings):
     """
 
     coefficient: Weight = 0.0  # weight of the KL; 0: off
-    place: Literal["loss", "reward"] = "loss"  # add the KL to the loss, or subtract it from the reward of each decision
+    # add the KL to the loss, or subtract it from the reward of each decision
+    apply_to: Literal["loss", "reward"] = "loss"
     # KL estimator; always k1 in the reward
     estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
 
     @model_validator(mode="before")
     @classmethod
     def _set_default_estimator(cls, table: object) -> object:
-        if isinstance(table, dict) and table.get("place") == "reward":
+        if isinstance(table, dict) and table.get("apply_to") == "reward":
             return {"estimator": "k1", **table}
         return table
 
     @model_validator(mode="after")
-    def _check_place(self) -> KLSettings:
-        if self.place == "loss" and self.estimator == "k1":
+    def _check_apply_to(self) -> KLSettings:
+        if self.apply_to == "loss" and self.estimator == "k1":
             raise PydanticCustomError(
                 "kl",
-                "k1 in the loss has no gradient in expectation; use 'k3-corrected', or place = 'reward'",
+                "k1 in the loss has no gradient in expectation; use 'k3-corrected', or apply_to = 'reward'",
             )
-        if self.place == "reward" and self.estimator != "k1":
+        if self.apply_to == "reward" and self.estimator != "k1":
             raise PydanticCustomError("kl", "in the reward only k1 gives the KL's gradient; set estimator = 'k1'")
         return self
 
@@ -103,27 +107,30 @@ class SamplerCorrectionSettings(Settings):
     """Importance weights π_old/μ on the loss, for differences between learner and engine. μ is the engine's policy.
 
     ``level`` sets one weight per token, or one per action: the product of its token ratios, or their geometric mean.
-    The weight is capped at ``cap``. Outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
+    The weight is capped at ``cap``. Outside ``[mask_low, mask_high]`` it is 0 (IcePop's mask; off with
+    ``mask_high = 0``).
     """
 
     # unit of a weight; none: off. Default with separate engine weights: token at token level, else geometric
     level: Literal["none", "token", "action", "geometric"] = "none"
     cap: Annotated[float, Field(ge=1, le=MAX_COUNT)] = 2.0  # maximum weight
-    low: Ratio = 0.0  # mask: smaller weights become 0; requires the upper mask
-    high: Ratio = 0.0  # mask: larger weights become 0; 0: off
+    mask_low: Ratio = 0.0  # mask: smaller weights become 0; requires the upper mask
+    mask_high: Ratio = 0.0  # mask: larger weights become 0; 0: off
 
     @model_validator(mode="after")
     def _check_band(self) -> SamplerCorrectionSettings:
-        if self.high and self.low >= self.high:
-            raise PydanticCustomError("band", "low is not below high, so every weight would be 0")
-        if self.high and not self.low <= 1 <= self.high:
+        if self.mask_high and self.mask_low >= self.mask_high:
+            raise PydanticCustomError("band", "mask_low is not below mask_high, so every weight would be 0")
+        if self.mask_high and not self.mask_low <= 1 <= self.mask_high:
             raise PydanticCustomError(
-                "band", "1 is not between low and high: where engine and learner agree, the weight is 1"
+                "band", "1 is not between mask_low and mask_high: where engine and learner agree, the weight is 1"
             )
-        if self.low and not self.high:
-            raise PydanticCustomError("band", "low does nothing without high; set high as well, for example 5.0")
-        if self.high and self.cap < self.low:
-            raise PydanticCustomError("band", "cap is below low, so every weight would be the same")
+        if self.mask_low and not self.mask_high:
+            raise PydanticCustomError(
+                "band", "mask_low does nothing without mask_high; set mask_high as well, for example 5.0"
+            )
+        if self.mask_high and self.cap < self.mask_low:
+            raise PydanticCustomError("band", "cap is below mask_low, so every weight would be the same")
         return self
 
 
@@ -147,19 +154,19 @@ class CriticSettings(Settings):
     """V_φ: an MLP head on hidden states of the frozen base (Huber loss and value clip have separate widths)."""
 
     # input of the critic; independent: without actions that the agent did not see; none: no critic
-    kind: Literal["centralised", "independent", "none"] = "centralised"
+    kind: Literal["centralized", "independent", "none"] = "centralized"
     body: Literal["frozen", "lora"] = "frozen"  # lora: the base with a separate adapter for the critic
     heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one per agent
     lora_rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # LoRA rank for body = "lora"
     lora_learning_rate: LearningRate = 1e-4  # learning rate for body = "lora"
-    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's hidden layers
+    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's hidden layers
     learning_rate: LearningRate = 1e-3  # learning rate of the head
     epsilon: Epsilon = 1e-8  # epsilon of the head's Adam
     max_gradient_norm: Annotated[Positive, NotTiny] = 1.0  # gradient clipping: maximum norm
     loss: Literal["huber", "squared"] = "huber"  # value loss
     huber_delta: Annotated[Positive, NotTiny] = 1.0  # error above which the Huber loss is linear
     value_clip: Limit = 0.2  # maximum change of a value; 0: off
-    normalise_values: bool = False  # normalize targets by their running mean and deviation (MAPPO)
+    normalize_values: bool = False  # normalize targets by their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # decay of the running statistics per batch
     coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the value loss
     epochs: SmallCount = 1  # epochs over a step's episodes
@@ -172,20 +179,21 @@ class AlgorithmSettings(Settings):
 
     name: str = "marft"  # name of a preset
     level: Literal["action", "token"] = "action"  # unit of a decision: a whole action, or a token
-    normalisation: Normalization = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
+    normalization: Normalization = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
     # averaging of loss terms; auto: action-mean at action level, token-mean at token level
     aggregation: Aggregation = "auto"
     constant_length: NonNegativeCount = 0  # divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"  # count loss terms per policy, or pooled over all policies
-    normalise_advantages: bool = True  # normalize advantages to mean 0 and deviation 1
+    normalize_advantages: bool = True  # normalize advantages to mean 0 and deviation 1
     # advantages of a step with equal rewards in all episodes: as assigned, or 0
     equal_rewards: Literal["assigned", "zero"] = "assigned"
     epochs: SmallCount = 1  # epochs over a step's episodes
     minibatches: SmallCount = 1  # minibatches per epoch
     kl_stop: Limit = 0.0  # KL before an update that ends the phase, in nats per token; 0: off
     team_kl: Limit = 0.0  # maximum KL of all policies together in a step, in nats per environment step; 0: no limit
-    entropy: Weight = 0.0  # weight of the entropy bonus; 0: off
-    nll: Weight = 0.0  # weight of the negative log-likelihood of actions in successful episodes (VAPO); 0: off
+    entropy_coefficient: Weight = 0.0  # weight of the entropy bonus; 0: off
+    # weight of the negative log-likelihood of actions in successful episodes (VAPO); 0: off
+    nll_coefficient: Weight = 0.0
     # maximum redraws of tasks for groups with equal rewards (DAPO); 0: off
     dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
     reward: RewardSettings = RewardSettings()  # reward composition before credit assignment
@@ -252,7 +260,7 @@ def _invalid_combinations(algorithm: AlgorithmSettings) -> Iterable[str]:
     if credit.needs_critic and kind == "none":
         yield (
             f"credit {credit.name!r} reads a critic's values, but critic.kind = 'none'; "
-            "use critic.kind = 'centralised', or a credit without a critic such as 'grpo'"
+            "use critic.kind = 'centralized', or a credit without a critic such as 'grpo'"
         )
     if not credit.needs_critic and kind != "none":
         yield (
@@ -303,10 +311,10 @@ def _pair_problems(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"objective {objective.name!r} is a loss of comparisons, which credit {credit.name!r} does not make; use "
             "credit 'preference', or objective 'ppo'"
         )
-    if credit.absolute_weights and algorithm.normalise_advantages:
+    if credit.absolute_weights and algorithm.normalize_advantages:
         yield (
             f"credit {credit.name!r} says what is learned, and over their deviation its numbers would say something "
-            "else; set normalise_advantages = false"
+            "else; set normalize_advantages = false"
         )
     if not objective.reads_pairs:
         return

@@ -15,13 +15,19 @@ _COMMON: Mapping[str, object] = {
     "schedule": {"name": "simultaneous"},
     "optimizer": {"learning_rate": 3e-5, "warmup_steps": 3},
 }
-_ACTIONS: Mapping[str, object] = {**_COMMON, "level": "action", "normalisation": "tokens"}
+_ACTIONS: Mapping[str, object] = {**_COMMON, "level": "action", "normalization": "tokens"}
 _TOKENS: Mapping[str, object] = {**_COMMON, "level": "token"}
-_CRITIC: Mapping[str, object] = {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1}
+_CRITIC: Mapping[str, object] = {
+    "learning_rate": 1e-3,
+    "hidden_size": 64,
+    "loss": "huber",
+    "epochs": 4,
+    "warmup_steps": 1,
+}
 _NO_CRITIC: Mapping[str, object] = {"kind": "none"}
 _PAPER: Mapping[str, object] = {
     "level": "action",
-    "normalisation": "none",
+    "normalization": "none",
     "epochs": 1,
     "minibatches": 1,
     "kl_stop": 0.02,
@@ -43,7 +49,7 @@ _PAPER: Mapping[str, object] = {
     "critic": {
         "learning_rate": 1e-5,
         "epsilon": 1e-5,
-        "hidden": 64,
+        "hidden_size": 64,
         "loss": "huber",
         "coefficient": 1.0,
         "max_gradient_norm": 0.5,
@@ -54,12 +60,12 @@ _PAPER: Mapping[str, object] = {
 
 _MARFT: Mapping[str, Any] = {
     "level": "action",
-    "normalisation": "tokens",
+    "normalization": "tokens",
     "epochs": 2,
     "minibatches": 2,
     "kl_stop": 0.05,
     "equal_rewards": "zero",
-    "entropy": 0.0,
+    "entropy_coefficient": 0.0,
     "denominator": "policy",
     "credit": {
         "name": "gae",
@@ -75,15 +81,15 @@ _MARFT: Mapping[str, Any] = {
     "objective": {"name": "ppo", "clip": 0.2, "dual_clip": 3.0},
     "schedule": {"name": "simultaneous"},
     "optimizer": {"learning_rate": 3e-5, "epsilon": 1e-8, "max_gradient_norm": 1.0, "warmup_steps": 3},
-    "critic": {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1},
+    "critic": {"learning_rate": 1e-3, "hidden_size": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1},
 }
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "marft": _MARFT,
     "marft-team": {**_MARFT, "team_kl": 0.01, "optimizer": {**_MARFT["optimizer"], "schedule": "linear"}},
-    "marft-paper-table3": {**_PAPER, "entropy": 0.1},
-    "marft-paper-table4": {**_PAPER, "entropy": 0.0},
-    "marft-paper-table5": {**_PAPER, "entropy": 0.01},
+    "marft-paper-table3": {**_PAPER, "entropy_coefficient": 0.1},
+    "marft-paper-table4": {**_PAPER, "entropy_coefficient": 0.0},
+    "marft-paper-table5": {**_PAPER, "entropy_coefficient": 0.01},
     "ppo": {
         **_TOKENS,
         "epochs": 2,
@@ -109,7 +115,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kl_stop": 0.05,
         "credit": {"name": "gae", "successor": "agent"},
         "objective": {"name": "ppo"},
-        "critic": {**_CRITIC, "normalise_values": True},
+        "critic": {**_CRITIC, "normalize_values": True},
     },
     "happo": {
         **_ACTIONS,
@@ -142,32 +148,32 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "coma": {
         **_ACTIONS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "credit": {"name": "counterfactual", "resamples": 2},
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
     "reinforce": {
         **_ACTIONS,
-        "normalisation": "none",
-        "normalise_advantages": False,
+        "normalization": "none",
+        "normalize_advantages": False,
         "credit": {"name": "batch", "whiten": False},
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
     "reinforce++": {
         **_TOKENS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
-        "kl": {"coefficient": 0.001, "place": "reward", "estimator": "k1"},
+        "kl": {"coefficient": 0.001, "apply_to": "reward", "estimator": "k1"},
         "credit": {"name": "batch"},
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
     "rloo": {
         **_ACTIONS,
-        "normalisation": "none",
-        "normalise_advantages": False,
+        "normalization": "none",
+        "normalize_advantages": False,
         "credit": {"name": "rloo"},
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
@@ -175,7 +181,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "kl": {"coefficient": 0.04, "estimator": "k3"},
         "credit": {"name": "grpo"},
@@ -184,7 +190,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "aipo": {
         **_TOKENS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "grpo"},
         "objective": {"name": "ppo"},
@@ -194,15 +200,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "dr-grpo": {
         **_TOKENS,
         "aggregation": "constant-length",
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
-        "credit": {"name": "grpo", "scale": False},
+        "credit": {"name": "grpo", "scale_rewards": False},
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
     "gspo": {
         **_ACTIONS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "grpo"},
         "objective": {"name": "ppo", "clip": 3e-4, "clip_high": 4e-4},
@@ -210,7 +216,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "dapo": {
         **_TOKENS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "dynamic_sampling": 2,
         "credit": {"name": "grpo"},
@@ -220,7 +226,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "vapo": {
         **_TOKENS,
         "minibatches": 2,
-        "nll": 0.1,
+        "nll_coefficient": 0.1,
         "credit": {
             "name": "gae",
             "successor": "joint",
@@ -233,7 +239,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "cispo": {
         **_TOKENS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "grpo"},
         "objective": {"name": "cispo"},
@@ -242,7 +248,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "at-grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "tree", "candidates": 4},
         "objective": {"name": "ppo"},
@@ -251,7 +257,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "agent-grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "agent-group"},
         "objective": {"name": "ppo"},
@@ -259,16 +265,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "magrpo": {
         **_ACTIONS,
-        "normalisation": "none",
-        "normalise_advantages": False,
+        "normalization": "none",
+        "normalize_advantages": False,
         "credit": {"name": "magrpo"},
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
     "rae": {
         **_ACTIONS,
-        "normalisation": "none",
-        "normalise_advantages": False,
+        "normalization": "none",
+        "normalize_advantages": False,
         "credit": {"name": "rae"},
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
@@ -276,7 +282,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "comam": {
         **_TOKENS,
         "aggregation": "action-mean",
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "comam"},
         "objective": {"name": "ppo"},
@@ -284,8 +290,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "dpo": {
         **_ACTIONS,
-        "normalisation": "none",
-        "normalise_advantages": False,
+        "normalization": "none",
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "preference"},
         "objective": {"name": "dpo"},
@@ -293,7 +299,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "rft": {
         **_TOKENS,
-        "normalise_advantages": False,
+        "normalize_advantages": False,
         "minibatches": 2,
         "credit": {"name": "best"},
         "objective": {"name": "reinforce"},
@@ -309,7 +315,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "marft-paper-table5": "The MARFT paper's Table 5, entropy 0.01.",
     "ppo": "PPO over the tokens of all agents as one sequence, without KL to the base (Schulman et al. 2017).",
     "ippo": "Every agent for itself: its own recursion and value head, only what it sees (de Witt et al. 2020).",
-    "mappo": "As IPPO with one centralised critic, which learns normalised values (Yu et al. 2022).",
+    "mappo": "As IPPO with one centralized critic, which learns normalized values (Yu et al. 2022).",
     "happo": "One policy after another, weighed with how far those before have moved (Kuba et al. 2022).",
     "hatrpo": "As HAPPO, but an update is accepted only as far as its KL is within a trust region.",
     "a2po": "Sequential with preceding-agent correction of ratios and advantages (Wang et al. 2023).",

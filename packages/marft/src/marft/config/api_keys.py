@@ -89,9 +89,9 @@ def secret_values(fields: object, secret: bool = False) -> Iterator[str]:
 def typed_secret_values(words: Sequence[str]) -> Iterator[str]:
     """Yield command-line values under secret-like names.
 
-    >>> list(typed_secret_values(["train", "--models.x.endpoint.options.api_key", "sk-123456", "--seed=1"]))
+    >>> list(typed_secret_values(["train", "--models.x.endpoint.extra_body.api_key", "sk-123456", "--seed=1"]))
     ['sk-123456']
-    >>> list(typed_secret_values(["--models.x.endpoint.options={ user_key = 'abcdefgh' }"]))
+    >>> list(typed_secret_values(["--models.x.endpoint.extra_body={ user_key = 'abcdefgh' }"]))
     ['abcdefgh']
     >>> list(typed_secret_values([]))
     []
@@ -119,20 +119,20 @@ def mask_values(secrets: Collection[str], text: str) -> str:
 
 
 def mask_recipe(recipe: str) -> str:
-    """Return a recipe for display, without secrets in endpoint options.
+    """Return a recipe for display, without secrets in request bodies and engine arguments.
 
-    >>> print(mask_recipe('[endpoint.options]\\nuser_key = "abcdefgh"'))
-    [endpoint.options]
+    >>> print(mask_recipe('[endpoint.extra_body]\\nuser_key = "abcdefgh"'))
+    [endpoint.extra_body]
     user_key = "***"
     """
     return mask_values(list(option_secret_values(tomllib.loads(recipe))), recipe)
 
 
 def option_secret_values(table: object) -> Iterator[str]:
-    """Yield the secrets in all ``options`` tables."""
+    """Yield the secrets in all ``extra_body`` and ``engine_args`` tables."""
     if isinstance(table, dict):
         for name, value in table.items():
-            yield from secret_values(value) if name == "options" else option_secret_values(value)
+            yield from secret_values(value) if name in ("extra_body", "engine_args") else option_secret_values(value)
     elif isinstance(table, list):
         for value in table:
             yield from option_secret_values(value)

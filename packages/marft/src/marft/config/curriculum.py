@@ -16,19 +16,21 @@ class CurriculumSettings(Settings):
     Held-out tasks always come from all levels.
     """
 
-    by: NonEmptyString = "level"  # field of a task's data with its level
+    level_field: NonEmptyString = "level"  # field of a task's data with its level
     # values of the level field, easiest first; []: sorted by number
     levels: Annotated[tuple[str | int, ...], Strict(False)] = ()
-    start: Count = 1  # number of levels at the start, the easiest first
-    up: Fraction = 0.8  # minimum success rate at the hardest active level to add a harder level
-    down: Fraction = 0.2  # maximum success rate at the hardest active level to remove the level
+    initial_levels: Count = 1  # number of levels at the start, the easiest first
+    promote_threshold: Fraction = 0.8  # minimum success rate at the hardest active level to add a harder level
+    demote_threshold: Fraction = 0.2  # maximum success rate at the hardest active level to remove the level
     episodes: Count = 64  # episodes at the hardest active level before each decision
     review: Fraction = 0.25  # share of tasks from easier levels, split evenly between them
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> CurriculumSettings:
-        if self.down >= self.up:
-            raise PydanticCustomError("curriculum", "down is at or above up: it would go both ways; set down < up")
+        if self.demote_threshold >= self.promote_threshold:
+            raise PydanticCustomError(
+                "curriculum", "demote_threshold is at or above promote_threshold: it would go both ways; set it below"
+            )
         if len(set(map(str, self.levels))) < len(self.levels):  # tasks store their level as text
             raise PydanticCustomError("curriculum", "levels names one twice")
         if self.review == 1:

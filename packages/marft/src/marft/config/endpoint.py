@@ -62,12 +62,12 @@ class EndpointSettings(Settings):
     # timeout of one reply in seconds, retries included; time in the queue does not count
     timeout_seconds: Positive = 60.0
     # maximum retries of a request, with growing waits or the waits that the server requests
-    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = 5
     requests_per_minute: NonNegative = 0.0  # maximum requests per minute; 0: no limit
-    concurrent_requests: Count = 8  # maximum concurrent requests
+    max_concurrent_requests: Count = 8  # maximum concurrent requests
     price_per_million_prompt_tokens: NonNegative = 0.0  # price in any currency; counted as cost
     price_per_million_completion_tokens: NonNegative = 0.0  # price in the same currency
-    options: PlainTable = {}  # additional fields of the request body
+    extra_body: PlainTable = {}  # additional fields of the request body
     omit: Names = ()  # request fields that the server does not support, such as "seed"
 
     @field_validator("requests_per_minute")
@@ -91,7 +91,7 @@ class EndpointSettings(Settings):
     def _check_url(cls, url: str) -> str:
         return check_url(url, "api_key_variable").rstrip("/")
 
-    @field_validator("options")
+    @field_validator("extra_body")
     @classmethod
     def _check_options(cls, options: dict[str, object]) -> dict[str, object]:
         for name in RESERVED_FIELDS:
@@ -115,4 +115,4 @@ class TeammateEndpoint(EndpointSettings):
     """Endpoint whose model acts in a team. Its text is tokenized locally only for the critic."""
 
     # local model that counts tokens and provides the critic's input; "": the recipe's first local model
-    reader: str = ""
+    local_model: str = ""

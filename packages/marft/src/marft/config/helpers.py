@@ -25,32 +25,32 @@ class HelperSettings(Settings):
     """One helper. It is never trained, and may use any model: another local base, or an endpoint."""
 
     policy: str  # frozen policy that replies
-    about: str = ""  # description of the helper in agents' prompts
+    description: str = ""  # description of the helper in agents' prompts
     instructions: str = ""  # system message
-    sees: HelperContext = ("task", "turn")  # context before the question: the agent's task, and its turn so far
+    context: HelperContext = ("task", "turn")  # context before the question: the agent's task, and its turn so far
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)  # sampling parameters
 
 
 class HelperCallSettings(Settings):
     """``consult(kind, question)`` inside a turn (AIPO, arXiv 2605.08401).
 
-    An agent that writes ``call`` receives ``reply`` in place, and continues its turn. The number of calls is limited by
-    ``budget`` until step ``falls_from``. It then falls linearly to 0 at ``gone_from``. Helpers exist only during
-    training.
+    An agent that writes ``call_template`` receives ``reply_template`` in place, and continues its turn. The number of
+    calls is limited by ``budget`` until step ``anneal_start``. It then falls linearly to 0 at ``anneal_end``. Helpers
+    exist only during training.
     """
 
     helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)]  # helpers by kind of question
     agents: Names = ()  # roles that may call helpers; []: all trained agents
     # calls per action, averaged over attempts at a task; each attempt gets this number, rounded
     budget: NonNegative = 1.0
-    falls_from: NonNegativeCount = 0  # training step at which the budget begins to fall
-    gone_from: Count  # training step from which the budget is 0
-    # visibility of helpers in prompts; helped: only while the agent may call them
-    told: Literal["helped", "always", "never"] = "helped"
-    call: str = "<consult {kind}>{question}</consult>"  # template of a call
-    reply: str = "<reply>{text}</reply>"  # template of a reply
+    anneal_start: NonNegativeCount = 0  # training step at which the budget begins to fall
+    anneal_end: Count  # training step from which the budget is 0
+    # visibility of helpers in prompts; when_available: only while the agent may call them
+    visible: Literal["when_available", "always", "never"] = "when_available"
+    call_template: str = "<consult {kind}>{question}</consult>"  # template of a call
+    reply_template: str = "<reply>{text}</reply>"  # template of a reply
 
-    @field_validator("call")
+    @field_validator("call_template")
     @classmethod
     def _check_call(cls, call: str) -> str:
         before, _, suffix = call.partition("{kind}")
@@ -62,7 +62,7 @@ class HelperCallSettings(Settings):
             )
         return call
 
-    @field_validator("reply")
+    @field_validator("reply_template")
     @classmethod
     def _check_reply(cls, reply: str) -> str:
         if _template_names(reply) != ["text"]:
@@ -71,19 +71,21 @@ class HelperCallSettings(Settings):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> HelperCallSettings:
-        if self.falls_from >= self.gone_from:
-            raise PydanticCustomError("falls", "falls_from must be before gone_from, where the budget has come to 0")
+        if self.anneal_start >= self.anneal_end:
+            raise PydanticCustomError(
+                "anneal", "anneal_start must be before anneal_end, where the budget has come to 0"
+            )
         return self
 
     def calls_per_action(self, step: int) -> float:
         """Return the calls per action at a training step, averaged over attempts at a task.
 
         >>> helper = HelperSettings(policy="teacher")
-        >>> found = HelperCallSettings(helpers={"verify": helper}, budget=2.0, falls_from=10, gone_from=30)
+        >>> found = HelperCallSettings(helpers={"verify": helper}, budget=2.0, anneal_start=10, anneal_end=30)
         >>> [found.calls_per_action(step) for step in (0, 10, 20, 30)]
         [2.0, 2.0, 1.0, 0.0]
         """
-        fraction = (self.gone_from - step) / (self.gone_from - self.falls_from)
+        fraction = (self.anneal_end - step) / (self.anneal_end - self.anneal_start)
         return self.budget * min(1.0, max(0.0, fraction))
 
     def calls_per_attempt(self, step: int, attempts: int, turn: int) -> list[int]:
@@ -92,7 +94,7 @@ class HelperCallSettings(Settings):
         The values are whole numbers with a mean as close as possible to the step's budget.
 
         >>> helper = HelperSettings(policy="teacher")
-        >>> HelperCallSettings(helpers={"verify": helper}, budget=0.5, gone_from=30).calls_per_attempt(0, 4, turn=1)
+        >>> HelperCallSettings(helpers={"verify": helper}, budget=0.5, anneal_end=30).calls_per_attempt(0, 4, turn=1)
         [0, 1, 1, 0]
 
         Args:

@@ -139,11 +139,11 @@ def parse_recipe(
         run = RunSettings.model_validate(table, context={RECIPE_FOLDER: table.get(RECIPE_FOLDER)})
     except ValidationError as error:
         raise ValueError(f"{source}:\n{format_errors(error, table)}") from None
-    if objects and run.rollout.processes:
+    if objects and run.rollout.workers:
         names = ", ".join(object_name(value) for value in objects.values())
         raise ValueError(
-            f"{source}: rollout.processes: {names} can be given in Python to one process alone; put it into a module "
-            "that others can import, or set processes = 0"
+            f"{source}: rollout.workers: {names} can be given in Python to one process alone; put it into a module "
+            "that others can import, or set workers = 0"
         )
     run._given.update(objects)
     return run
@@ -253,7 +253,7 @@ def override_keys(overrides: Sequence[str]) -> list[str]:
 def other_overrides(overrides: Sequence[str], tables: Sequence[str]) -> list[str]:
     """Return overrides outside the given tables.
 
-    >>> other_overrides(["--team.sees", "all", "--seed=3"], ["team"])
+    >>> other_overrides(["--team.visible", "all", "--seed=3"], ["team"])
     ['--seed=3']
     """
     result, words = list[str](), list(overrides)

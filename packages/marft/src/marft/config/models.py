@@ -49,7 +49,7 @@ class ModelSettings(Settings):
     revision: NonEmptyString = "main"  # branch, tag or commit of a Hugging Face id
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute dtype; auto: float32 on CPU, bfloat16 on GPU
     # context length in tokens, prompt and action together; 0: maximum of the model, or of its local reader
-    context: NonNegativeCount = 0
+    context_length: NonNegativeCount = 0
     chat_template: Annotated[str, ExpandUser] = ""  # Jinja file that replaces the tokenizer's chat template
     template_options: PlainTable = {}  # arguments for the chat template, e.g. enable_thinking = false
     date: Annotated[str, AfterValidator(_check_date)] = "2024-07-26"  # current date in chat templates that show one
@@ -72,11 +72,11 @@ class LoraSettings(Settings):
 
     rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = 8  # rank of the update to each layer
     alpha: Annotated[Positive, NotTiny] = 16.0  # scale: the update is multiplied by alpha / rank
-    targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
+    target_modules: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # trained matrices; B: A stays fixed, half the parameters train, and averages of adapters are exact (FFA-LoRA)
-    trains: Literal["both", "B"] = "both"
+    trained_matrices: Literal["both", "B"] = "both"
 
-    @field_validator("targets")
+    @field_validator("target_modules")
     @classmethod
     def _check_targets(cls, targets: Names) -> Names:
         if outside := unsupported_targets(targets):
@@ -92,11 +92,11 @@ class LoraSettings(Settings):
 class PoolSettings(Settings):
     """Opponent pool: past versions of a trained policy, all loaded; each task is played against one."""
 
-    of: str  # trained policy whose versions are in the pool
+    policy: str  # trained policy whose versions are in the pool
     size: Annotated[int, Field(ge=1, le=64)] = 4  # number of versions, the untuned one included
     every: Count = 5  # steps between new versions
     # selection of the opponent for a task: uniform, the newest version, or preferably versions with a low win rate
-    choose: Literal["uniform", "latest", "prioritised"] = "uniform"
+    selection: Literal["uniform", "latest", "prioritized"] = "uniform"
     power: Positive = 2.0  # exponent on the share of matches not won, for prioritized selection
 
 
@@ -119,7 +119,7 @@ def local_model(models: Models, model: str) -> str:
     endpoint = models[model].endpoint
     if endpoint is None:
         return model
-    return endpoint.reader or next((name for name, candidate in models.items() if candidate.endpoint is None), "")
+    return endpoint.local_model or next((name for name, candidate in models.items() if candidate.endpoint is None), "")
 
 
 def reader_models(models: Models) -> set[str]:
@@ -196,9 +196,9 @@ def _reader_problems(models: Models, name: str) -> Iterable[str]:
             "any other whose tokenizer counts as you like"
         )
     elif reader not in models:
-        yield f"models.{name}.endpoint.reader: no model is called {reader!r}{did_you_mean(reader, models)}"
+        yield f"models.{name}.endpoint.local_model: no model is called {reader!r}{did_you_mean(reader, models)}"
     elif models[reader].endpoint is not None:
-        yield f"models.{name}.endpoint.reader: {reader!r} is remote too; name a local model"
+        yield f"models.{name}.endpoint.local_model: {reader!r} is remote too; name a local model"
 
 
 def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:

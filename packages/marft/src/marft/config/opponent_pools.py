@@ -35,16 +35,16 @@ def pool_members(policies: Mapping[str, PolicySettings], name: str) -> list[tupl
     settings of the trained policy.
     """
     settings = policies[name]
-    if settings.pool is None or settings.pool.of not in policies:
+    if settings.pool is None or settings.pool.policy not in policies:
         return [(name, settings)]
-    learner = policies[settings.pool.of]
+    learner = policies[settings.pool.policy]
     version = settings.model_copy(update={"lora": learner.lora, "adapter": learner.adapter})
     return [(slot, version) for slot in slot_names(name, settings.pool.size)]
 
 
 def opponent_pools(run: RunSettings) -> dict[str, str]:
     """Return the recipe's opponent pools, each with its trained policy."""
-    return {name: policy.pool.of for name, policy in run.policies.items() if policy.pool is not None}
+    return {name: policy.pool.policy for name, policy in run.policies.items() if policy.pool is not None}
 
 
 def pool_problems(run: RunSettings) -> Iterable[str]:
@@ -64,7 +64,7 @@ def pool_problems(run: RunSettings) -> Iterable[str]:
     if getattr(run.environment, "opponent", "") == "pool" and not pools:
         yield (
             "environment.opponent: 'pool' needs past versions to play against; give the opponent's policy train = "
-            "'frozen' and pool = { of = 'NAME' }, with the name of the policy in training"
+            "'frozen' and pool = { policy = 'NAME' }, with the name of the policy in training"
         )
     if pools:
         yield from _incompatible_settings(run)
@@ -73,14 +73,14 @@ def pool_problems(run: RunSettings) -> Iterable[str]:
 def _single_pool_problems(run: RunSettings, name: str, source: str) -> Iterable[str]:
     policy, learner = run.policies[name], run.policies.get(source)
     if learner is None:
-        yield f"policies.{name}.pool.of: no policy is called {source!r}{did_you_mean(source, run.policies)}"
+        yield f"policies.{name}.pool.policy: no policy is called {source!r}{did_you_mean(source, run.policies)}"
         return
     if policy.train != "frozen":
         yield f"policies.{name}.pool: past versions do not learn; set train = 'frozen'"
     if learner.train != "lora":
         yield (
-            f"policies.{name}.pool.of: {source!r} is not trained as an adapter (train = {learner.train!r}), and only "
-            "adapters are small enough to keep several; set train = 'lora' there"
+            f"policies.{name}.pool.policy: {source!r} is not trained as an adapter (train = {learner.train!r}), and "
+            "only adapters are small enough to keep several; set train = 'lora' there"
         )
     if policy.model != learner.model:
         yield (

@@ -40,10 +40,10 @@ def _credit_problems(run: RunSettings) -> Iterable[str]:
             "would learn. Use algorithm.name = 'rae', credit 'agent-group' (attempts at a task, each side by itself), "
             "or 'gae' with successor = 'agent'"
         )
-    if run.algorithm.reward.own <= 0:
+    if run.algorithm.reward.own_weight <= 0:
         yield (
-            f"algorithm.reward.own: {run.algorithm.reward.own:g} leaves nothing of what a side earns by itself, and a "
-            "team whose agents play against each other earns nothing else; set it to 1"
+            f"algorithm.reward.own_weight: {run.algorithm.reward.own_weight:g} leaves nothing of what a side earns by "
+            "itself, and a team whose agents play against each other earns nothing else; set it to 1"
         )
     if run.algorithm.reward.shaping != "none":
         yield (

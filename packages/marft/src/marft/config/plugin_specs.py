@@ -87,7 +87,7 @@ PLUGIN_SPECS: Mapping[str, PluginSpec] = {
         attributes={
             "needs_critic": (bool,),
             "supports_a2po": (bool,),
-            "grouped_by": ("", "task"),
+            "comparison_group": ("", "task"),
             "makes_pairs": (bool,),
             "absolute_weights": (bool,),
             "per_agent": (bool,),

@@ -118,7 +118,8 @@ class CreditPart(Plugin):
 
     needs_critic: ClassVar[bool] = False
     supports_a2po: ClassVar[bool] = False  # supports the correction for policies updated before (A2PO)
-    grouped_by: ClassVar[Literal["task", ""]] = ""  # comparison group of rewards: attempts at the same task, or none
+    # comparison group of rewards: attempts at the same task, or none
+    comparison_group: ClassVar[Literal["task", ""]] = ""
     makes_pairs: ClassVar[bool] = False  # produces comparisons for a pairwise objective
     ranks_own_rewards: ClassVar[bool] = False  # depends on the ranking of attempts by agents' own rewards
     absolute_weights: ClassVar[bool] = False  # advantages are absolute weights and must not be normalized
@@ -201,25 +202,25 @@ class MemoryPart(Plugin):
 
     # when new entries are added: immediately, in batches, or before the next read
     construction: Literal["eager", "batched", "lazy"] = "eager"
-    batch: SmallCount = 8  # entries per batch for construction = "batched"
+    batch_size: SmallCount = 8  # entries per batch for construction = "batched"
     # maximum size in bytes, pending entries included; the oldest entries are dropped first
-    capacity: Annotated[int, Field(ge=MIN_CAPACITY, le=2**30)] = 262_144
-    working: Annotated[int, Field(ge=1, le=100)] = 4  # maximum entries of kind "working"; the newest stay
+    max_bytes: Annotated[int, Field(ge=MIN_CAPACITY, le=2**30)] = 262_144
+    max_working_entries: Annotated[int, Field(ge=1, le=100)] = 4  # maximum entries of kind "working"; the newest stay
 
     @property
     def entry_bytes(self) -> int:
         """Bytes for built-in entries; the rest of the capacity is for pending entries."""
-        return self.capacity if self.construction == "eager" else self.capacity - self.pending_bytes
+        return self.max_bytes if self.construction == "eager" else self.max_bytes - self.pending_bytes
 
     @property
     def pending_bytes(self) -> int:
         """Bytes for pending entries; more pending entries are added early."""
-        return self.capacity // 4
+        return self.max_bytes // 4
 
     @property
     def max_text_bytes(self) -> int:
         """Maximum text length per entry in bytes; longer texts are truncated."""
-        return self.capacity // MAX_TEXT_DIVISOR
+        return self.max_bytes // MAX_TEXT_DIVISOR
 
 
 class WorldModelPart(Plugin):
@@ -239,7 +240,7 @@ class CombinerPart(Plugin):
 
     # quantity to average. products: the adapter updates B·A, projected to the best approximation of their rank.
     # factors: A and B separately
-    of: Literal["products", "factors"] = "products"
+    quantity: Literal["products", "factors"] = "products"
 
     @property
     def count_unit(self) -> Literal["", "episodes", "tokens"]:

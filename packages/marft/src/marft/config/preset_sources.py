@@ -25,15 +25,15 @@ _HAPPO = {
     "credit.lambda_step": "Kuba et al. 2022, its public code",
     "credit.value": "Kuba et al. 2022",
 }
-_GRPO = {"credit.scale": "Shao et al. 2024, §4.1.2"}
+_GRPO = {"credit.scale_rewards": "Shao et al. 2024, §4.1.2"}
 
 
 def _marft_paper(table: int) -> dict[str, str]:
     source = f"MARFT paper, Table {table}"
     keys = (
-        "optimizer.learning_rate", "critic.learning_rate", "optimizer.epsilon", "critic.epsilon", "entropy",
+        "optimizer.learning_rate", "critic.learning_rate", "optimizer.epsilon", "critic.epsilon", "entropy_coefficient",
         "objective.clip", "epochs", "minibatches", "critic.epochs", "critic.minibatches", "critic.loss",
-        "critic.coefficient", "critic.hidden", "optimizer.max_gradient_norm", "critic.max_gradient_norm",
+        "critic.coefficient", "critic.hidden_size", "optimizer.max_gradient_norm", "critic.max_gradient_norm",
         "credit.gamma_token", "credit.gamma_agent", "credit.gamma_step", "credit.lambda_token", "credit.lambda_agent",
         "credit.lambda_step", "credit.lambda_critic",
     )  # fmt: skip
@@ -42,7 +42,7 @@ def _marft_paper(table: int) -> dict[str, str]:
         "credit.successor": "MARFT paper, Algorithm 3",
         "denominator": "MARFT paper, 1/(nT) of its objective",
         "kl_stop": "MARFT paper, its code sample",
-        "normalisation": f"{_PAPER_CODE}, normalization_mode = sum",
+        "normalization": f"{_PAPER_CODE}, normalization_mode = sum",
         "critic.value_clip": f"{_PAPER_CODE}, clip_param",
         "objective.dual_clip": "MARFT paper: none",
         "optimizer.warmup_steps": "MARFT paper: none",
@@ -62,38 +62,38 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     "mappo": {
         **_MAPPO,
         "critic.kind": "Yu et al. 2022",
-        "critic.normalise_values": "Yu et al. 2022, §5.1",
+        "critic.normalize_values": "Yu et al. 2022, §5.1",
         "critic.value_decay": "Yu et al. 2022, its public code",
     },
     "happo": {**_HAPPO, "objective.clip": "Kuba et al. 2022, its public code"},
     "hatrpo": _HAPPO,
     "a2po": {"credit.value": "Wang et al. 2023", "schedule.first_clip": "Wang et al. 2023, its public code"},
     "coma": {},
-    "reinforce": {"normalisation": "Williams 1992", "objective.name": "Williams 1992"},
+    "reinforce": {"normalization": "Williams 1992", "objective.name": "Williams 1992"},
     "reinforce++": {
         "credit.whiten": "Hu et al. 2025",
         "kl.estimator": "Hu et al. 2025",
-        "kl.place": "Hu et al. 2025",
+        "kl.apply_to": "Hu et al. 2025",
         "objective.clip": "Hu et al. 2025",
     },
-    "rloo": {"normalisation": "Ahmadian et al. 2024", "objective.name": "Ahmadian et al. 2024"},
+    "rloo": {"normalization": "Ahmadian et al. 2024", "objective.name": "Ahmadian et al. 2024"},
     "grpo": {
         **_GRPO,
         "aggregation": "Shao et al. 2024, eq. 3",
         "kl.coefficient": "Shao et al. 2024, §4.2",
         "kl.estimator": "Shao et al. 2024, eq. 4",
-        "kl.place": "Shao et al. 2024, eq. 3",
+        "kl.apply_to": "Shao et al. 2024, eq. 3",
         "epochs": "Shao et al. 2024, §4.2",
     },
     "aipo": _GRPO,
     "dr-grpo": {
         "aggregation": "Liu et al. 2025 (Dr. GRPO)",
-        "credit.scale": "Liu et al. 2025 (Dr. GRPO)",
+        "credit.scale_rewards": "Liu et al. 2025 (Dr. GRPO)",
         "kl.coefficient": "Liu et al. 2025 (Dr. GRPO): none",
     },
     "gspo": {
         **_GRPO,
-        "normalisation": "Zheng et al. 2025",
+        "normalization": "Zheng et al. 2025",
         "objective.clip": "Zheng et al. 2025, §5.1",
         "objective.clip_high": "Zheng et al. 2025, §5.1",
     },
@@ -109,25 +109,25 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "credit.adaptive_lambda": "Yue et al. 2025: α",
         "credit.lambda_critic": "Yue et al. 2025",
         "credit.gamma_step": "Yue et al. 2025",
-        "nll": "Yue et al. 2025: μ",
+        "nll_coefficient": "Yue et al. 2025: μ",
         "objective.clip": "Yue et al. 2025",
         "objective.clip_high": "Yue et al. 2025",
     },
     "cispo": {**_GRPO, "aggregation": "MiniMax-M1 2025"},
-    "at-grpo": {"credit.scale": "Zhao et al. 2025"},
-    "agent-grpo": {"credit.scale": "Dr. MAS"},
-    "magrpo": {"credit.scale": "Liu et al. 2025 (MAGRPO)", "credit.joint_mode": "Liu et al. 2025 (MAGRPO)"},
+    "at-grpo": {"credit.scale_rewards": "Zhao et al. 2025"},
+    "agent-grpo": {"credit.scale_rewards": "Dr. MAS"},
+    "magrpo": {"credit.scale_rewards": "Liu et al. 2025 (MAGRPO)", "credit.joint_mode": "Liu et al. 2025 (MAGRPO)"},
     "rae": {"credit.decay": "Liu et al. 2025 (SPIRAL): α"},
     "comam": {},
     "dpo": {
-        "normalisation": "Rafailov et al. 2023",
+        "normalization": "Rafailov et al. 2023",
         "objective.loss": "Rafailov et al. 2023, eq. 7",
         "objective.beta": "Rafailov et al. 2023, App. B",
     },
     "rft": {
         "aggregation": "Yuan et al. 2023",
         "credit.distinct": "Yuan et al. 2023",
-        "credit.kept": "Yuan et al. 2023",
+        "credit.select": "Yuan et al. 2023",
     },
 }
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, WrapValidator
 
 PLACEHOLDER_PREFIX = "given in Python: "
-IMPORT_PATH_KEYS = ("name", "organization", "call", "grading", "embed", "condense")  # keys that take import paths
+IMPORT_PATH_KEYS = ("name", "organization", "call", "grading", "embed", "summarizer")  # keys that take import paths
 PLUGIN_TABLES = ("environment", "channel", "team", "algorithm.credit", "algorithm.objective", "algorithm.schedule")
 
 

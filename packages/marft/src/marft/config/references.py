@@ -72,8 +72,8 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
     for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
         yield from part.problems([agent.role for agent in run.agents])
     port = getattr(run.team, "port", 0)
-    if run.team.writes_prompts and port and run.rollout.processes >= 2:
-        yield "team.port: one port cannot serve several rollout.processes; remove it, and each takes one that is free"
+    if run.team.writes_prompts and port and run.rollout.workers >= 2:
+        yield "team.port: one port cannot serve several rollout.workers; remove it, and each takes one that is free"
     if run.team.writes_prompts and run.channel.name != "raw":
         yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
     for agent in run.agents if run.team.writes_prompts else ():
@@ -86,7 +86,7 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
 
 def _group_problems(run: RunSettings) -> Iterable[str]:
     credit, samples = run.algorithm.credit, run.rollout.samples_per_task
-    if credit.grouped_by == "task" and samples < 2:
+    if credit.comparison_group == "task" and samples < 2:
         yield (
             f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
             "has no baseline; use at least 2, or a credit with a critic"

@@ -37,7 +37,7 @@ from marft.config.plugin_types import (
 )
 from marft.config.references import reference_problems
 from marft.config.sections import Section, SectionTable, find_sections, pair_with_names, section_class, section_names
-from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive, Settings, SmallCount
+from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive, Settings
 from marft.config.sizes import size_problems
 from marft.config.turn_checks import turn_problems
 
@@ -49,17 +49,18 @@ class RolloutSettings(Settings):
 
     tasks_per_step: Count = 8  # distinct tasks per step
     samples_per_task: Count = 4  # attempts at each task
-    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # maximum concurrent episodes
+    max_concurrent_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # maximum concurrent episodes
     max_steps: Count = 32  # maximum environment steps of an episode; an episode that reaches it is truncated
     # timeout in seconds for each reset and step of the environment, and for each reward term
     timeout_seconds: Positive = 60.0
     # worker processes for environment, tools and reward terms; 0: none, all runs in this process
-    processes: Annotated[int, Field(ge=0, le=1024)] = 0
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
     # maximum age of training data, in policy versions; 0: synchronous training
     max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
     # steps that train on an episode: its own step and the following ones; 1: no reuse
     reuse: Annotated[int, Field(ge=1, le=100)] = 1
-    tries: SmallCount = 3  # workers that may end while playing a single attempt, before its task is set aside
+    # retries of an attempt whose worker ended while playing only that attempt; then its task is set aside
+    max_retries: Annotated[int, Field(ge=0, le=10_000)] = 2
 
 
 class TrainingSettings(Settings):
@@ -77,7 +78,7 @@ class TrainingSettings(Settings):
     # keep optimizer moments in host memory, and copy them to the device only for a step
     offload_optimizer: bool = False
     # timeout in seconds for ranks that wait for each other, before they are restarted
-    rank_patience_seconds: Positive = 600.0
+    rank_timeout_seconds: Positive = 600.0
 
     @model_validator(mode="after")
     def _check_shard(self) -> TrainingSettings:
@@ -105,7 +106,7 @@ class EvaluationSettings(Settings):
     )
     # attempts at each task; more than one gives pass@k, pass^k and avg@k
     attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
-    kept_every: Count = 256  # episodes between saves; an interrupted evaluation loses at most this many
+    save_every: Count = 256  # episodes between saves; an interrupted evaluation loses at most this many
     every: NonNegativeCount = 0  # training steps between validations; 0: none
     validation_tasks: Count = 100  # maximum tasks of the validation split
 
@@ -323,9 +324,9 @@ def warn_idle_kl_stop(run: RunSettings) -> Iterable[str]:
 
 def warn_idle_cluster(run: RunSettings) -> Iterable[str]:
     """Yield a warning for a ``[cluster]`` table without effect, because the run has no other process."""
-    if find_cluster(run) and not run.engine.separate_weights and not run.rollout.processes and run.training.ranks == 1:
+    if find_cluster(run) and not run.engine.separate_weights and not run.rollout.workers and run.training.ranks == 1:
         yield (
             "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "
-            "workers (rollout.processes), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "
+            "workers (rollout.workers), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "
             "'vllm')"
         )

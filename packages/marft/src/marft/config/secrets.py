@@ -57,7 +57,7 @@ REFERENCE_WORDS = {  # last words of keys that hold a location instead of a secr
 }  # fmt: skip
 USER_NAMED_TABLES = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are user-chosen names
 # tables whose keys belong to a server
-SERVER_TABLES = ("options", "headers", "header", "env", "environment", "args", "kwargs")
+SERVER_TABLES = ("extra_body", "engine_args", "options", "headers", "header", "env", "environment", "args", "kwargs")
 SECRET_PATTERN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:sk|rk|pk)[-_](?:(?:live|test)[-_]|(?:proj|ant|or|svcacct|admin)-)[A-Za-z0-9_-]{16,}"
@@ -154,7 +154,7 @@ def _find_in_table(table: Mapping[object, object], path: str, level: int, for_se
                 key_level = max(key_level, _secret_level(word, is_server))
             is_server |= word.lower() in SERVER_TABLES and (before, word) not in (
                 ("", "environment"),
-                ("changes", "environment"),
+                ("overrides", "environment"),
             )
         yield from find_secret_keys(inner, key_path, key_level, is_server)
     name, value = table.get("name", table.get("key")), table.get("value")  # name and value of a header or a variable
@@ -302,12 +302,12 @@ def check_no_secrets(table: Mapping[str, object], source: str) -> None:
 def _secret_hint(place: str) -> str:
     words = place.split(".")
     if "endpoint" in words or words[0] == "engine":
-        if "options" in words:
+        if "extra_body" in words or "engine_args" in words:
             return ', and a recipe is written to files; name the environment variable that holds it: "$MY_KEY"'
         return ", and a recipe is written to files; name the environment variable that holds it (api_key_variable)"
     if words[0] == "tools":
         return (
-            ", and a recipe is written to files; name the environment variable that holds it (environment; "
+            ", and a recipe is written to files; name the environment variable that holds it (env_variables; "
             "header_variables for a url)"
         )
     if words[0] == "tracing":

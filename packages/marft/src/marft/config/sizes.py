@@ -20,7 +20,7 @@ def size_problems(run: RunSettings) -> Iterable[str]:
     yield from _minibatch_problems(run)
     for agent in run.agents:
         policy = run.policies.get(agent.policy)
-        context = run.models[policy.model].context if policy and policy.model in run.models else 0
+        context = run.models[policy.model].context_length if policy and policy.model in run.models else 0
         if context and agent.sampling.max_new_tokens >= context:
             yield (
                 f"agents.{agent.role}.sampling.max_new_tokens: {agent.sampling.max_new_tokens:,} leaves no room for a "

@@ -26,15 +26,15 @@ def turn_problems(run: RunSettings) -> Iterable[str]:
             f"team: in organization {team.name!r} nobody chooses from what environment {environment.name!r} offers; "
             "use organization = 'turns'"
         )
-    if team.name != "turns" or getattr(team, "sees", "nothing") == "nothing":
+    if team.name != "turns" or getattr(team, "visible", "none") == "none":
         return
     if has_opponents:
         yield (
-            "team.sees: opponents would read each other's whole turns, thoughts and advice with them; set sees = "
-            "'nothing': the environment shows the moves"
+            "team.visible: opponents would read each other's whole turns, thoughts and advice with them; set visible "
+            "= 'none': the environment shows the moves"
         )
     elif environment.relays_messages:
         yield (
-            f"team.sees: environment {environment.name!r} passes on what agents say, by its rules, and they would read "
-            "each other's whole turns beside it; set sees = 'nothing'"
+            f"team.visible: environment {environment.name!r} passes on what agents say, by its rules, and they would "
+            "read each other's whole turns beside it; set visible = 'none'"
         )

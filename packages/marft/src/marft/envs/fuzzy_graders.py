@@ -29,7 +29,7 @@ class FuzzyGrader(AnswerGrader):
 
     name: Literal["fuzzy"] = "fuzzy"  # name of the grader
     threshold: Fraction = 0.85  # minimum similarity, from 0 to 1
-    order: Literal["kept", "free"] = "kept"  # order of the words; "free": any order
+    order: Literal["fixed", "free"] = "fixed"  # order of the words; "free": any order
     # differences to ignore
     ignore: Annotated[tuple[IgnoredFeature, ...], Strict(False)] = ("accents", "articles", "case", "punctuation")
 
@@ -68,8 +68,8 @@ class QuantityGrader(AnswerGrader):
     name: Literal["quantity"] = "quantity"  # name of the grader
     tolerance: NonNegative = 0.0  # maximum distance from the correct quantity, in its unit
     relative: NonNegative = 1e-6  # maximum distance as a fraction of the correct quantity
-    # for a number without a unit: "needed" grades it 0, "assumed" takes the correct answer's unit
-    unit: Literal["needed", "assumed"] = "needed"
+    # for a number without a unit: "required" grades it 0, "assumed" takes the correct answer's unit
+    unit: Literal["required", "assumed"] = "required"
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for exactly one quantity in every correct answer.

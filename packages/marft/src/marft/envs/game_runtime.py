@@ -66,7 +66,7 @@ class GameRuntime:
         """Return scoring costs, abandoned threads and unclosed sessions by metric name."""
         threads = self.game.threads
         thread_counts = {
-            "threads_given_up": float(threads.blocked_threads),
+            "threads_abandoned": float(threads.blocked_threads),
             "sessions_not_closed": float(threads.failed_closes),
         }
         return sum_counts(thread_counts, threads.counts(), *(term.counts() for term in self._terms))

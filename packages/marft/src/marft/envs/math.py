@@ -33,7 +33,7 @@ class Math(EnvironmentPart):
     Each problem has one answer. The reward is 1 if the answering agent's text states it, else 0. The answer is
     taken from the last ``\boxed{}``, else from the text after "the answer is". Without ``test_path``, each
     problem's own text determines its split (80 % training, 10 % validation, 10 % test). With it, the test split is
-    that file, and its problems are excluded from the other splits. With several ``steps``, the team sees its answer
+    that file, and its problems are excluded from the other splits. With several ``max_steps``, the team sees its answer
     and may correct it, until it declares that it is done; its last answer counts.
     """
 
@@ -50,7 +50,7 @@ class Math(EnvironmentPart):
     limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
     timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
     # maximum steps of an episode; in each, the team may revise its answer
-    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
+    max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     done: NonEmptyString = "DONE"  # word on a line of its own that submits the answer early, with several steps
 
     @model_validator(mode="after")
@@ -67,7 +67,7 @@ class Math(EnvironmentPart):
     @property
     def episode_limit(self) -> int:
         """Maximum steps of an episode."""
-        return self.steps
+        return self.max_steps
 
     @cached_property
     def _grader(self) -> Grader:
@@ -106,8 +106,8 @@ class Math(EnvironmentPart):
 
     def start(self, task: Task, seed: int) -> SingleTurn | RevisionSession:  # noqa: ARG002  no randomness
         """Return a new session."""
-        if self.steps > 1:
-            return RevisionSession(task, lambda text: self.answer_grade(task, text), self.steps, self.done)
+        if self.max_steps > 1:
+            return RevisionSession(task, lambda text: self.answer_grade(task, text), self.max_steps, self.done)
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> ScriptedPolicy:

@@ -35,7 +35,7 @@ class SplitFractions(Settings):
     @model_validator(mode="after")
     def _check_total(self) -> SplitFractions:
         if self.validation + self.test >= 1:
-            raise PydanticCustomError("shares", "leave nothing to train on; together they must be below 1")
+            raise PydanticCustomError("split_fractions", "leave nothing to train on; together they must be below 1")
         return self
 
 
@@ -52,12 +52,12 @@ class Table(EnvironmentPart):
 
     ``path`` is one table, whose rows are divided by the text of their prompts. Alternatively, ``train`` is one,
     with ``validation`` and ``test`` beside it if these have tables of their own. Unusable rows raise an error with
-    file and line; only rows that ``leave_out`` names are skipped.
+    file and line; only rows that ``skip`` names are skipped.
     """
 
     one_step: ClassVar[bool] = True
 
-    # one table, divided by shares; a file, a folder of save_to_disk, or an id on the Hugging Face Hub
+    # one table, divided by split_fractions; a file, a folder of save_to_disk, or an id on the Hugging Face Hub
     path: TablePath = ""
     train: TablePath = ""  # table of the training split, in place of path
     validation: TablePath = ""  # table of the validation split
@@ -68,11 +68,11 @@ class Table(EnvironmentPart):
     id: str = ""  # column with the task id; "": file name and row number
     weight: str = ""  # column with sampling weights for training; "": equal weights
     grading: GraderSetting = None  # grader by name, or a table with its keys; by default "exact" with an answer column
-    shares: SplitFractions = SplitFractions()  # fractions of the rows for splits without a table
+    split_fractions: SplitFractions = SplitFractions()  # fractions of the rows for splits without a table
     subset: str = ""  # configuration name of a data set on the Hugging Face Hub
-    parts: SplitNames = SplitNames()  # names of the splits in a data set
+    split_names: SplitNames = SplitNames()  # names of the splits in a data set
     # rows to skip instead of raising an error
-    leave_out: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
+    skip: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
     limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
 
     @model_validator(mode="after")
@@ -123,8 +123,8 @@ class Table(EnvironmentPart):
             tasks_by_split[split] += [task for _, task in self._read_tasks(path, split, seen)] if path else []
         held_out_prompts = {normalize_question(prompt): location for prompt, location in seen.items()}
         shares = [
-            0.0 if split_paths["validation"] else self.shares.validation,
-            0.0 if split_paths["test"] else self.shares.test,
+            0.0 if split_paths["validation"] else self.split_fractions.validation,
+            0.0 if split_paths["test"] else self.split_fractions.test,
         ]
         for prompt, task in self._read_tasks(self.path or self.train, "train", seen, held_out_prompts):
             split = assign_split_by_share(prompt, *shares)
@@ -145,17 +145,17 @@ class Table(EnvironmentPart):
             ValueError: a prompt repeats, and duplicates are not skipped.
         """
         stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
-        for number, row in enumerate(read_table(path, self.subset, getattr(self.parts, split))):
+        for number, row in enumerate(read_table(path, self.subset, getattr(self.split_names, split))):
             prompt = render_prompt(row, self.prompt, self.question, self._choice_columns)
             if not self._has_answer(row):
                 continue
             self._row_weight(row)
             if location := seen.get(prompt) or held_out_prompts.get(normalize_question(prompt)):
-                if "duplicates" in self.leave_out:
+                if "duplicates" in self.skip:
                     continue
                 raise ValueError(
                     f"environment: {row.location} makes the same prompt as {location}; remove one of them, or keep "
-                    "the first of each, held-out ones before others (leave_out = ['duplicates'])"
+                    "the first of each, held-out ones before others (skip = ['duplicates'])"
                 )
             seen[prompt] = row.location
             yield prompt, Task(row.text(self.id) if self.id else f"{stem}/{number}", *self._render_row(row, prompt))
@@ -183,11 +183,11 @@ class Table(EnvironmentPart):
         answer = row.cell(self.answer)
         row.text(self.answer)
         if is_missing(answer):
-            if "unanswered" in self.leave_out:
+            if "unanswered" in self.skip:
                 return False
             raise ValueError(
                 f"environment: {row.location}: column {self.answer!r} is empty; fill it in, or leave such rows out "
-                "(leave_out = ['unanswered'])"
+                "(skip = ['unanswered'])"
             )
         try:
             if self._grader is not None:

@@ -183,7 +183,7 @@ def _select_team(evaluations: Sequence[SavedEvaluation], name: str, run: str) ->
         )
         raise ValueError(
             f"{run} was not evaluated as {name!r}, but as {available}; evaluate it:  marft eval {shlex.quote(run)} "
-            f"--as {shlex.quote(name + '.toml')}"
+            f"--team-file {shlex.quote(name + '.toml')}"
         )
     return matches
 
@@ -202,9 +202,9 @@ def _describe_mismatch(
             f"{name} as {', '.join(team) or 'it was trained'}" for name, team in zip(names, teams, strict=True)
         ]
         return (
-            f"not evaluated as the same team: {' and '.join(descriptions)}; evaluate both --as the same file, or hold "
-            f"the second against the first as it was trained:  marft compare {' '.join(map(shlex.quote, names))} --as "
-            f"{shlex.quote((teams[1] or teams[0])[0])}"
+            f"not evaluated as the same team: {' and '.join(descriptions)}; evaluate both with the same --team-file, "
+            "or hold the second against the first as it was trained:  marft compare "
+            f"{' '.join(map(shlex.quote, names))} --team-name {shlex.quote((teams[1] or teams[0])[0])}"
         )
     sets = [sorted({_describe_scenarios(e) for e in side.values() if e.get("scenarios")}) for side in (before, after)]
     if any(sets):

@@ -111,7 +111,7 @@ def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> di
         if pairs:
             estimate = estimate_information(pairs)
             metrics |= {
-                f"agents/{role}/information": estimate.excess,
+                f"agents/{role}/message_information": estimate.excess,
                 f"agents/{role}/hidden_entropy": estimate.entropy,
             }
     return metrics

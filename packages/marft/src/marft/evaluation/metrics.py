@@ -120,7 +120,7 @@ def _restart_metrics(actions: Sequence[Action]) -> dict[str, float]:
     """
     if not any(action.continues or action.restarted or action.restarts for action in actions):
         return {}
-    return {"restarts": float(sum(bool(action.restarted) + len(action.restarts) for action in actions))}
+    return {"prompt_resets": float(sum(bool(action.restarted) + len(action.restarts) for action in actions))}
 
 
 def _segment_metrics(actions: Sequence[Action]) -> dict[str, float]:
@@ -149,8 +149,8 @@ def _helper_metrics(actions: Sequence[Action]) -> dict[str, float]:
     if not any(call_counts):
         return {}
     return {
-        "consult_rate": _mean([bool(count) for count in call_counts]),
-        "consultations": float(sum(call_counts)),
+        "helper_call_rate": _mean([bool(count) for count in call_counts]),
+        "helper_calls": float(sum(call_counts)),
         "helper_tokens": float(sum(action.teammate_mask.sum() for action in actions)),
     }
 

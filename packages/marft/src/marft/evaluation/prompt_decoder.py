@@ -57,7 +57,7 @@ class PromptDecoder:
         if not isinstance(model.get("endpoint"), dict):
             return model
         local = [name for name in models if not isinstance(_get_table(models, name).get("endpoint"), dict)]
-        return _get_table(models, str(model["endpoint"].get("reader") or (local[0] if local else "")))
+        return _get_table(models, str(model["endpoint"].get("local_model") or (local[0] if local else "")))
 
 
 def _get_table(table: Mapping[str, object], *keys: str) -> Mapping[str, Any]:

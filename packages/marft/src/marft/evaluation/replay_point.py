@@ -48,7 +48,7 @@ class ReplayPoint:
         episode, action_separator, action = remainder.rpartition("@")
         if not (source and source_separator and episode and action_separator and action):
             raise ValueError(
-                f"--again: {text!r} names no action; give STEP:EPISODE@ACTION, such as 20:7@0/actor/0 "
+                f"--fork-from: {text!r} names no action; give STEP:EPISODE@ACTION, such as 20:7@0/actor/0 "
                 "(marft show and marft view say them)"
             )
         return ReplayPoint(source, episode, action)
@@ -63,7 +63,7 @@ class ReplayPoint:
         action = next((candidate for candidate in episode.actions if candidate.id == self.action), None)
         if action is None:
             available = ", ".join(candidate.id for candidate in episode.actions) or "none"
-            raise ValueError(f"--again: the episode has no action {self.action!r}; there are: {available}")
+            raise ValueError(f"--fork-from: the episode has no action {self.action!r}; there are: {available}")
         stream = _original_stream(episode)
         attempt = Attempt(_find_task(run, episode.task.id), stream, episode.sample)
         replay = replace(build_counterfactual(attempt, episode, action), origin=episode.name)
@@ -75,7 +75,9 @@ class ReplayPoint:
         files = {path.stem: path for path in sorted(folder.evaluations.glob("*.parquet"))}
         if self.source not in files:
             available = ", ".join(files) or "none"
-            raise ValueError(f"--again: no evaluation {self.source!r} has recorded episodes; there are: {available}")
+            raise ValueError(
+                f"--fork-from: no evaluation {self.source!r} has recorded episodes; there are: {available}"
+            )
         return files[self.source]
 
 
@@ -100,4 +102,4 @@ def _find_task(run: RunSettings, name: str) -> Task:
         match = next((task for task in read_tasks(run.environment, split) if task.id == name), None)
         if match is not None:
             return match
-    raise ValueError(f"--again: the environment has no task {name!r} any more, in any split")
+    raise ValueError(f"--fork-from: the environment has no task {name!r} any more, in any split")

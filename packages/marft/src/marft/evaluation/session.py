@@ -43,7 +43,8 @@ BASE = "base"
 EPISODE_KEYS = {  # keys of a recipe that determine the episodes
     "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "engine", "seed",
 }  # fmt: skip
-ROLLOUT_KEYS = {"max_live_episodes", "max_steps", "timeout_seconds"}  # keys of its rollout that determine the episodes
+# keys of its rollout that determine the episodes
+ROLLOUT_KEYS = {"max_concurrent_episodes", "max_steps", "timeout_seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,9 @@ def evaluate_checkpoints(
     """
     if shuffled_too and run.team.writes_prompts:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
-    if shuffled_too and isinstance(run.team, Turns) and (run.team.sees, run.team.order) == ("nothing", "together"):
+    if shuffled_too and isinstance(run.team, Turns) and (run.team.visible, run.team.order) == ("none", "simultaneous"):
         raise ValueError(
-            "messages cannot be shuffled: the team passes none on (team.sees = 'nothing'); what agents say reaches "
+            "messages cannot be shuffled: the team passes none on (team.visible = 'none'); what agents say reaches "
             "others through the environment, if at all"
         )
     if scenarios is not None:
@@ -124,7 +125,7 @@ def evaluate_checkpoints(
                 raise ValueError(storage_problem)
             results = results or replace(session, models=digests).run_all(rollouts, requests, shuffled_too)
     if session.reused:
-        note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --again plays them anew")
+        note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --rerun plays them anew")
     return results
 
 
@@ -245,7 +246,7 @@ class _EvaluationSession:
         store = self._get_store(name, mode, message_episodes is not None) if self.storage else None
         if store and self.storage:
             store.prepare(self.storage.overwrite)
-        team, size = team_for_mode(mode, rollouts.team), self.run.evaluation.kept_every
+        team, size = team_for_mode(mode, rollouts.team), self.run.evaluation.save_every
         episodes = play_attempts(
             rollouts, self._build_attempts(mode, message_episodes), team, size, store, self.advance
         )
@@ -301,7 +302,7 @@ def episodes_key(
         "weights": (path / STATE_FILE).read_text(encoding="utf-8") if path else BASE,  # digests of every file
         "recipe": run.model_dump(mode="json", include=EPISODE_KEYS),
         "limits": run.rollout.model_dump(mode="json", include=ROLLOUT_KEYS),
-        "together": run.evaluation.kept_every,
+        "save_every": run.evaluation.save_every,
         "code": hash_user_code(run),
         "tasks": digest_tasks(tasks),
         "played": conditions,

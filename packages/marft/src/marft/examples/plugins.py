@@ -72,7 +72,7 @@ class Vote(OrganizationPart):
 class Median(CreditPart):
     """R − the median over attempts at the same task: one lucky attempt does not move the baseline."""
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantage of each action, shape [A]."""

@@ -22,7 +22,7 @@ class Local(EnginePart):
 
     supports_grammars: ClassVar[bool] = True
     streams_tokens: ClassVar[bool] = True
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
     prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
     # how requests join the batch; auto: in_order on CPU, continuous on GPU
     admission: Literal["auto", "in_order", "continuous"] = "auto"
@@ -42,7 +42,7 @@ class Local(EnginePart):
             },
             thread,
             seed=run.seed,
-            max_rows=self.max_rows,
+            max_rows=self.max_batch_size,
             prefix_bytes=self.prefix_cache_mb * 2**20,
             in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
         )
@@ -58,14 +58,14 @@ class Vllm(EnginePart):
     streams_tokens: ClassVar[bool] = True
     separate_weights: ClassVar[bool] = True
     python: str = ""  # Python of the environment with vLLM; "": the environment made by `marft engine install vllm`
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
     replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes per base model; requests are distributed among them
     # GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas
     devices: tuple[str, ...] = ()
     # whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner
     sleep: bool = False
-    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
-    options: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
+    timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+    engine_args: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
 
     def open(
         self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
@@ -88,9 +88,9 @@ class Process(EnginePart):
     separate_weights: ClassVar[bool] = True
     device: str = ""  # device for sampling; "": the run's device
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # number of torch CPU threads in the process; 0: the run's value
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
     prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
-    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+    timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
 
     def open(
         self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor

@@ -205,8 +205,8 @@ class LocalEngine:
         prompt_tokens = [batch.prefill.tokens for batch in self._batches.values()]
         return {
             "sampled_tokens": float(self._sampled_tokens),
-            "prefill/asked": float(sum(tokens.requested for tokens in prompt_tokens)),
-            "prefill/computed": float(sum(tokens.computed for tokens in prompt_tokens)),
+            "prefill/prompt_tokens": float(sum(tokens.requested for tokens in prompt_tokens)),
+            "prefill/computed_tokens": float(sum(tokens.computed for tokens in prompt_tokens)),
         }
 
     async def close(self) -> None:

@@ -118,8 +118,8 @@ class ChatRenderer:
                 raise PromptTooLongError(
                     f"agent {profile.role!r}: its rollout observation has {len(ids)} tokens, but the context of "
                     f"{format.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
-                    "give it fewer tools, lower max_new_tokens, raise the model's context, or allow cuts "
-                    "(agents.context.cut)"
+                    "give it fewer tools, lower max_new_tokens, raise the model's context_length, or allow cuts "
+                    "(agents.context.truncate)"
                 )
             texts = shorter
             chat = build_messages(profile, texts.observation, texts.messages)
@@ -509,7 +509,7 @@ def _cut_texts(
     tokenizer: PreTrainedTokenizerBase, texts: _PromptTexts, excess: int, cut: TruncationPolicy
 ) -> _PromptTexts | None:
     """Cut up to ``excess`` tokens from the first text open to cuts; None if no text remains."""
-    if cut.target == "nothing":
+    if cut.target == "none":
         return None
     message = next((index for index, message in enumerate(texts.messages) if message.text), None)
     if texts.observation and (cut.target == "observation" or message is None):

@@ -98,7 +98,7 @@ class InferenceRuntime:
         Raises:
             PromptTooLongError: the question does not fit the model's context.
         """
-        cut = TruncationPolicy("nothing")
+        cut = TruncationPolicy("none")
         prompt = self.renderer.render(
             policy, AgentProfile(key.agent), question, (), reserve=sampling.max_new_tokens, cut=cut
         )

@@ -45,13 +45,13 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        target_modules=list(lora.targets),
+        target_modules=list(lora.target_modules),
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         inference_mode=True,
     )
     # peft converts the list to a set, which would make the order in the file random
-    config.target_modules = list(lora.targets)
+    config.target_modules = list(lora.target_modules)
     config.save_pretrained(str(folder))
 
 
@@ -93,7 +93,9 @@ def read_lora_settings(folder: Path) -> LoraSettings:
             "(peft: merge_and_unload, save_pretrained) and give that model"
         )
     return LoraSettings(
-        rank=rank, alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha, targets=tuple(sorted(targets))
+        rank=rank,
+        alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
+        target_modules=tuple(sorted(targets)),
     )
 
 
@@ -107,7 +109,7 @@ def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -
     """
     lora = read_lora_settings(folder)
     shapes = dict[str, tuple[int, ...]]()
-    for layer, (size_in, size_out) in backbone.target_layers(policy, lora.targets).items():
+    for layer, (size_in, size_out) in backbone.target_layers(policy, lora.target_modules).items():
         if lora.rank > max(size_in, size_out):
             raise ValueError(
                 f"the adapter at {folder} says r = {lora.rank}, and {layer} has {size_in} inputs and {size_out} "
@@ -115,7 +117,7 @@ def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -
             )
         shapes |= {_tensor_name(layer, "A"): (lora.rank, size_in), _tensor_name(layer, "B"): (size_out, lora.rank)}
     _check_shapes(folder, shapes)
-    backbone.add_adapter(policy, lora.rank, lora.alpha, lora.targets, seed)
+    backbone.add_adapter(policy, lora.rank, lora.alpha, lora.target_modules, seed)
     load_adapter(backbone, policy, folder)
     return lora
 
@@ -160,7 +162,7 @@ def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
         missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
         raise ValueError(
             f"the adapter at {folder} is for other layers: missing {missing[:2]}, unexpected {extra[:2]}; "
-            "set lora.targets to the adapter's"
+            "set lora.target_modules to the adapter's"
         )
     for name, shape in expected.items():
         if shapes[name] != shape:

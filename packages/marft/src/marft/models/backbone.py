@@ -213,7 +213,7 @@ class Backbone:
             names = _match_layers(linear, target)
             computed = [name for name in names if id(self.model.get_submodule(name)) in decoder_modules]
             if not computed or any(self.model.get_submodule(name) is self.head for name in names):
-                raise ValueError(f"policies.{policy}.lora.targets: {self._explain_target(target, linear)}")
+                raise ValueError(f"policies.{policy}.lora.target_modules: {self._explain_target(target, linear)}")
             for name in names:
                 layer: Any = self.model.get_submodule(name)
                 base: nn.Linear = layer.base if isinstance(layer, MultiLoraLinear) else layer

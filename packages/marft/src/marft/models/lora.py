@@ -23,7 +23,7 @@ from marft.models.devices import to_device
 
 PARTIAL_BATCH_ERROR = (
     "a layer that policies adapt sees {} tokens where the batch has {}, as an expert's does: which are whose is not "
-    "known there; leave it out of lora.targets"
+    "known there; leave it out of lora.target_modules"
 )
 
 

@@ -215,7 +215,7 @@ def _table_row(family: ModelFamily) -> str:
 
 
 def linear_layer_names(backbone: Backbone) -> list[str]:
-    """Return the valid names for ``lora.targets``, without the head."""
+    """Return the valid names for ``lora.target_modules``, without the head."""
     return sorted(set(_iter_linear_names(backbone)))
 
 

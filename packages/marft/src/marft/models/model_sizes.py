@@ -110,7 +110,9 @@ class ModelSizes:
         sizes = self.linear_layers()
         unknown = [target for target in targets if target.rpartition(".")[2] not in sizes]
         if unknown:
-            raise ValueError(f"lora.targets: no linear layer is called {unknown[0]!r}; there are {', '.join(sizes)}")
+            raise ValueError(
+                f"lora.target_modules: no linear layer is called {unknown[0]!r}; there are {', '.join(sizes)}"
+            )
         return self.layers * sum(rank * sum(sizes[target.rpartition(".")[2]][half:]) for target in targets)
 
     def cache_elements(self) -> int:

@@ -79,7 +79,7 @@ class Policy:
             return self.backbone.trainable_parameters()
         parameters: dict[str, nn.Parameter] = {}
         for layer, adapter in self.backbone.adapters(self.adapter).items():
-            if self.settings.lora.trains == "both":
+            if self.settings.lora.trained_matrices == "both":
                 parameters[f"{layer}.lora_A"] = adapter.a
             parameters[f"{layer}.lora_B"] = adapter.b
         return parameters
@@ -150,9 +150,9 @@ class PolicyRegistry:
             if settings.adapter:
                 lora = read_adapter(base, name, Path(settings.adapter), run.seed)
             else:
-                base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
+                base.add_adapter(name, lora.rank, lora.alpha, lora.target_modules, run.seed)
             for half in base.adapters(name).values():
-                half.a.requires_grad_(settings.lora.trains == "both")
+                half.a.requires_grad_(settings.lora.trained_matrices == "both")
         context = policy_context_length(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})
         return Policy(
             name, settings, backbone, adapter, lora, reference, base, format.tokenizer, format.stop_ids, base_name,

@@ -190,11 +190,12 @@ def context_length(config: PretrainedConfig, settings: ModelSettings) -> int:
     text = config.get_text_config()
     max_length = int(getattr(text, "max_position_embeddings", 2048))
     max_length = min([max_length, *_rope_limits(text), *_sparse_limits(text)])
-    if settings.context > max_length:
+    if settings.context_length > max_length:
         raise ValueError(
-            f"models: context {settings.context} is more than the {max_length} tokens {settings.path!r} was made for"
+            f"models: context_length {settings.context_length} is more than the {max_length} tokens "
+            f"{settings.path!r} was made for"
         )
-    return settings.context or max_length
+    return settings.context_length or max_length
 
 
 def _rope_limits(config: Any) -> Iterator[int]:
@@ -229,12 +230,12 @@ def policy_context_length(run: RunSettings, model: str, base: str, contexts: Map
     Raises:
         ValueError: the context exceeds the length that the critic can read.
     """
-    requested = run.models[model].context
+    requested = run.models[model].context_length
     if run.models[model].endpoint is None or not requested:
         return contexts[base]
     if requested > contexts[base] and run.algorithm.critic.kind != "none":
         raise ValueError(
-            f"models.{model}.context: {requested} tokens are more than the {contexts[base]} that its reader "
+            f"models.{model}.context_length: {requested} tokens are more than the {contexts[base]} that its reader "
             f"{base!r} can read for the critic; lower it, raise the reader's, or name another reader"
         )
     return requested

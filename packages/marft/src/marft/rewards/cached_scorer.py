@@ -22,7 +22,7 @@ class CachedScorer:
 
     Args:
         folder: folder of the replies, one JSON file each; None caches in memory only. A folder that cannot be read or
-            written has the same effect (``counts["not_kept"]``), so no paid reply is lost.
+            written has the same effect (``counts["not_cached"]``), so no paid reply is lost.
         parse_score: returns the score of a reply, or None without one; such a reply is not cached.
     """
 
@@ -104,7 +104,7 @@ class CachedScorer:
         try:
             atomic.write_file(_file(self.folder, name), json.dumps(table))
         except OSError:
-            self.counts["not_kept"] += 1
+            self.counts["not_cached"] += 1
 
     def _store(self, name: str, score: float) -> None:
         self._scores[name] = score

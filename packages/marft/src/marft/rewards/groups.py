@@ -34,7 +34,7 @@ def normalize_by_group(
             subtraction. Otherwise, differences in KL alone would be scaled up to full-size steps on noise.
 
     >>> advantages, metrics = normalize_by_group(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
-    >>> advantages.tolist(), metrics["groups"], metrics["groups_of_one"]
+    >>> advantages.tolist(), metrics["groups"], metrics["singleton_groups"]
     ([0.5, -0.5, 0.0], 2.0, 1.0)
     """
     advantages = np.zeros(len(rewards))
@@ -54,8 +54,8 @@ def normalize_by_group(
     sizes = [len(indices) for indices in groups]
     metrics = {
         "groups": float(len(groups)),
-        "groups_of_one": float(num_singletons),
-        "groups_all_equal": float(num_equal),
+        "singleton_groups": float(num_singletons),
+        "zero_variance_groups": float(num_equal),
         "group_size": float(np.mean(sizes)) if sizes else 0.0,
         "group_size_min": float(min(sizes, default=0)),
     }

@@ -69,7 +69,7 @@ class Judge(Term):
     model: NonEmptyString  # model name at the endpoint
     prompt: str = DEFAULT_PROMPT  # prompt of the judge, with placeholders; the default guards against prompt injection
     agents: Roles = ()  # roles to judge by their own text; empty: the team, by its answer
-    scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # scores that map to 0 and 1
+    score_range: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # scores that map to 0 and 1
     pattern: Pattern = ""  # regular expression with the score as its first group; "": the last line is the score
     json_field: str = ""  # field of a requested JSON object with the score; "": no JSON
     temperature: NonNegative = 0.0  # sampling temperature of the judge
@@ -95,7 +95,7 @@ class Judge(Term):
     def _check_score_format(self) -> Self:
         if self.pattern and self.json_field:
             raise PydanticCustomError("judge", "pattern and json_field both say where the score is; keep one")
-        if self.scale[0] == self.scale[1]:
+        if self.score_range[0] == self.score_range[1]:
             raise PydanticCustomError("judge", "scale needs two different numbers: what means 0, and what means 1")
         return self
 
@@ -123,7 +123,7 @@ class Judge(Term):
         """Return judging totals as metrics: questions, cache hits, requests, unsaved replies, tokens and cost."""
         assert self._scorer is not None
         counts = self._scorer.counts
-        metrics = {f"judge/{name}": counts[name] for name in ("questions", "cache_hits", "requests", "not_kept")}
+        metrics = {f"judge/{name}": counts[name] for name in ("questions", "cache_hits", "requests", "not_cached")}
         return metrics | to_metrics(self._scorer.endpoint.total_usage, "judge/")
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Judge(Term):
         return await self._scorer.score([self._request_body(question), self._request_body(question + RETRY_PROMPT)])
 
     def _render_prompt(self, episode: Episode, answer: str) -> str:
-        messages, task, (low, high) = list(_transcript(episode)), episode.task.prompt, self.scale
+        messages, task, (low, high) = list(_transcript(episode)), episode.task.prompt, self.score_range
         mark = hashlib.sha256(repr((task, answer, messages)).encode()).hexdigest()[:12]
         values = {
             "task": task,
@@ -173,7 +173,7 @@ class Judge(Term):
         return self._scorer.endpoint.build_body([{"role": "user", "content": question}], fields)
 
     def _parse_score(self, reply: str) -> float | None:
-        return parse_score(reply, self.scale, self.pattern, self.json_field)
+        return parse_score(reply, self.score_range, self.pattern, self.json_field)
 
 
 def _team_answer(actions: Sequence[Action], answer_roles: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ def rewards_for_credit(
     rewarded = list(episodes)
     if settings.shaping != "none":
         rewarded = shape_rewards(rewarded, settings.shaping, settings.shaping_weight)
-    rewarded = mix_rewards(rewarded, settings.team, settings.own)
+    rewarded = mix_rewards(rewarded, settings.team_weight, settings.own_weight)
     if settings.overlong_buffer:
         rewarded = penalize_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded

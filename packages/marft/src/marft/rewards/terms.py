@@ -60,7 +60,7 @@ class Term(Plugin, ABC):
     # lowest and highest reward that counts; default: no clip
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shapes: bool = False
+    shaping_only: bool = False
 
     @field_validator("weight")
     @classmethod
@@ -181,7 +181,8 @@ class TrajectoryScore(Term):
 class StepCost(Term):
     """Penalty: −1 for every environment step."""
 
-    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    shaping_only: bool = True
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return −1 for every step."""
@@ -191,7 +192,8 @@ class StepCost(Term):
 class ToolErrors(Term):
     """Penalty: −1 to an agent for every failed or unparsable tool call."""
 
-    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    shaping_only: bool = True
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of failed calls for each step and agent."""
@@ -206,7 +208,8 @@ class ToolErrors(Term):
 class MessageTokens(Term):
     """Penalty: −1 to an agent for every message token read by other agents."""
 
-    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    shaping_only: bool = True
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of read tokens for each step and author."""
@@ -222,7 +225,8 @@ class MessageTokens(Term):
 class Format(Term):
     """Format reward: 1 to an agent for every action with a match for ``pattern``."""
 
-    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    shaping_only: bool = True
     pattern: Pattern  # regular expression, searched in the text
     agents: Roles = ()  # roles to reward; empty: all agents
 

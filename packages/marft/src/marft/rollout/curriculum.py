@@ -22,7 +22,7 @@ def initial_curriculum(settings: CurriculumSettings, levels: int) -> CurriculumS
         settings: settings of the curriculum.
         levels: number of levels.
     """
-    return CurriculumState((0,), (min(settings.start, levels) - 1,))
+    return CurriculumState((0,), (min(settings.initial_levels, levels) - 1,))
 
 
 def update_curriculum(
@@ -43,7 +43,7 @@ def update_curriculum(
     if state.tried < settings.episodes:
         return state
     share = state.solved / state.tried
-    next_level = max_level + (share >= settings.up) - (share <= settings.down)
+    next_level = max_level + (share >= settings.promote_threshold) - (share <= settings.demote_threshold)
     return _with_max_level(state, min(max(next_level, 0), levels - 1), draw)
 
 
@@ -90,7 +90,7 @@ def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> li
     """
     first_tasks: dict[str, str] = {}  # id of the first task at each level
     for task in tasks:
-        value = task.data.get(settings.by) if isinstance(task.data, Mapping) else None
+        value = task.data.get(settings.level_field) if isinstance(task.data, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             fields = (
                 ", ".join(
@@ -99,8 +99,8 @@ def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> li
                 or "none"
             )
             raise ValueError(
-                f"curriculum.by: task {task.id!r} has no level {settings.by!r} in its data, as a word or a whole "
-                f"number; its fields: {fields}"
+                f"curriculum.level_field: task {task.id!r} has no level {settings.level_field!r} in its data, as a "
+                f"word or a whole number; its fields: {fields}"
             )
         first_tasks.setdefault(str(value), task.id)
     named = [str(level) for level in settings.levels]

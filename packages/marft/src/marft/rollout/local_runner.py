@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def open_rollouts(run: RunSettings, for_parts: bool = False) -> LocalRolloutRunner | WorkerRolloutRunner:
-    """Open the rollout runner for ``rollout.processes``; use it as a context manager or call ``close``.
+    """Open the rollout runner for ``rollout.workers``; use it as a context manager or call ``close``.
 
     Args:
         run: recipe of the run.
@@ -37,7 +37,7 @@ def open_rollouts(run: RunSettings, for_parts: bool = False) -> LocalRolloutRunn
     Raises:
         ValueError: a component of the recipe is unavailable.
     """
-    return (WorkerRolloutRunner if run.rollout.processes else LocalRolloutRunner)(run, for_parts)
+    return (WorkerRolloutRunner if run.rollout.workers else LocalRolloutRunner)(run, for_parts)
 
 
 class LocalRolloutRunner:
@@ -56,7 +56,7 @@ class LocalRolloutRunner:
 
     def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
         with ExitStack() as started:  # closes all started parts if a later part fails
-            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
+            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_concurrent_episodes)
             self.excluded_tasks: dict[str, str] = {}  # stays empty: a crash would end this process
             terms = open_terms(run, started.callback)
             self._samplers = InferenceRuntime(run, terminate_all, for_parts)

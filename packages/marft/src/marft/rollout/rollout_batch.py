@@ -218,11 +218,13 @@ def rewards_vary(group: Sequence[Episode], run: RunSettings) -> bool:
     of a tree are compared by the reward of their step, within the group that credit uses.
     """
     weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
-    graders = {name for name, term in zip(unique_names(terms), terms, strict=True) if not term.shapes}
-    graded = mix_rewards([remove_shaping(episode, graders) for episode in group], weights.team, weights.own)
+    graders = {name for name, term in zip(unique_names(terms), terms, strict=True) if not term.shaping_only}
+    graded = mix_rewards(
+        [remove_shaping(episode, graders) for episode in group], weights.team_weight, weights.own_weight
+    )
     credit = run.algorithm.credit
     if isinstance(credit.fork_plan, CandidateTree) and all(episode.fork for episode in group):
-        is_across_states = getattr(credit, "compared", "state") != "state"
+        is_across_states = getattr(credit, "group_by", "state") != "state"
         branches = group_indices([None if is_across_states else episode.fork for episode in group])
         return any(_rewards_differ([_step_rewards(graded[index]) for index in branch]) for branch in branches)
     return _rewards_differ([

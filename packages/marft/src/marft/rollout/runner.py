@@ -15,8 +15,8 @@ from marft.config.run import RunSettings
 FAILURE_METRICS = (
     ENGINE_RESTARTS,
     "workers_lost",
-    "episodes_played_again",
-    "tasks_set_aside",
+    "episodes_retried",
+    "tasks_excluded",
 )  # metrics of worker processes
 
 

@@ -78,7 +78,7 @@ class TaskSampler(Sequence[Task]):
     def level(self, task: Task) -> str:
         """Return a task's curriculum level, named like in the recipe."""
         assert self.run.curriculum is not None
-        return str(task.data[self.run.curriculum.by])
+        return str(task.data[self.run.curriculum.level_field])
 
     def level_index(self, task: str) -> int:
         """Return the level index of a task; 0 is the easiest level.

@@ -12,14 +12,14 @@ FREE_SETTINGS = (
     "models.*.path", "models.*.revision", "models.*.chat_template",  # their content is compared, not their location
     "models.*.gradient_checkpointing", "models.*.ranks", "training.steps",
     "training.tokens_per_micro_batch", "training.share_prefixes",
-    "training.ranks", "training.shard", "training.offload_optimizer", "training.rank_patience_seconds",
+    "training.ranks", "training.shard", "training.offload_optimizer", "training.rank_timeout_seconds",
     "training.record_*", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
-    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "rollout.tries",
+    "rollout.max_concurrent_episodes", "rollout.timeout_seconds", "rollout.workers", "rollout.max_retries",
     "rollout.max_policy_lag", "cluster", "cluster.*", "*.endpoint.url",
-    "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
-    "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
-    "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
-    "synthesis.*",
+    "sft.traces", "sft.eval_every", "sinks", "*.endpoint.api_key_variable",
+    "*.endpoint.timeout_seconds", "*.endpoint.max_retries", "*.endpoint.requests_per_minute",
+    "*.endpoint.max_concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
+    "tracing.*", "synthesis.*",
     "shadow.*",
 )  # fmt: skip
 ABSENT = "absent"
@@ -51,7 +51,7 @@ def check_changes(before: RunSettings, current: RunSettings) -> None:
         lines = "\n".join(_describe_changes(different))
         raise ValueError(
             f"a run goes on with the settings that it learned with so far, but these are others:\n{lines}\n"
-            "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --from …"
+            "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --init-from …"
         )
 
 
@@ -85,7 +85,7 @@ def _is_free(key: str, run: RunSettings) -> bool:
     parts = key.split(".")
     if parts[0] == "models" and parts[-1] == "path" and run.is_remote(parts[1]):
         return False  # the model's name at its endpoint
-    if parts[0] == "guards" and key != "guards.on_collapse" and run.guards.on_collapse == "note":
+    if parts[0] == "guards" and key != "guards.on_collapse" and run.guards.on_collapse == "warn":
         return True  # guards that only report do not affect learning
     return any(fnmatchcase(key, pattern) for pattern in FREE_SETTINGS)
 

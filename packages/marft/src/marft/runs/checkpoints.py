@@ -234,7 +234,7 @@ class CheckpointManager:
         if not step:
             raise ValueError(
                 f"{self.path} has no best checkpoint: no step up to {parse_step(steps[-1])} was validated or rated "
-                f"(evaluation.every, sft.held_out); name another one: {other_names}"
+                f"(evaluation.every, sft.held_out_fraction); name another one: {other_names}"
             )
         best = self.path / checkpoint_name(step)
         if not best.is_dir():
@@ -352,7 +352,7 @@ def restore(record: CheckpointRecord, models: PolicyRegistry, learner: TrainStat
         if record.models.get(name, digest) != digest:
             raise ValueError(
                 f"{name} is not what the run learned with up to step {record.state.step}: its weights, tokenizer or "
-                "chat template are others. Put the old ones back, or start a new run with --from"
+                "chat template are others. Put the old ones back, or start a new run with --init-from"
             )
     load_checkpoint(record, models, learner)
     return record.state
@@ -366,7 +366,7 @@ def load_checkpoint(record: CheckpointRecord, models: PolicyRegistry, learner: T
     """
     load_policies(record.path, models, learner.optimizers)
     if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC)):
-        raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
+        raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --init-from")
     learner.load_optimizer_state(_read_state(record.path / OPTIMIZER))
     learner.load_state_dict(record.state.parts)
 

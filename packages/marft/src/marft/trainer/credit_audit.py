@@ -240,7 +240,7 @@ def _disable_value_clip(algorithm: AlgorithmSettings) -> AlgorithmSettings:
 def _critic_key(algorithm: AlgorithmSettings) -> list[object]:
     """Return the settings that two algorithms must share to exchange a critic."""
     credit = [getattr(algorithm.credit, key, None) for key in ("successor", "gamma_token", "gamma_agent", "gamma_step")]
-    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
+    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden_size", "normalize_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
 
 

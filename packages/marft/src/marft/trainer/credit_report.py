@@ -63,7 +63,7 @@ def audit_rows(audit: CreditAudit) -> list[list[str]]:
             estimate.algorithm,
             *(_format_count(estimate.metrics.get(name)) for name in ("groups",)),
             _format_sizes(estimate.metrics),
-            *(_format_count(estimate.metrics.get(name)) for name in ("groups_of_one", "groups_all_equal")),
+            *(_format_count(estimate.metrics.get(name)) for name in ("singleton_groups", "zero_variance_groups")),
             _format_share(estimate.metrics.get("zero_advantage_fraction", math.nan)),
             *(_format_share(share) for share in estimate.gradient_share.values()),
             estimate.critic and f"{estimate.critic}; {_describe_variance(estimate.explained_variance)}",

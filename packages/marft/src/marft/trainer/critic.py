@@ -116,10 +116,10 @@ class Critic:
             name = self._head_of(agent, policy)
             if name not in self.heads:
                 base = bases[policy]
-                head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
+                head = ValueHead(base.head.in_features, settings.hidden_size, seeds.derive_seed(seed, "critic", name))
                 self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
         self.normalizers = {
-            name: ValueNormalizer(settings.value_decay) for name in self.heads if settings.normalise_values
+            name: ValueNormalizer(settings.value_decay) for name in self.heads if settings.normalize_values
         }
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
@@ -344,7 +344,7 @@ def _truncated_ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
         yield agent, policies[agent], ids
 
 
-def critic_inputs(action: Action, level: Level, kind: str = "centralised") -> list[CriticInput]:
+def critic_inputs(action: Action, level: Level, kind: str = "centralized") -> list[CriticInput]:
     """Return the critic's inputs for an action, in order: one per segment with a decision.
 
     A later segment starts with a prompt reset (a newly rendered chat). There, a centralized critic also sees only the
@@ -357,7 +357,7 @@ def critic_inputs(action: Action, level: Level, kind: str = "centralised") -> li
     ]
 
 
-def critic_input(action: Action, level: Level, kind: str = "centralised") -> CriticInput:
+def critic_input(action: Action, level: Level, kind: str = "centralized") -> CriticInput:
     """Return the critic's input for the decisions in an action's first segment.
 
     At action level the first segment covers all decisions. The value of a decision is read at the token before it,

@@ -48,7 +48,7 @@ class TrainedPolicy:
         model = local_model(run.models, policy.model)
         shape = find_sizes(model, run.models[model])
         adapted = policy.train == "lora" or bool(policy.adapter)
-        adapter = shape.adapter_parameters(policy.lora.rank, policy.lora.targets) if adapted else 0
+        adapter = shape.adapter_parameters(policy.lora.rank, policy.lora.target_modules) if adapted else 0
         return TrainedPolicy(
             shape,
             adapter,

@@ -162,7 +162,7 @@ class Learner:
         credit, values = batch.credit, batch.inputs.values
         metrics = self.diagnostics.measure(episodes, progress.step)
         metrics |= {**advantage_metrics(batch.samples, batch.raw), **credit.metrics}
-        if self.settings.nll:
+        if self.settings.nll_coefficient:
             metrics |= success_metrics(episodes)
         used_advantages: dict[int, Floats] = {}
         old, credit_log = fixed.old, CreditLog()
@@ -277,7 +277,7 @@ class Learner:
             for_credit_alone: True to skip scores that only a policy update needs.
         """
         kl = self.settings.kl
-        if not kl.coefficient or (for_credit_alone and kl.place != "reward"):
+        if not kl.coefficient or (for_credit_alone and kl.apply_to != "reward"):
             return FixedLogProbs()
         scored_actions = [
             Sample(action, 1.0, np.zeros(size))
@@ -286,7 +286,7 @@ class Learner:
             if action.policy in self.trained
         ]
         return FixedLogProbs(
-            old=score_actions(self.packing, scored_actions, self.ranks) if kl.place == "reward" else {},
+            old=score_actions(self.packing, scored_actions, self.ranks) if kl.apply_to == "reward" else {},
             base=score_actions(self.base_packing, scored_actions, self.ranks),
             exact=self.packing.is_exact(scored_actions),
         )
@@ -294,7 +294,7 @@ class Learner:
     def _compute_costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
         """Return the KL cost of each decision: coefficient · (log π − log π_base); 0 for frozen policies."""
         kl = self.settings.kl
-        if not fixed.base or kl.place != "reward":
+        if not fixed.base or kl.apply_to != "reward":
             return []
 
         def cost(action: Action, size: int) -> Floats:
@@ -310,8 +310,8 @@ class Learner:
 
     def _make_samples(self, episodes: Sequence[Episode], credit: CreditOutput) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
-            episodes, credit, self.trained, self.settings.normalisation,
-            self.settings.normalise_advantages,
+            episodes, credit, self.trained, self.settings.normalization,
+            self.settings.normalize_advantages,
         )  # fmt: skip
 
     def _update_policies(

@@ -150,7 +150,7 @@ def _run_steps(
     optimizer: PromptOptimizer | None = None,
 ) -> State:
     run = rollouts.run
-    can_roll_back = run.guards.on_collapse == "return"
+    can_roll_back = run.guards.on_collapse == "rollback"
     checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window if can_roll_back else 0)
     with MetricSinks(run, folder, state.step, callback) as sinks:
         learner.set_note_callback(sinks.note)
@@ -256,7 +256,7 @@ def _step(
     rollouts.publish(state.step)
     source.on_publish(state)
     if optimizer:
-        with timer("profiles"):
+        with timer("prompt_optimization"):
             state, new_metrics = optimizer.step(state, episodes, folder)
         metrics |= new_metrics
     with timer("recording"):

@@ -88,7 +88,7 @@ class NonFiniteGuard:
         progress: Progress,
         on_credit: Callable[[list[ActionCredit]], None] = lambda _: None,
     ) -> dict[str, float]:
-        """Run one training step → metrics; ``undone_steps`` counts reverted steps.
+        """Run one training step → metrics; ``reverted_steps`` counts reverted steps.
 
         Args:
             episodes: scored episodes.
@@ -116,7 +116,7 @@ class NonFiniteGuard:
         else:
             self._consecutive = 0
             on_credit(credit_records)
-        return metrics | {"undone_steps": float(bool(broken))}
+        return metrics | {"reverted_steps": float(bool(broken))}
 
     def revert(self, step: int) -> None:
         """Restore the snapshot taken at the start of a step; no-op if the step had not started.

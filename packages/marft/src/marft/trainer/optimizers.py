@@ -42,7 +42,7 @@ def learning_rate_factor(settings: OptimizerSettings, step: int, steps: int) -> 
         return 1.0
     progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
     shape = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return settings.final_fraction + (1.0 - settings.final_fraction) * shape
+    return settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -173,7 +173,7 @@ def _measure(accumulator: MetricAccumulator, preferences: PreferenceBatch, sides
     better, worse = sides.sums(ratios, sides.better), sides.sums(ratios, sides.worse)
     right = (better > worse).double() + 0.5 * (better == worse).double()
     numbers = {"loss": losses.detach() * sides.weights, "accuracy": right, "margin": better - worse}
-    numbers |= {"better_log_ratio": better, "worse_log_ratio": worse}
+    numbers |= {"chosen_log_ratio": better, "rejected_log_ratio": worse}
     for name, tensor in numbers.items():
         accumulator.add(f"preference/{name}", float(tensor.sum()), count)
     agents = [sample.action.agent for sample in preferences.samples.values()]

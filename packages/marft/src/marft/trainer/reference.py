@@ -133,7 +133,7 @@ class ReferencePolicy:
         if any(models.policies[name].backbone.shards is not None for name in self.optimizers):
             raise ValueError(
                 "algorithm.objective.reference: a checkpoint cannot be read into policies that lie in parts "
-                "(training.shard); start from it (--from) with reference = 'start'"
+                "(training.shard); start from it (--init-from) with reference = 'start'"
             )
         current = self._copy_parameters()
         try:

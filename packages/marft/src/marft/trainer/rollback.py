@@ -23,7 +23,7 @@ from marft.trainer.learner_state import LearnerState
 class Rollback:
     """Rollback after a collapse, up to the maximum number in the recipe.
 
-    With ``guards.on_collapse`` other than "return" all methods are no-ops, except that learning rates are set.
+    With ``guards.on_collapse`` other than "rollback" all methods are no-ops, except that learning rates are set.
 
     Args:
         run: recipe of the run.
@@ -41,7 +41,7 @@ class Rollback:
         self._run, self._checkpoints, self._models, self._learner = run, checkpoints, models, learner
         self._restore = restore
         self._note, self._refused = note, False
-        self._is_enabled = run.guards.on_collapse == "return"
+        self._is_enabled = run.guards.on_collapse == "rollback"
 
     def begin(self, state: State) -> None:
         """Set the learning rates, and save an initial checkpoint in a new run as a rollback target."""
@@ -61,12 +61,13 @@ class Rollback:
         """
         if stable_step is None or not self._is_enabled:
             return None
-        record = self._find_newest(state.step, stable_step) if state.returns < self._run.guards.returns else None
+        record = self._find_newest(state.step, stable_step) if state.returns < self._run.guards.max_rollbacks else None
         if record is None and not self._refused:
             self._refused = True
             self._note(
-                f"step {state.step}: the run has gone back {state.returns} times (guards.returns = "
-                f"{self._run.guards.returns}) or has no checkpoint of step {stable_step} or before; it goes on as it is"
+                f"step {state.step}: the run has gone back {state.returns} times (guards.max_rollbacks = "
+                f"{self._run.guards.max_rollbacks}) or has no checkpoint of step {stable_step} or before; it goes on "
+                "as it is"
             )
         return record
 

@@ -64,11 +64,10 @@ class RunInit:
         Raises:
             ValueError: options conflict, or the run or checkpoint is unusable.
         """
-        option = "--start-from" if is_sft else "--from"
         if resume and (overwrite or start_from):
             raise ValueError(
-                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else option} begins a "
-                "new one; give one of them"
+                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else '--init-from'} "
+                "begins a new one; give one of them"
             )
         folder.check_links()
         if not resume:
@@ -121,7 +120,7 @@ class RunInit:
         if state.tasks not in ("", digest):
             raise ValueError(
                 f"the {description} are not those that the run learned from up to step {state.step}: put them "
-                "back, or start a new run from these weights: --from "
+                "back, or start a new run from these weights: --init-from "
                 f"{self.folder.checkpoints / checkpoint_name(state.step)}"
             )
         return replace(state, tasks=digest)
@@ -176,14 +175,14 @@ def _no_checkpoint_error(start_from: Path, is_sft: bool) -> ValueError:
     """Return the error for a file in place of a checkpoint folder."""
     if is_sft:
         return ValueError(
-            f"--start-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
-            "imitate are given with --from"
+            f"--init-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
+            "imitate are given with --traces"
         )
     return ValueError(
-        f"--from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
+        f"--init-from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
         "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
-        f"trace has text. Learn from them by imitation:  marft sft RECIPE --from {start_from}  or grade them:  "
-        f"marft score RECIPE --from {start_from}"
+        f"trace has text. Learn from them by imitation:  marft sft RECIPE --traces {start_from}  or grade them:  "
+        f"marft score RECIPE --traces {start_from}"
     )
 
 
@@ -193,11 +192,10 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
     Raises:
         ValueError: the run cannot resume with these settings or files.
     """
-    option = "--start-from" if is_sft else "--from"
     if start := folder.interrupted_start():
         raise ValueError(
             f"{folder.path} was to begin anew with the weights that lie in {start}, and was stopped before it had: "
-            f"start it again, with {option} {start} --overwrite"
+            f"start it again, with --init-from {start} --overwrite"
         )
     checkpoints = CheckpointManager(folder, run.checkpoints)
     if not folder.is_run() and not checkpoints.steps():
@@ -211,7 +209,7 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
     if record is None and (source := folder.initial_checkpoint()):
         raise ValueError(
             f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
-            f"with {option} {source} --overwrite"
+            f"with --init-from {source} --overwrite"
         )
     if record is not None:
         if record.state.tasks.startswith(SFT_PREFIX) != is_sft:
@@ -220,7 +218,7 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
             )
             raise ValueError(
                 f"{folder.path} is {run_kind}: it goes on with  marft {other_command} {folder.path} --resume ; a new "
-                f"run starts from its weights with --from {record.path}"
+                f"run starts from its weights with --init-from {record.path}"
             )
         before = record.read_recipe(run.python_objects.values())
         check_changes(before, run)

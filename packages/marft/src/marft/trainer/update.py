@@ -301,7 +301,7 @@ class PolicyUpdater:
 
     def _forward(self, batch: MicroBatch, is_first_epoch: bool, kl: Floats, deferred: DeferredReads) -> _Forward:
         """Score a micro-batch, and add its KL to π_old and its token count to ``kl``."""
-        scores, teammate_log_probs = score_with_teammates(batch, entropy_gradient=self.settings.entropy > 0)
+        scores, teammate_log_probs = score_with_teammates(batch, entropy_gradient=self.settings.entropy_coefficient > 0)
         old = self._old_log_probs(batch, scores, deferred)
         token_kl = k3_estimate(scores.log_probs.detach() - old)
         measure_tokens(deferred, self.accumulator, batch, entropy=scores.entropies, kl_before_step=token_kl)
@@ -382,15 +382,15 @@ class PolicyUpdater:
     def _extra_losses(self, batch: MicroBatch, scores: TokenScores, old: Tensor) -> Tensor:
         """Return the extra loss terms: entropy bonus, KL to the base, likelihood in successful episodes."""
         extra = scores.log_probs.new_zeros(())
-        if self.settings.entropy:
-            extra = extra - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
+        if self.settings.entropy_coefficient:
+            extra = extra - self.settings.entropy_coefficient * (scores.entropies * batch.token_weights).sum()
         kl = self.settings.kl
-        if kl.coefficient and kl.place == "loss":
+        if kl.coefficient and kl.apply_to == "loss":
             assert batch.base_log_probs is not None
             terms = kl_terms(kl, scores.log_probs, batch.base_log_probs, old)
             extra = extra + kl.coefficient * (terms * batch.token_weights).sum()
-        if self.settings.nll:
-            extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()
+        if self.settings.nll_coefficient:
+            extra = extra - self.settings.nll_coefficient * (scores.log_probs * batch.nll_weights).sum()
         return extra
 
     def _teammate_loss(

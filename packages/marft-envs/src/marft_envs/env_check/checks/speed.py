@@ -41,7 +41,7 @@ def check_slow_calls(data: CheckData) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "; ".join(slow),
-            "do what is slow once, in tasks(); or play in processes beside the run (rollout.processes)",
+            "do what is slow once, in tasks(); or play in processes beside the run (rollout.workers)",
         )
 
 

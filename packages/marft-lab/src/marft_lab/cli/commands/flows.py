@@ -15,13 +15,15 @@ app = command_group(name="flow", help="Flow networks: grown from runs, played by
 @app.command()
 def grow(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with recorded episodes.")],
-    to: Annotated[Path, typer.Option(help="The file of the network.")] = Path("network.json"),
+    output: Annotated[Path, typer.Option(help="The file of the network.")] = Path("network.json"),
     threshold: Annotated[float, typer.Option(min=-1, max=1, help="Cosine from which on two actions are alike.")] = 0.5,
-    least: Annotated[int, typer.Option(min=1, help="Actions that a node needs to stay.")] = 1,
-    apart: Annotated[list[str] | None, typer.Option(help="A role that plays no node: a router; repeat it.")] = None,
+    min_actions: Annotated[int, typer.Option(min=1, help="Actions that a node needs to stay.")] = 1,
+    exclude_role: Annotated[
+        list[str] | None, typer.Option(help="A role that plays no node: a router; repeat it.")
+    ] = None,
     embed: Annotated[str, typer.Option(help='module:function of texts to vectors; "": hashed pieces of words.')] = "",
     dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Of a vector.")] = 256,
-    on: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
+    extend: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
     """Grow a flow network from successful episodes of runs.
@@ -31,16 +33,18 @@ def grow(
     from marft_lab.cli import flows as asked
     from marft_lab.flows.growth import GrowthOptions
 
-    growth = GrowthOptions(threshold, least, excluded_roles=frozenset(apart or ()), dimensions=dimensions, embed=embed)
-    asked.check_free(to, overwrite or to == on)
-    asked.grow(runs, to, growth, on)
+    growth = GrowthOptions(
+        threshold, min_actions, excluded_roles=frozenset(exclude_role or ()), dimensions=dimensions, embed=embed
+    )
+    asked.check_free(output, overwrite or output == extend)
+    asked.grow(runs, output, growth, extend)
 
 
 @app.command(context_settings=OVERRIDE_CONTEXT)
 def tune(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A recipe whose team plays a network: team.organization = 'flow'.")],
-    to: Annotated[Path, typer.Option(help="The file of the better network.")] = Path("tuned.json"),
+    output: Annotated[Path, typer.Option(help="The file of the better network.")] = Path("tuned.json"),
     steps: Annotated[int, typer.Option(min=0, help="Of learning paths; 0: none.")] = 40,
     batch: Annotated[int, typer.Option(min=2, help="Episodes of a step.")] = 64,
     critic: Annotated[str, typer.Option(help='A policy of the recipe that proposes instructions; "": none.')] = "",
@@ -58,9 +62,9 @@ def tune(
     from marft.cli import options
     from marft_lab.cli import flows as asked
 
-    asked.check_free(to, overwrite)
+    asked.check_free(output, overwrite)
     tuning = asked.TuningOptions(steps, batch, critic, rounds, tolerance)
-    asked.tune(recipe, options.parse_overrides(context, recipe), to, tuning)
+    asked.tune(recipe, options.parse_overrides(context, recipe), output, tuning)
 
 
 @app.command()

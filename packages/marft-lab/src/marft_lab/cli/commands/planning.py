@@ -24,7 +24,7 @@ def plan(
     ] = "h100",
     prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Of a prompt, on average.")] = None,
     action_tokens: Annotated[float | None, typer.Option(min=1, help="Of an action, on average.")] = None,
-    longest_action: Annotated[float | None, typer.Option(min=1, help="Tokens of the longest one.")] = None,
+    max_action_tokens: Annotated[float | None, typer.Option(min=1, help="Of the longest one.")] = None,
     environment_steps: Annotated[float | None, typer.Option(min=1, help="Of an episode, on average.")] = None,
     environment_seconds: Annotated[float | None, typer.Option(min=0, help="Of an environment step.")] = None,
     lag: Annotated[int | None, typer.Option(min=0, help="Steps that what is learned from may be old; 0: none.")] = None,
@@ -46,7 +46,7 @@ def plan(
     from marft_lab.planning.workload import KnownLengths
 
     changes = options.parse_overrides(context, recipe)
-    lengths = KnownLengths(prompt_tokens, action_tokens, longest_action, environment_steps)
+    lengths = KnownLengths(prompt_tokens, action_tokens, max_action_tokens, environment_steps)
     run_plan(
         recipe, changes, gpus, gpu, lengths, environment_seconds, lag, efficiency or [], model_config,
         output.output_mode(False, as_json),

@@ -104,7 +104,7 @@ def worth(
     paraphrase: Annotated[
         str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
     ] = "base",
-    again: Annotated[bool, typer.Option("--again", help="Play what was played before, too.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Play what was played before, too.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -121,6 +121,6 @@ def worth(
     names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))
     parts, checkpoints = names
     wanted = ComparisonOptions(
-        checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, again
+        checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, rerun
     )
     asked.run_worth(run, options.parse_overrides(context, run), wanted, output_mode)

@@ -16,7 +16,7 @@ app = command_group()
 def shadow(
     context: typer.Context,
     team: Annotated[Path, typer.Argument(help="The second team: the folder of a run, or an export.")],
-    sessions: Annotated[Path, typer.Option("--from", help="The folder of marft serve --record.")],
+    sessions: Annotated[Path, typer.Option(help="The folder of marft serve --record.")],
     output: Annotated[
         Path | None, typer.Option(help="What comes of it; a folder 'shadow' among the sessions where none is named.")
     ] = None,

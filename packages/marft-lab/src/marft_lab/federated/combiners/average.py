@@ -15,12 +15,12 @@ class Average(CombinerPart):
     """
 
     # weight of a site's update: its episodes in the round, its sampled tokens in the round, or 1
-    weight: Literal["episodes", "tokens", "equally"] = "equally"
+    weight: Literal["episodes", "tokens", "equal"] = "equal"
 
     @property
     def count_unit(self) -> Literal["", "episodes", "tokens"]:
         """Return the count that sites report for their weight; "" for equal weights."""
-        return "" if self.weight == "equally" else self.weight
+        return "" if self.weight == "equal" else self.weight
 
     def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]: identical rows, proportional to the counts."""

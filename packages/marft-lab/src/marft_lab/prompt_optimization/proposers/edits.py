@@ -28,7 +28,7 @@ class SentenceEditProposer(ProposerPart):
     """
 
     sentences: Annotated[tuple[Text, ...], Strict(False), Field(min_length=1)]  # pool of sentences
-    longest: SmallCount = 4  # maximum sentences of a proposal
+    max_sentences: SmallCount = 4  # maximum sentences of a proposal
     parents: SmallCount = 4  # number of best versions to use as parents
     crossover: Fraction = 0.25  # fraction of proposals with two parents
 
@@ -52,7 +52,7 @@ class SentenceEditProposer(ProposerPart):
         else:
             text = mutate(split_sentences(first.instructions), self.sentences, rng)
             parents, kind = (first.number,), "mutation"
-        return Proposal(" ".join(text[: self.longest]), parents, kind)
+        return Proposal(" ".join(text[: self.max_sentences]), parents, kind)
 
 
 def split_sentences(text: str) -> Sentences:

@@ -63,7 +63,7 @@ class TextGradientProposer(ProposerPart):
     policy: str  # policy to ask: one of the team, another local model, or a model behind an endpoint
     failed: Annotated[int, Field(ge=1, le=64)] = 3  # failed attempts per proposal
     solved: Annotated[int, Field(ge=0, le=64)] = 1  # successful attempts per proposal
-    before: NonNegativeCount = 4  # number of best versions in the prompt
+    history_size: NonNegativeCount = 4  # number of best versions in the prompt
     parents: SmallCount = 1  # number of best versions to rewrite in turn
     sampling: SamplingSettings = SamplingSettings(temperature=0.7)  # sampling settings of the policy
 
@@ -84,7 +84,7 @@ class TextGradientProposer(ProposerPart):
                 _sample_attempts(request, request.failed, self.failed),
                 _sample_attempts(request, request.solved, self.solved),
             )
-            measured = [version for version in request.versions if version.worth][: self.before]
+            measured = [version for version in request.versions if version.worth][: self.history_size]
             mark = unique_marker(collect_texts([*failed, *solved], [parent, *measured]))
             common_fields = {
                 "role": request.role,

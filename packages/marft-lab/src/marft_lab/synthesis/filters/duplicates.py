@@ -20,7 +20,7 @@ class Duplicates(FilterPart):
     """
 
     # minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and spacing
-    alike: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_similarity: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the repeated episodes."""
@@ -28,7 +28,7 @@ class Duplicates(FilterPart):
         seen: dict[str, list[tuple[str, set[str]]]] = {}
         for number, candidate in enumerate(candidates):
             text = normalized_text(candidate.episode)
-            current = (text, shingles(text) if self.alike < 1 else set[str]())
+            current = (text, shingles(text) if self.min_similarity < 1 else set[str]())
             before = seen.setdefault(task_text(candidate.episode.task), [])
             if any(self._is_duplicate(current, earlier) for earlier in before):
                 rejections[number] = "says what another one says"
@@ -37,7 +37,9 @@ class Duplicates(FilterPart):
         return rejections
 
     def _is_duplicate(self, current: tuple[str, set[str]], earlier: tuple[str, set[str]]) -> bool:
-        return current[0] == earlier[0] or (self.alike < 1 and jaccard(current[1], earlier[1]) >= self.alike)
+        return current[0] == earlier[0] or (
+            self.min_similarity < 1 and jaccard(current[1], earlier[1]) >= self.min_similarity
+        )
 
 
 def normalized_text(episode: Episode) -> str:

@@ -26,13 +26,13 @@ class Handoffs(FilterPart):
     The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.
     """
 
-    least: Fraction = 0.5  # minimum handoff efficiency; 0 accepts any
-    loops: bool = False  # True to allow control to go back and forth between two agents more than twice in a row
+    min_efficiency: Fraction = 0.5  # minimum handoff efficiency; 0 accepts any
+    allow_loops: bool = False  # True to allow control to go back and forth between two agents more than twice in a row
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the episodes with loops and the inefficient episodes."""
         rejections = dict[int, str]()
-        if not self.loops:
+        if not self.allow_loops:
             rejections = {
                 n: "two agents passed it back and forth"
                 for n, candidate in enumerate(candidates)
@@ -42,8 +42,8 @@ class Handoffs(FilterPart):
         tasks = [candidates[number].episode.task.id for number in remaining]
         counts = [count_handoffs(candidates[number].episode) for number in remaining]
         for number, share in zip(remaining, handoff_efficiencies(tasks, counts), strict=True):
-            if share < self.least:
-                rejections[number] = f"efficiency of handoffs below {self.least:g}"
+            if share < self.min_efficiency:
+                rejections[number] = f"efficiency of handoffs below {self.min_efficiency:g}"
         return rejections
 
 

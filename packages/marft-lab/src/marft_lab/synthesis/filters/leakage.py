@@ -30,19 +30,19 @@ class Leakage(FilterPart):
 
     # minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 only
     # rejects equal tasks
-    alike: Fraction = 0.8
+    min_similarity: Fraction = 0.8
     answers: Names = (
         "answer",
         "solution",
         "target",
     )  # fields of task data with secret answers, at any depth
-    shortest: Count = 2  # minimum characters of an answer; shorter answers occur in any text
+    min_chars: Count = 2  # minimum characters of an answer; shorter answers occur in any text
     silent: Names = ()  # roles that must not say an answer either, unless a legitimate source gave it to them
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         """Return the episodes with leaks."""
         tasks = {candidate.episode.task.id: candidate.episode.task for candidate in candidates}
-        held_out_ids = find_near_duplicates([*tasks.values()], context.held_out, self.alike)
+        held_out_ids = find_near_duplicates([*tasks.values()], context.held_out, self.min_similarity)
         rejections = {
             number: HELD_OUT_REASON for number, one in enumerate(candidates) if one.episode.task.id in held_out_ids
         }
@@ -53,7 +53,7 @@ class Leakage(FilterPart):
 
     def _find_leaks(self, candidate: Candidate, context: FilterContext) -> Iterator[str]:
         answers = [
-            value for value in field_values(candidate.episode.task.data, self.answers) if len(value) >= self.shortest
+            value for value in field_values(candidate.episode.task.data, self.answers) if len(value) >= self.min_chars
         ]
         for action in candidate.episode.actions if answers else ():
             sources = normalize(

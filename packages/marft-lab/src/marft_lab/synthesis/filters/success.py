@@ -14,7 +14,7 @@ class Success(FilterPart):
     """Filter that rejects episodes without a score, without success, or with a low reward."""
 
     solved: bool = True  # True to require success; without a known outcome only the reward counts
-    reward: Bounded | None = None  # minimum reward; none accepts any
+    min_reward: Bounded | None = None  # minimum reward; none accepts any
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the unsuccessful episodes."""
@@ -24,10 +24,10 @@ class Success(FilterPart):
     def _rejection_reason(self, episode: Episode) -> str:
         if not episode.is_scored:
             return "could not be scored"
-        if self.solved and episode.success is None and self.reward is None:
+        if self.solved and episode.success is None and self.min_reward is None:
             return "nobody says whether it was solved (give the filter a least reward)"
         if self.solved and episode.success is False:
             return "not solved"
-        if self.reward is not None and episode.total_reward < self.reward:
-            return f"earned less than {self.reward:g}"
+        if self.min_reward is not None and episode.total_reward < self.min_reward:
+            return f"earned less than {self.min_reward:g}"
         return ""

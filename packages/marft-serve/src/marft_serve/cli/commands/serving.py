@@ -20,7 +20,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     token: Annotated[str, typer.Option(envvar="MARFT_TOKEN", help="What requests must bring.")] = "",
-    without_token: Annotated[bool, typer.Option("--without-token", help="Let anybody ask who reaches it.")] = False,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Let anybody ask who reaches it.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Requests that wait for that; more are refused.")] = 256,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one answer.")] = 600.0,
@@ -42,7 +42,9 @@ def serve(
         typer.Option(help="A recipe, run or export that says what answers are worth; else the second team's."),
     ] = None,
     a2a: Annotated[bool, typer.Option("--a2a", help="Also as an A2A agent (at /a2a).")] = False,
-    address: Annotated[str, typer.Option(help="By which others reach it, for the agent's card; else as asked.")] = "",
+    public_url: Annotated[
+        str, typer.Option(help="By which others reach it, for the agent's card; else as asked.")
+    ] = "",
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
@@ -56,8 +58,8 @@ def serve(
     from marft_serve.cli import serving
 
     serving.serve(
-        team, options.parse_overrides(context, team), checkpoint, (host, port, token, without_token),
-        (concurrency, queue, timeout), grace=grace, record=record, protocols=(mcp, a2a, address),
+        team, options.parse_overrides(context, team), checkpoint, (host, port, token, no_token),
+        (concurrency, queue, timeout), grace=grace, record=record, protocols=(mcp, a2a, public_url),
         trust_code=trust_code, shadow=shadow, shadow_checkpoint=shadow_checkpoint, shadow_output=shadow_output,
         grade=grade,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import typer
 from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_group
 
 TracesOption = Annotated[
-    list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+    list[Path] | None, typer.Option("--traces", help="Conversations or spans, JSON lines; repeat the option.")
 ]
 RolesOption = Annotated[
     list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
@@ -27,7 +27,8 @@ def sft(
     role: RolesOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
     start_from: Annotated[
-        Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
+        Path | None,
+        typer.Option("--init-from", help="Start with the weights of this checkpoint folder, not the base's."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
     quiet: QuietOption = False,
@@ -84,7 +85,7 @@ def score(
 def trace(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
     otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
-    json: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
     task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
     content: Annotated[
@@ -99,7 +100,7 @@ def trace(
     """
     from marft_serve.cli.tracing import run_trace
 
-    run_trace(run, otlp, json, step, task, header or [], timeout, content)
+    run_trace(run, otlp, output, step, task, header or [], timeout, content)
 
 
 @app.command()

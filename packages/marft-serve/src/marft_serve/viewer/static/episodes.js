@@ -103,7 +103,7 @@ function filters(query, set, run) {
     pick("Step", "step", same([...[...run.recorded].reverse(), ...run.evaluations])), pick("Agent", "agent", same(run.agents.map((agent) => agent.role))),
     field("Task", "task", { size: 8, placeholder: "any" }),
     pick("Solved", "success", [["true", "yes"], ["false", "no"]]), pick("Status", "status", same(["terminated", "truncated", "paused", "failed", "timed_out"])),
-    pick("Guard", "guard", same([...new Set(run.guards.map((guard) => guard.name).filter((name) => name !== "returned_to"))])),
+    pick("Guard", "guard", same([...new Set(run.guards.map((guard) => guard.name).filter((name) => name !== "rolled_back_to"))])),
     h("label", { class: "field" }, h("span", {}, "Reward"), ["reward_min", "reward_max"].map((name, n) => [n ? h("span", {}, "to") : null,
       h("input", { type: "number", step: "any", class: "short", "aria-label": n ? "Highest reward" : "Lowest reward", value: query[name], oninput: (event) => set(name, event.target.value) })])),
   ];

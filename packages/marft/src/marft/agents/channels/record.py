@@ -22,7 +22,7 @@ class Record(Plugin):
 
     ``fields`` is the record's schema. Each field has a regular expression, whose first group (or whole match) is
     the value. The last match in the text counts. A field without a match is left out. A text without any match is
-    passed unchanged, or with ``otherwise = "nothing"`` not at all.
+    passed unchanged, or with ``fallback = "none"`` not at all.
 
     >>> record = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
     >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
@@ -38,7 +38,7 @@ class Record(Plugin):
 
     fields: dict[str, Pattern]  # regular expression for each field; its first group is the value
     template: str = ""  # wording of a record, such as "= {result}."; "" writes field: value pairs
-    otherwise: Literal["raw", "nothing"] = "raw"  # text passed on without a match: the raw message, or nothing
+    fallback: Literal["raw", "none"] = "raw"  # text passed on without a match: the raw message, or nothing
 
     @field_validator("fields")
     @classmethod
@@ -74,7 +74,7 @@ class Record(Plugin):
         return self
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """Return a record for each message; None for a message without a match if ``otherwise`` is ``"nothing"``.
+        """Return a record for each message; None for a message without a match if ``fallback`` is ``"none"``.
 
         Raises:
             EpisodeFailedError: the search for a field's regular expression exceeded its timeout.
@@ -88,7 +88,7 @@ class Record(Plugin):
             if value is not None:
                 values[name] = value.strip()
         if not values or (self.template and len(values) < len(self.fields)):
-            return message if self.otherwise == "raw" else None
+            return message if self.fallback == "raw" else None
         return replace(message, text=self._format_values(values))
 
     def _format_values(self, values: Mapping[str, str]) -> str:

@@ -36,12 +36,12 @@ class Hierarchical(VectorMemoryPart):
         """Return an empty memory."""
         first, last = self.entry_bytes // RECENT_SHARE, self.entry_bytes // SUMMARY_SHARE
         archive = EntryBuffer(
-            self.entry_bytes - first - last, self.working, self.replaces, extra_bytes=self.vector_bytes
+            self.entry_bytes - first - last, self.max_working_entries, self.overwrite, extra_bytes=self.vector_bytes
         )
         return HierarchicalMemory(
-            EntryBuffer(first, self.working, self.replaces),
-            IndexMemory(archive, count, self.build_embedder(), self.dimensions, self.picks),
-            SummaryMemory(select_lines, count, self.summary_tokens, last, self.working), count, self.recent,
+            EntryBuffer(first, self.max_working_entries, self.overwrite),
+            IndexMemory(archive, count, self.build_embedder(), self.dimensions, self.top_k),
+            SummaryMemory(select_lines, count, self.summary_tokens, last, self.max_working_entries), count, self.recent,
         )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ class VectorMemoryPart(MemoryPart):
     """Base for memory systems with nearest-neighbor search."""
 
     dimensions: Annotated[int, Field(ge=8, le=8192)] = 256  # vector length
-    picks: SmallCount = 8  # maximum texts per read
-    replaces: bool = True  # whether a fact replaces an earlier fact with the same key
+    top_k: SmallCount = 8  # maximum texts per read
+    overwrite: bool = True  # whether a fact replaces an earlier fact with the same key
     # import path of a function that returns one vector per text, optionally async; "" hashes character n-grams of words
     embed: ImportPath = ""
 
@@ -36,11 +36,11 @@ class VectorMemoryPart(MemoryPart):
         return path
 
     @model_validator(mode="after")
-    def _check_capacity(self) -> VectorMemoryPart:
+    def _check_max_bytes(self) -> VectorMemoryPart:
         needed = self.vector_bytes * MAX_TEXT_DIVISOR
-        if needed > self.capacity:
+        if needed > self.max_bytes:
             raise PydanticCustomError(
-                "dimensions", "dimensions: {count} take a capacity of at least {needed} bytes",
+                "dimensions", "dimensions: {count} take max_bytes of at least {needed}",
                 {"count": self.dimensions, "needed": needed},
             )  # fmt: skip
         return self
@@ -62,8 +62,8 @@ class Index(VectorMemoryPart):
 
     def begin(self, count: TokenCounter) -> IndexMemory:
         """Return an empty memory."""
-        buffer = EntryBuffer(self.entry_bytes, self.working, self.replaces, extra_bytes=self.vector_bytes)
-        return IndexMemory(buffer, count, self.build_embedder(), self.dimensions, self.picks)
+        buffer = EntryBuffer(self.entry_bytes, self.max_working_entries, self.overwrite, extra_bytes=self.vector_bytes)
+        return IndexMemory(buffer, count, self.build_embedder(), self.dimensions, self.top_k)
 
 
 class IndexMemory(BufferedMemory):

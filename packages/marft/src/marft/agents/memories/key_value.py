@@ -16,11 +16,13 @@ class KeyValue(MemoryPart):
     words occur in the query. An entry without a key is found by the words of its text.
     """
 
-    least: Fraction = 0.5  # minimum share of a key's words that must occur in the query
+    min_overlap: Fraction = 0.5  # minimum share of a key's words that must occur in the query
 
     def begin(self, count: TokenCounter) -> KeyValueMemory:
         """Return an empty memory."""
-        return KeyValueMemory(EntryBuffer(self.entry_bytes, self.working, replaces=True), count, self.least)
+        return KeyValueMemory(
+            EntryBuffer(self.entry_bytes, self.max_working_entries, replaces=True), count, self.min_overlap
+        )
 
 
 class KeyValueMemory(BufferedMemory):

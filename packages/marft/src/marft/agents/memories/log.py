@@ -16,7 +16,7 @@ class Log(MemoryPart):
 
     def begin(self, count: TokenCounter) -> LogMemory:
         """Return an empty memory."""
-        return LogMemory(EntryBuffer(self.entry_bytes, self.working, replaces=False), count)
+        return LogMemory(EntryBuffer(self.entry_bytes, self.max_working_entries, replaces=False), count)
 
 
 class LogMemory(BufferedMemory):

@@ -76,7 +76,7 @@ def open_store(
     """
     memory = cast("MemorySystem", part).begin(count)
     if part.construction != "eager":
-        memory = DeferredMemory(memory, part.batch if part.construction == "batched" else 0, part.pending_bytes)
+        memory = DeferredMemory(memory, part.batch_size if part.construction == "batched" else 0, part.pending_bytes)
     return MemoryStore(memory, part.max_text_bytes, clock)
 
 

@@ -25,19 +25,19 @@ class Summary(MemoryPart):
     tokens: Count = 200  # maximum tokens of the summary
     # import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines with rare
     # words
-    condense: ImportPath = ""
+    summarizer: ImportPath = ""
 
-    @field_validator("condense")
+    @field_validator("summarizer")
     @classmethod
-    def _check_condense(cls, path: str, info: ValidationInfo) -> str:
+    def _check_summarizer(cls, path: str, info: ValidationInfo) -> str:
         if path and not callable(import_object(path, info.context)):
-            raise PydanticCustomError("condense", "{path} is no function of texts", {"path": repr(path)})
+            raise PydanticCustomError("summarizer", "{path} is no function of texts", {"path": repr(path)})
         return path
 
     def begin(self, count: TokenCounter) -> SummaryMemory:
         """Return an empty memory."""
-        summarize = summarize_with(import_object(self.condense), self.condense) if self.condense else select_lines
-        return SummaryMemory(summarize, count, self.tokens, self.entry_bytes, self.working)
+        summarize = summarize_with(import_object(self.summarizer), self.summarizer) if self.summarizer else select_lines
+        return SummaryMemory(summarize, count, self.tokens, self.entry_bytes, self.max_working_entries)
 
 
 class SummaryMemory:

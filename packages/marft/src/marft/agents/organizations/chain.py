@@ -18,11 +18,11 @@ class Chain(OrganizationPart):
         observation ──▶ planner ──▶ coder ──▶ tester ──▶ answer
               └────────────┴──────────┴─────────┘
 
-    With ``sees = "previous"``, an agent sees only its predecessor. A chain of one is a single agent.
+    With ``visible = "previous"``, an agent sees only its predecessor. A chain of one is a single agent.
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
-    sees: Literal["all", "previous"] = "all"  # visible actions: all before the agent's own, or only the previous one
+    visible: Literal["all", "previous"] = "all"  # visible actions: all before the agent's own, or only the previous one
 
     def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
@@ -32,5 +32,5 @@ class Chain(OrganizationPart):
         """Run one step."""
         actions: list[Action] = []
         for agent in agents:
-            actions.append(await agent(observation, sees=actions if self.sees == "all" else actions[-1:]))
+            actions.append(await agent(observation, sees=actions if self.visible == "all" else actions[-1:]))
         return JointAction()

@@ -22,21 +22,21 @@ class Debate(OrganizationPart):
 
     ::
 
-        round 1    a     b     c            hears = "all"
+        round 1    a     b     c            neighbors = "all"
                     ╲ ╱ ╲ ╱ ╲ ╱
         round 2    a     b     c ──▶ vote, or the judge, who sees the last round
 
-    ``hears`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
+    ``neighbors`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
     """
 
     rounds: SmallCount = 2  # number of rounds
     # visible agents: all, the two neighbors in a ring, or a table of neighbors
-    hears: Literal["all", "ring"] | Neighbors = "all"
+    neighbors: Literal["all", "ring"] | Neighbors = "all"
     judge: str = ""  # role that answers; "" selects the most frequent answer of the last round
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a judge without debaters."""
-        table = self.hears if isinstance(self.hears, dict) else {}
+        table = self.neighbors if isinstance(self.neighbors, dict) else {}
         named = [self.judge] * bool(self.judge) + [
             role for agent, neighbors in table.items() for role in (agent, *neighbors)
         ]
@@ -55,8 +55,8 @@ class Debate(OrganizationPart):
 
         Readers of a removed agent inherit its neighbors. Without the judge, the agents vote.
         """
-        neighbors = remove_roles(self.hears, roles) if isinstance(self.hears, dict) else self.hears
-        return self.model_copy(update={"hears": neighbors, "judge": "" if self.judge in roles else self.judge})
+        neighbors = remove_roles(self.neighbors, roles) if isinstance(self.neighbors, dict) else self.neighbors
+        return self.model_copy(update={"neighbors": neighbors, "judge": "" if self.judge in roles else self.judge})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
@@ -79,9 +79,9 @@ class Debate(OrganizationPart):
 
     def _visible_roles(self, role: str, debaters: Sequence[str]) -> list[str]:
         """Return the roles visible to ``role``, itself first."""
-        if isinstance(self.hears, dict):
-            neighbors: Sequence[str] = self.hears.get(role, ())
-        elif self.hears == "all":
+        if isinstance(self.neighbors, dict):
+            neighbors: Sequence[str] = self.neighbors.get(role, ())
+        elif self.neighbors == "all":
             neighbors = debaters
         else:
             index = debaters.index(role)

@@ -24,23 +24,23 @@ class Graph(OrganizationPart):
         observation ─┬─▶ planner ──┬─▶ coder ──┬─▶ reviewer ──▶ answer
                      └─▶ librarian ┴─▶ tester ─┘
 
-    ``sees`` lists the agents visible to each agent: ``{ coder = ["planner", "librarian"], reviewer = ["coder",
+    ``visible`` lists the agents visible to each agent: ``{ coder = ["planner", "librarian"], reviewer = ["coder",
     "tester"] }``. An agent without an entry sees only the observation.
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
-    sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # visible roles, by role
+    visible: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # visible roles, by role
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a cycle."""
-        for agent, seen in self.sees.items():
+        for agent, seen in self.visible.items():
             for role in (agent, *seen):
                 if role not in roles:
-                    yield f"team.sees: no agent is called {role!r}{did_you_mean(role, roles)}"
+                    yield f"team.visible: no agent is called {role!r}{did_you_mean(role, roles)}"
         try:
-            TopologicalSorter(self.sees).prepare()
+            TopologicalSorter(self.visible).prepare()
         except CycleError as error:
-            yield f"team.sees: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
+            yield f"team.visible: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
     def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
@@ -48,7 +48,7 @@ class Graph(OrganizationPart):
 
     def without_agents(self, roles: Sequence[str]) -> Graph:
         """Return the organization without some roles; readers of a removed agent inherit its sources."""
-        return self.model_copy(update={"sees": remove_roles(self.sees, roles)})
+        return self.model_copy(update={"visible": remove_roles(self.visible, roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
@@ -56,11 +56,11 @@ class Graph(OrganizationPart):
 
         async def request_action(handle: AgentHandle) -> Action:
             """Request one agent's action after its sources' actions."""
-            seen = [await tasks[role] for role in self.sees.get(handle.role, ())]
+            seen = [await tasks[role] for role in self.visible.get(handle.role, ())]
             return await handle(observation, sees=seen)
 
         for role in TopologicalSorter(
-            {handle.role: self.sees.get(handle.role, ()) for handle in agents}
+            {handle.role: self.visible.get(handle.role, ()) for handle in agents}
         ).static_order():
             tasks[role] = asyncio.ensure_future(request_action(agents[role]))
         await gather_actions(*tasks.values())

@@ -28,13 +28,13 @@ class Hierarchical(OrganizationPart):
                                  ├─ 2. … ─▶ worker ─┼─▶ writer ──▶ answer
                                  └─ 3. … ─▶ worker ─┘
 
-    A plan without a list is one subtask. Items beyond ``most`` are dropped; the planner learns this through its
+    A plan without a list is one subtask. Items beyond ``max_subtasks`` are dropped; the planner learns this through its
     credit.
     """
 
     planner: str = "planner"  # role that writes the list
     workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # roles that work on the items
-    most: SmallCount = 4  # maximum items from the list
+    max_subtasks: SmallCount = 4  # maximum items from the list
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role."""
@@ -53,7 +53,7 @@ class Hierarchical(OrganizationPart):
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
         plan = await agents[self.planner](observation)
-        parts = parse_subtasks(plan.message)[: self.most]
+        parts = parse_subtasks(plan.message)[: self.max_subtasks]
         results = await gather_actions(
             *(
                 agents[self.workers[number % len(self.workers)]](observation, sees=[MessageOverride(plan, part)])

@@ -29,14 +29,14 @@ class Orchestrated(OrganizationPart):
                           └──────────────────┘
 
     ``views`` lists the possible views of earlier actions for a called agent. With several views, the router chooses
-    one as well. After ``most`` calls the step ends in any case. The router can stop only after the first call.
+    one as well. After ``max_calls`` calls the step ends in any case. The router can stop only after the first call.
     """
 
     router: str = "router"  # role that chooses
     # views of earlier actions that a called agent may get
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    most: SmallCount = 3  # maximum calls in a step
-    stops: bool = True  # whether the router may stop earlier
+    max_calls: SmallCount = 3  # maximum calls in a step
+    allow_stop: bool = True  # whether the router may stop earlier
 
     @field_validator("views")
     @classmethod
@@ -62,8 +62,8 @@ class Orchestrated(OrganizationPart):
             for view in self.views
         }
         actions: list[Action] = []
-        while len(actions) < self.most:
-            options = [*calls, *([STOP] if actions and self.stops else [])]
+        while len(actions) < self.max_calls:
+            options = [*calls, *([STOP] if actions and self.allow_stop else [])]
             chosen = options[0]  # with a single option, no request is needed
             if len(options) > 1:
                 chosen = (await agents[self.router].choose(observation, options, sees=actions)).text

@@ -23,14 +23,14 @@ class Turns(OrganizationPart):
         step 1   observation ─┬▶ south
                               └▶ west
 
-    ``sees`` selects the visible actions of other agents: the actions in the last step, all actions since the
+    ``visible`` selects the visible actions of other agents: the actions in the last step, all actions since the
     agent's own last action, or none. With none, only the environment informs the agents. Agents that act one after
     another in a step also see the earlier actions of that step.
     """
 
-    order: Literal["together", "one after another"] = "together"  # order of the agents in a step
+    order: Literal["simultaneous", "sequential"] = "simultaneous"  # order of the agents in a step
     # visible actions of others: none, the last step's, or all since the agent's own last action
-    sees: Literal["nothing", "last", "since"] = "nothing"
+    visible: Literal["none", "last", "since_own_action"] = "none"
 
     _actions: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order
     _last_actions: list[Action] = PrivateAttr(default_factory=list)  # actions of the previous step
@@ -39,7 +39,7 @@ class Turns(OrganizationPart):
 
     def open(self, task: Task, seed: int) -> Turns:  # noqa: ARG002  no randomness
         """Return a copy with an empty record for one episode."""
-        return Turns(order=self.order, sees=self.sees)
+        return Turns(order=self.order, visible=self.visible)
 
     def close(self) -> None:
         """Do nothing: no resources are open."""
@@ -48,7 +48,7 @@ class Turns(OrganizationPart):
         """Request actions from the agents named by the environment."""
         handles = [agents[role] for role in observation.turn] or list(agents)
         visible = [self._visible_actions(handle.role) for handle in handles]
-        if self.order == "together":
+        if self.order == "simultaneous":
             actions = await gather_actions(
                 *(request_action(handle, observation, seen) for handle, seen in zip(handles, visible, strict=True))
             )
@@ -64,7 +64,7 @@ class Turns(OrganizationPart):
     def _visible_actions(self, role: str) -> list[Action]:
         """Return the visible actions of earlier steps."""
         since = self._actions[self._seen_counts.get(role, 0) :]
-        visible = {"nothing": [], "last": self._last_actions, "since": since}[self.sees]
+        visible = {"none": [], "last": self._last_actions, "since_own_action": since}[self.visible]
         return [action for action in visible if action.agent != role]
 
 

@@ -102,7 +102,7 @@ def isolation_problem() -> str:
         return str(error)
     problem = ""
     for _ in range(MAX_ATTEMPTS):
-        result = _run("print('here')", SandboxSettings(seconds=30.0), "", {})
+        result = _run("print('here')", SandboxSettings(timeout_seconds=30.0), "", {})
         if result.output.strip() == "here":
             return ""
         problem = (
@@ -157,7 +157,9 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
     )  # fmt: skip
     _running.add(process)
     try:
-        output, errors, cut = _communicate(process, json.dumps(order).encode(), settings, start_time + settings.seconds)
+        output, errors, cut = _communicate(
+            process, json.dumps(order).encode(), settings, start_time + settings.timeout_seconds
+        )
     finally:
         _running.discard(process)
         _terminate(process)

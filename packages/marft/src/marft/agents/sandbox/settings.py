@@ -14,7 +14,7 @@ Limit = Annotated[int, Field(ge=1, le=10**8)]
 class SandboxSettings(Settings):
     """Limits of one run. A run that exceeds a limit ends, and the result reports it; nothing else is affected."""
 
-    seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # timeout in seconds of wall-clock time
+    timeout_seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # timeout in seconds of wall-clock time
     cpu_seconds: Limit = 10  # CPU time of each process, in seconds
     memory_mb: Limit = 512  # memory of all processes and files together, and address space of each process, in MiB
     disk_mb: Limit = 64  # size of all files together, in MiB

@@ -35,7 +35,7 @@ class ServerSettings(Protocol):
     @property
     def command(self) -> tuple[str, ...]: ...
     @property
-    def environment(self) -> tuple[str, ...]: ...
+    def env_variables(self) -> tuple[str, ...]: ...
     @property
     def folder(self) -> str: ...
     @property
@@ -247,7 +247,7 @@ async def _build_client(settings: ServerSettings, stack: AsyncExitStack, limiter
         http = await stack.enter_async_context(_http_client(settings, limiter))
         return Client(streamable_http_client(settings.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES))
     command = [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command]
-    variables = {name: _read_variable(name) for name in settings.environment}
+    variables = {name: _read_variable(name) for name in settings.env_variables}
     environment = {**get_default_environment(), **variables, **subprocess_env(settings.folder)}
     errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
     return Client(standard_streams(command, environment, settings.folder or None, errors, limiter))
@@ -256,7 +256,7 @@ async def _build_client(settings: ServerSettings, stack: AsyncExitStack, limiter
 def find_secrets(settings: ServerSettings) -> list[str]:
     """Return the confidential values that a server receives: header values, and variables with secret-like names."""
     headers = [os.environ.get(variable, "").strip() for variable in settings.header_variables.values()]
-    return [*headers, *secret_values({name: os.environ.get(name, "") for name in settings.environment})]
+    return [*headers, *secret_values({name: os.environ.get(name, "") for name in settings.env_variables})]
 
 
 def result_text(result: CallToolResult, secrets: Collection[str] = ()) -> str:

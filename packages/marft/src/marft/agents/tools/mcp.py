@@ -47,7 +47,7 @@ class MCP(Plugin):
     """
 
     command: Strings = ()  # program and arguments that start the server
-    environment: Strings = ()  # names of our environment variables that the server may see
+    env_variables: Strings = ()  # names of our environment variables that the server may see
     folder: Annotated[str, ExpandUser] = ""  # working folder of a started server
     log: Annotated[str, ExpandUser] = ""  # file for the server's standard error; "" discards it
     url: str = ""  # URL of a running server
@@ -61,7 +61,7 @@ class MCP(Plugin):
     def _check_url(cls, url: str) -> str:
         return check_url(url, "header_variables") if url else url
 
-    @field_validator("environment")
+    @field_validator("env_variables")
     @classmethod
     def _check_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if not all(map(VARIABLE_NAME.fullmatch, names)):
@@ -88,7 +88,8 @@ class MCP(Plugin):
     def _check_transport(self) -> MCP:
         if bool(self.command) == bool(self.url):
             raise ValueError("needs either a command that starts the server, or its url")
-        way, unused_keys = ("url", ("environment", "folder", "log")) if self.url else ("command", ("header_variables",))
+        way = "url" if self.url else "command"
+        unused_keys = ("env_variables", "folder", "log") if self.url else ("header_variables",)
         idle = [key for key in unused_keys if getattr(self, key)]
         if idle:
             raise ValueError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")

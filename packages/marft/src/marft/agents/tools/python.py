@@ -46,7 +46,7 @@ class SandboxSource(StatelessSource):
     @property
     def max_seconds(self) -> float:
         """Timeout of a sandbox run in seconds."""
-        return self.limits.seconds
+        return self.limits.timeout_seconds
 
 
 @dataclass(frozen=True)

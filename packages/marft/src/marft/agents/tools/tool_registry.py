@@ -81,7 +81,7 @@ class ToolRegistry:
             tools=tuple(tool for tool, _ in named_tools),
         )
         use = agent.tool_use
-        return profile, ToolUse(sources, use.rounds, use.calls, use.timeout_seconds, use.output_tokens)
+        return profile, ToolUse(sources, use.max_rounds, use.max_calls, use.timeout_seconds, use.max_output_tokens)
 
     def close(self) -> None:
         """Close every tool source."""

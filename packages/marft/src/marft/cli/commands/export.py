@@ -16,9 +16,9 @@ def export(
     checkpoint: Annotated[str, typer.Option(help="best, last, a step, or step_000050.")] = "best",
     output: Annotated[Path | None, typer.Option(help="The folder to write; exports/<run> where none is named.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="Also whole weights, with the adapters in them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Take the place of another export.")] = False,
-    organized: Annotated[
-        Path | None, typer.Option("--as", help="The file of a team as which its agents go out, as in marft eval --as.")
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of another export.")] = False,
+    team_file: Annotated[
+        Path | None, typer.Option(help="The file of a team as which its agents go out, as in marft eval --team-file.")
     ] = None,
 ) -> None:
     """Export a trained team as a folder.
@@ -28,7 +28,7 @@ def export(
     """
     from marft.cli import team_export
 
-    team_export.export(run, checkpoint, output, merged=merged, force=force, team_file=organized)
+    team_export.export(run, checkpoint, output, merged=merged, overwrite=overwrite, team_file=team_file)
 
 
 @app.command()

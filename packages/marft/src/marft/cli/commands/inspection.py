@@ -30,7 +30,7 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
-    by: Annotated[str, typer.Option(help="Also by cohort: tasks with the same value of this field.")] = "",
+    group_by: Annotated[str, typer.Option(help="Also by cohort: tasks with the same value of this field.")] = "",
     suite: Annotated[
         Path | None, typer.Option(help="Attacks, rules and gates in place of mere tasks: safety, or a file of yours.")
     ] = None,
@@ -38,9 +38,9 @@ def evaluate(
         list[str] | None, typer.Option(help='With --suite, beside its gates: "attack_success bound > +5%"; repeat it.')
     ] = None,
     team_file: Annotated[
-        Path | None, typer.Option("--as", help="The trained agents in the team of this file: other seats, handoffs.")
+        Path | None, typer.Option(help="The trained agents in the team of this file: other seats, handoffs.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Play anew what is kept from before.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Play anew what is kept from before.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
@@ -58,8 +58,8 @@ def evaluate(
     paths, overrides = options.parse_targets(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
     evaluation_options = evaluation.EvaluationOptions(
-        names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by, suite, fail_if or (),
-        team_file,
+        names, mode, tasks, attempts, shuffle_messages, rerun, scenarios, trust_code, group_by, suite,
+        fail_if or (), team_file,
     )  # fmt: skip
     if suite is None:
         evaluation.evaluate(paths, overrides, evaluation_options, output_mode)
@@ -74,7 +74,9 @@ def scenarios(
     output: Annotated[Path, typer.Option(help="The file; evaluations bear its name.")] = Path("scenarios.json"),
     tasks: Annotated[int, typer.Option(min=0, help="How many; 0: as the recipe evaluates.")] = 0,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    by: Annotated[str, typer.Option(help="A field of the tasks: as many of each of its values as there can be.")] = "",
+    balance_by: Annotated[
+        str, typer.Option(help="A field of the tasks: as many of each of its values as there can be.")
+    ] = "",
     mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
     attempts: Annotated[int, typer.Option(min=0, help="At each task; 0: as the recipe evaluates.")] = 0,
 ) -> None:
@@ -85,7 +87,7 @@ def scenarios(
     from marft.cli import evaluation, options
 
     overrides = options.parse_overrides(context, recipe)
-    evaluation.write_scenarios(recipe, overrides, output, tasks, split, by, mode, attempts)
+    evaluation.write_scenarios(recipe, overrides, output, tasks, split, balance_by, mode, attempts)
 
 
 @app.command(context_settings=OVERRIDE_CONTEXT)
@@ -95,7 +97,7 @@ def play(
     human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
     checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
     task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
-    again: Annotated[
+    fork_from: Annotated[
         str, typer.Option(help="Of a run: a recorded episode up to an action, STEP:EPISODE@ACTION, and on from there.")
     ] = "",
 ) -> None:
@@ -105,7 +107,7 @@ def play(
     """
     from marft.cli import handlers, options
 
-    handlers.play(recipe, options.parse_overrides(context, recipe), human or [], checkpoint, task, again)
+    handlers.play(recipe, options.parse_overrides(context, recipe), human or [], checkpoint, task, fork_from)
 
 
 @app.command()
@@ -114,14 +116,16 @@ def compare(
     fail_if: Annotated[
         list[str] | None, typer.Option(help='Of two runs: exit with 1 if "accuracy < -1%"; repeat the option.')
     ] = None,
-    by: Annotated[str, typer.Option(help="Of two runs: also by cohort, tasks with the same value of this field.")] = "",
+    group_by: Annotated[
+        str, typer.Option(help="Of two runs: also by cohort, tasks with the same value of this field.")
+    ] = "",
     junit: Annotated[Path | None, typer.Option(help="Of two runs: write the gates to this file, for CI.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Of two runs: write gates and changes to this file.")] = None,
     other_tools: Annotated[
         bool, typer.Option("--other-tools", help="Also where agents were told other things of their tools.")
     ] = False,
-    after_as: Annotated[
-        str, typer.Option("--as", help="Of two runs: the second as the team of this name, evaluated with --as.")
+    team_name: Annotated[
+        str, typer.Option(help="Of two runs: the second as the team of this name, evaluated with --team-file.")
     ] = "",
 ) -> None:
     """Show evaluated runs side by side.
@@ -130,7 +134,7 @@ def compare(
     """
     from marft.cli import handlers
 
-    if not handlers.compare(runs, fail_if or [], by, junit, markdown, other_tools, after_as):
+    if not handlers.compare(runs, fail_if or [], group_by, junit, markdown, other_tools, team_name):
         raise typer.Exit(1)
 
 

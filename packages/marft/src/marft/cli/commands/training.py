@@ -18,11 +18,11 @@ def train(
     resume_or_start: Annotated[
         bool, typer.Option("--resume-or-start", help="Go on with the run where there is one, else start it.")
     ] = False,
-    address: Annotated[
+    ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster to play in: host:port, or auto (cluster.address).")
     ] = None,
     start_from: Annotated[
-        Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
+        Path | None, typer.Option("--init-from", help="Start a new run with the weights of this checkpoint folder.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")
@@ -43,8 +43,8 @@ def train(
     changes = options.parse_overrides(context, recipe)
     if samples is not None:
         changes = [*changes, "--training.show_samples_every", str(samples)]
-    if address is not None:
-        changes = [*changes, "--cluster.address", address]
+    if ray_address is not None:
+        changes = [*changes, "--cluster.address", ray_address]
     handlers.train(
         recipe,
         changes,

@@ -113,8 +113,9 @@ def render_recipe(plan: TemplatePlan) -> str:
     environment = {"name": "table", "path": _data_path(plan), "question": table.question, "answer": table.answer}
     environment |= {"prompt": table.prompt} if table.prompt else {}
     lines = [_toml_table("environment", environment), 'grading = "reward:reward"  # the function in reward.py']
-    lines.append(f"shares = {{ validation = {VALIDATION_SHARE}, test = {table.test_share} }}  # of the rows, held out")
-    lines += [f"leave_out = {list(table.excluded)!r}"] if table.excluded else []
+    fractions = f"{{ validation = {VALIDATION_SHARE}, test = {table.test_share} }}"
+    lines.append(f"split_fractions = {fractions}  # of the rows, held out")
+    lines += [f"skip = {list(table.excluded)!r}"] if table.excluded else []
     parts.append("\n".join(lines))
     rate = "\noptimizer = { learning_rate = 5e-4 }  # a very small model takes large steps" if tiny else ""
     parts.append(f'[algorithm]\nname = "marft"{rate}')

@@ -49,16 +49,16 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("league/hardest_win_rate", "won against the hardest", "the same against the version that is beaten "
                "least", ".0%", better="higher",
                hint="far below one half: the learner has forgotten how to beat an earlier self; draw versions with "
-               "choose = 'prioritised', or keep more of them (pool.size)"),
+               "selection = 'prioritized', or keep more of them (pool.size)"),
         Metric("league/hardest_step", "the hardest", "step at which that version joined", ".0f"),
-        Metric("profile_version", "instructions", "the version of its instructions that an agent is told after this "
+        Metric("prompt_version", "instructions", "the version of its instructions that an agent is told after this "
                "step, where they are learned; 0 is the recipe's", ".0f", scopes=("agent",)),
-        Metric("profiles/tried", "tried", "instructions that were tried in a round", ".0f"),
-        Metric("profiles/accepted", "accepted", "of these, those that agents are told from here on", ".0f"),
-        Metric("profiles/gain", "gain", "what accepted instructions gained of held-out success over those before, mean",
-               "+.1%", better="higher"),
-        Metric("profiles/tokens", "tokens of rounds", "that a round's episodes and proposers took, those of prompts "
-               "included; they are in no other metric", ".0f", "tokens"),
+        Metric("prompt_optimization/proposals", "tried", "instructions that were tried in a round", ".0f"),
+        Metric("prompt_optimization/accepted", "accepted", "of these, those that agents are told from here on", ".0f"),
+        Metric("prompt_optimization/gain", "gain", "what accepted instructions gained of held-out success over those "
+               "before, mean", "+.1%", better="higher"),
+        Metric("prompt_optimization/tokens", "tokens of rounds", "that a round's episodes and proposers took, those of "
+               "prompts included; they are in no other metric", ".0f", "tokens"),
         Metric("environment_steps", "environment steps", "steps of scored episodes", ".0f"),
         Metric("sampled_actions", "sampled actions", "actions sampled, forks included, what they replay once", ".0f"),
         Metric("actions", "actions", "actions of scored episodes", ".0f", scopes=TEAM_AND_AGENT),
@@ -69,9 +69,10 @@ CATALOG: dict[str, list[Metric]] = {
                hint="raise sampling.max_new_tokens, or price length"),
         Metric("prompt_tokens", "prompt", "tokens that an action was sampled from, mean", ".1f", "tokens",
                TEAM_AND_AGENT),
-        Metric("prefill/asked", "prompts' tokens", "tokens of all prompts that were sampled from", ".0f", "tokens"),
-        Metric("prefill/computed", "of them computed", "tokens of prompts that were computed: what attempts, turns and "
-               "tasks have in common counts once", ".0f", "tokens", better="lower",
+        Metric("prefill/prompt_tokens", "prompts' tokens", "tokens of all prompts that were sampled from", ".0f",
+               "tokens"),
+        Metric("prefill/computed_tokens", "of them computed", "tokens of prompts that were computed: what attempts, "
+               "turns and tasks have in common counts once", ".0f", "tokens", better="lower",
                hint="where it is near what was asked and episodes have turns, raise engine.prefix_cache_mb"),
         Metric("truncated_tokens", "tokens cut", "tokens of prompts that did not fit, in all", ".0f", "tokens",
                TEAM_AND_AGENT, better="lower", hide_zero=True,
@@ -90,24 +91,24 @@ CATALOG: dict[str, list[Metric]] = {
                scopes=("agent",), better="higher"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", TEAM_AND_AGENT),
-        Metric("information", "told", "mutual information I of what an agent alone knew (`hidden`) and what it said, "
-               "adjusted for chance: Ĥ (I − null) / (H − null), where null is the mean of I over 20 shuffles of the "
-               "pairs, H the entropy of what it knew and Ĥ the same with its bias corrected (`hidden_entropy`)",
+        Metric("message_information", "told", "mutual information I of what an agent alone knew (`hidden`) and what it "
+               "said, adjusted for chance: Ĥ (I − null) / (H − null), where null is the mean of I over 20 shuffles of "
+               "the pairs, H the entropy of what it knew and Ĥ the same with its bias corrected (`hidden_entropy`)",
                ".2f", "bits", ("agent",), better="higher",
                hint="near 0 the messages tell nothing of it, near `hidden_entropy` all of it; noisy with fewer than "
                "about 4 episodes a message"),
         Metric("hidden_entropy", "to be told", "entropy Ĥ(X) of what an agent alone knew, as declared: the most that "
                "it could tell; needs `hidden`", ".2f", "bits", ("agent",)),
-        Metric("restarts", "restarts", "how often a chat was rendered anew in place of going on by its ids: prompts of "
-               "agents with a memory, and turns after tools have answered", ".0f",
-               scopes=TEAM_AND_AGENT, better="lower", hide_zero=True,
+        Metric("prompt_resets", "restarts", "how often a chat was rendered anew in place of going on by its ids: "
+               "prompts of agents with a memory, and turns after tools have answered", ".0f", scopes=TEAM_AND_AGENT,
+               better="lower", hide_zero=True,
                hint="`marft show` says why: a full context, or a chat template that changes earlier turns"),
         Metric("gateway/segments/*", "new segments", "actions of a program's agents that do not go on by the ids of "
                "all that they said before: its history was edited or trimmed, other tools are offered, or the chat "
                "template rewrites it", ".0f", scopes=TEAM_AND_AGENT, better="lower", hide_zero=True,
                hint="`marft show` says why; what is sent back as it came is gone on from by its ids"),
-        Metric("gateway/overdue", "overdue", "how often others were sampled without a program that asked for nothing "
-               "in team.wait_seconds", ".0f", better="lower", hide_zero=True,
+        Metric("gateway/idle_timeouts", "overdue", "how often others were sampled without a program that asked for "
+               "nothing in team.idle_timeout_seconds", ".0f", better="lower", hide_zero=True,
                hint="raise it, or let the program say that it waits: a run is then the same again"),
         Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=TEAM_AND_AGENT),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=TEAM_AND_AGENT),
@@ -116,31 +117,31 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("tool_tokens", "tools' tokens", "tokens of tools' answers, but for those in chats that were rendered "
                "anew", ".0f", "tokens", TEAM_AND_AGENT),
         Metric("tool_seconds", "seconds a call", "mean time of a call", ".2f", "s", TEAM_AND_AGENT, better="lower"),
-        Metric("consult_rate", "asks helpers", "share of actions that ask a helper in the middle of a turn", ".0%",
+        Metric("helper_call_rate", "asks helpers", "share of actions that ask a helper in the middle of a turn", ".0%",
                scopes=TEAM_AND_AGENT),
-        Metric("consultations", "questions", "questions to helpers", ".0f", scopes=TEAM_AND_AGENT),
+        Metric("helper_calls", "questions", "questions to helpers", ".0f", scopes=TEAM_AND_AGENT),
         Metric("helper_tokens", "helpers' tokens", "tokens of helpers' replies in agents' turns, and of what teammates "
                "began", ".0f", "tokens", TEAM_AND_AGENT),
         Metric("forks", "forks", "episodes played again from one action on", ".0f"),
         Metric("forks_failed", "forks failed", "forks that could not be scored", ".0f", better="lower",
                hint="environment or organization do not do the same again under the same seed"),
         Metric("groups_discarded", "groups discarded", "groups in which everybody earned the same, drawn again", ".0f"),
-        Metric("threads_given_up", "threads given up", "threads of sessions, tools or terms that hang", ".0f",
+        Metric("threads_abandoned", "threads given up", "threads of sessions, tools or terms that hang", ".0f",
                better="lower"),
         Metric("sessions_not_closed", "not closed", "sessions and organizations whose close() went wrong", ".0f",
                better="lower"),
         Metric("workers_lost", "workers lost", "worker processes that ended or hung", ".0f",
                better="lower", hide_zero=True, hint="stderr has what each of them printed last"),
-        Metric("episodes_played_again", "played again", "attempts that were lost with a worker process, and "
+        Metric("episodes_retried", "played again", "attempts that were lost with a worker process, and "
                "played again under the same keys", ".0f", better="lower", hide_zero=True),
-        Metric("tasks_set_aside", "set aside", "tasks that ended rollout.tries worker processes, each with nothing "
-               "else in it, and are drawn no more", ".0f", better="lower", hide_zero=True,
+        Metric("tasks_excluded", "set aside", "tasks that ended 1 + rollout.max_retries worker processes, each with "
+               "nothing else in it, and are drawn no more", ".0f", better="lower", hide_zero=True,
                hint="`marft show --failed` has their names, and how the last process ended"),
         Metric("ranks_lost", "ranks lost", "times that processes which learn together were started again, and the step "
                "learned once more", ".0f", better="lower", hide_zero=True, hint="give them more memory, or "
-               "training.rank_patience_seconds"),
+               "training.rank_timeout_seconds"),
         Metric("engine_restarts", "engine restarts", "how often an engine apart was started again", ".0f",
-               better="lower", hide_zero=True, hint="give it more memory, or engine.patience_seconds"),
+               better="lower", hide_zero=True, hint="give it more memory, or engine.timeout_seconds"),
     ],
     "The joint trajectory": [
         Metric("goal_progress", "progress", "declared progress after the last step, p_T, mean over episodes that have "
@@ -207,8 +208,10 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("groups", "groups", "groups of attempts that were compared", ".0f"),
         Metric("group_size", "group size", "attempts in a group, mean", ".1f"),
         Metric("group_size_min", "smallest group", "attempts in the smallest group", ".0f"),
-        Metric("groups_of_one", "groups of one", "groups with one scored attempt: no baseline", ".0f", better="lower"),
-        Metric("groups_all_equal", "equal groups", "groups in which everybody earned the same", ".0f", better="lower"),
+        Metric("singleton_groups", "groups of one", "groups with one scored attempt: no baseline", ".0f",
+               better="lower"),
+        Metric("zero_variance_groups", "equal groups", "groups in which everybody earned the same", ".0f",
+               better="lower"),
         Metric("groups_without_local_signal", "no local signal", "groups in which an agent's own rewards are all equal "
                "(CoMAM)", ".0f"),
         Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own, mean over groups "
@@ -218,10 +221,10 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("preference/pairs", "pairs", "comparisons of a better and a worse side (DPO)", ".0f"),
         Metric("preference/equal_pairs", "equal pairs", "of those there would be, dropped: both sides earned the same",
                ".0f", better="lower"),
-        Metric("imitation/kept", "repeated", "attempts, or agents' parts of them, that are learned (RFT)", ".0f"),
-        Metric("imitation/repeated", "said before", "left out: the same was said at the task", ".0f"),
-        Metric("imitation/cut", "cut off", "left out: a text was cut off at its longest", ".0f", better="lower"),
-        Metric("imitation/spare", "spare", "left out: credit.per_task others are kept", ".0f"),
+        Metric("imitation/selected", "repeated", "attempts, or agents' parts of them, that are learned (RFT)", ".0f"),
+        Metric("imitation/duplicates", "said before", "left out: the same was said at the task", ".0f"),
+        Metric("imitation/truncated", "cut off", "left out: a text was cut off at its longest", ".0f", better="lower"),
+        Metric("imitation/surplus", "spare", "left out: credit.max_per_task others are kept", ".0f"),
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
@@ -235,9 +238,9 @@ CATALOG: dict[str, list[Metric]] = {
                "to the reference; ties count half", ".0%", better="higher"),
         Metric("preference/margin", "margin", "log-ratio of the better side less that of the worse, mean over "
                "comparisons; of an agent its own part of it", "+.3f", "nats", TEAM_AND_AGENT, better="higher"),
-        Metric("preference/better_log_ratio", "better", "Σ (log π − log π_ref) / Z over a better side's actions, mean",
+        Metric("preference/chosen_log_ratio", "better", "Σ (log π − log π_ref) / Z over a better side's actions, mean",
                "+.3f", "nats", hint="where it falls, the policies move away from what is good, too: imitation"),
-        Metric("preference/worse_log_ratio", "worse", "the same of worse sides", "+.3f", "nats"),
+        Metric("preference/rejected_log_ratio", "worse", "the same of worse sides", "+.3f", "nats"),
         Metric("entropy", "entropy", "mean over sampled tokens", ".3f", "nats", TEAM_AND_AGENT,
                hint="near 0 nothing is explored any more; a surge comes before a collapse"),
         Metric("kl", "KL", "of the whole update, from the policy before the step to the one after it: k3, mean over "
@@ -286,7 +289,7 @@ CATALOG: dict[str, list[Metric]] = {
                hint="at every step: a lower learning rate"),
         Metric("skipped_updates", "skipped updates", "share of optimizer steps skipped, as the gradient was not finite",
                scopes=("team", "policy"), better="lower", hide_zero=True),
-        Metric("undone_steps", "undone", "1 where the step left something not finite and was undone", ".0f",
+        Metric("reverted_steps", "undone", "1 where the step left something not finite and was undone", ".0f",
                better="lower", hide_zero=True, hint="a lower learning rate; the note says whose"),
         Metric("gradient_norm", "gradient norm", "before clipping, mean over optimizer steps", ".3f",
                scopes=("team", "policy")),
@@ -308,8 +311,9 @@ CATALOG: dict[str, list[Metric]] = {
                "gradient was not finite", better="lower"),
     ],
     "Guards": [
-        Metric("guards/returned_to", "back to step", "the checkpoint that the run has gone back to after this step",
-               ".0f", hint="why is said beside it; guards.rate says by how much rates are lower from there on"),
+        Metric("guards/rolled_back_to", "back to step", "the checkpoint that the run has gone back to after this step",
+               ".0f", hint="why is said beside it; guards.rollback_lr_factor says by how much rates are lower from "
+               "there on"),
         Metric("guards/*", "guard", "1 in a step in which the guard of this name is raised; absent otherwise", ".0f",
                better="lower", hide_zero=True, hint="`marft train` and the report say what it saw and what to do"),
     ],
@@ -322,43 +326,47 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("sft/epoch", "epoch", "pass over the turns, counted from 1", ".0f"),
     ],
     "Imagined episodes": [
-        Metric("imagined/on", "world model", "1 while the world model is believed, 0 while it is switched off, as it "
-               "was wrong of real episodes", ".0f", better="higher",
-               hint="it says why: a longer dyna.memory, another dyna.model, or none"),
+        Metric("imagined/enabled", "world model", "1 while the world model is believed, 0 while it is switched off, as "
+               "it was wrong of real episodes", ".0f", better="higher",
+               hint="it says why: a longer dyna.history_length, another dyna.model, or none"),
         Metric("imagined/share", "imagined", "share of the episodes learned from that are imagined", ".0%"),
         Metric("imagined/episodes", "imagined episodes", "episodes that were imagined, those that are left out "
                "included; no other metric counts them", ".0f"),
-        Metric("imagined/cut", "cut off", "imagined episodes that are left out, as the model is more uncertain of a "
-               "step than dyna.cutoff", ".0f", hint="where that is all of them, the model knows too little: a model "
-               "that generalises, a longer warm-up, or a larger cutoff"),
+        Metric("imagined/rejected", "cut off", "imagined episodes that are left out, as the model is more uncertain of "
+               "a step than dyna.max_uncertainty", ".0f", hint="where that is all of them, the model knows too little: "
+               "a model that generalises, a longer warm-up, or a larger max_uncertainty"),
         Metric("imagined/failed", "not imagined", "imagined episodes that could not be scored", ".0f", better="lower",
                hide_zero=True),
         Metric("imagined/reward", "imagined reward", "mean return of the imagined episodes that are learned from"),
         Metric("imagined/uncertainty", "uncertainty", "of their steps, mean: how far the ensemble disagrees", ".3f"),
-        Metric("imagined/fitted", "fitted to", "real environment steps that the model is fitted to", ".0f"),
-        Metric("imagined/known", "known", "share of the steps of the newest real episodes of which the model was no "
-               "more uncertain than dyna.cutoff, before it was fitted to them", ".0%", better="higher"),
-        Metric("imagined/missed", "missed", "1 − the probability that it gave, of those, to what came next, mean; "
-               "chance in the world itself is among it", ".1%", better="lower"),
+        Metric("imagined/fit_steps", "fitted to", "real environment steps that the model is fitted to", ".0f"),
+        Metric("imagined/certain_fraction", "known", "share of the steps of the newest real episodes of which the "
+               "model was no more uncertain than dyna.max_uncertainty, before it was fitted to them", ".0%",
+               better="higher"),
+        Metric("imagined/prediction_error", "missed", "1 − the probability that it gave, of those, to what came next, "
+               "mean; chance in the world itself is among it", ".1%", better="lower"),
         Metric("imagined/reward_error", "reward error", "|Σ (r − E r)| over those of an episode, mean", better="lower"),
     ],
     "Asynchronous training": [
-        Metric("ahead/waiting", "groups waiting", "groups that were played and wait for their step, once the step's "
-               "own were taken", ".0f"),
-        Metric("ahead/in_play", "groups in play", "groups that are played then", ".0f"),
-        Metric("ahead/dropped", "groups dropped", "groups dropped, as they were older than rollout.max_policy_lag, or "
-               "of a policy that the run has gone back from", ".0f", better="lower", hide_zero=True),
-        Metric("ahead/learner_idle", "learner idle", "time that the learner waited for the step's groups", ".2f", "s",
+        Metric("async/groups_ready", "groups waiting", "groups that were played and wait for their step, once the "
+               "step's own were taken", ".0f"),
+        Metric("async/groups_in_flight", "groups in play", "groups that are played then", ".0f"),
+        Metric("async/groups_dropped", "groups dropped", "groups dropped, as they were older than "
+               "rollout.max_policy_lag, or of a policy that the run has gone back from", ".0f", better="lower",
+               hide_zero=True),
+        Metric("async/learner_idle_seconds", "learner idle", "time that the learner waited for the step's groups",
+               ".2f", "s",
                better="lower", hint="far above 0: the sampler or the environment is what takes the time"),
-        Metric("ahead/sampler_idle", "sampler idle", "time in which nothing was played, as all that may be sampled had "
-               "been, from the last step's groups on", ".2f", "s", better="lower",
+        Metric("async/sampler_idle_seconds", "sampler idle", "time in which nothing was played, as all that may be "
+               "sampled had been, from the last step's groups on", ".2f", "s", better="lower",
                hint="far above 0: the learner is what takes the time; a larger lag does not help"),
-        Metric("ahead/overlap", "overlap", "share of the time in which the learner did anything but wait, in "
+        Metric("async/overlap", "overlap", "share of the time in which the learner did anything but wait, in "
                "which episodes were played", ".0%", better="higher"),
     ],
     "What it took": [
         Metric("seconds", "step seconds", "the whole step", ".1f", "s", better="lower"),
-        Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, profiles, recording", ".2f", "s",
+        Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, prompt_optimization, recording",
+               ".2f", "s",
                better="lower"),
         Metric("credit_bytes", "credit", "size of what was recorded of the step's actions after credit", ".0f", "bytes",
                better="lower", hint="training.record_credit = false records none"),
@@ -377,7 +385,7 @@ CATALOG: dict[str, list[Metric]] = {
                ".0f", scopes=TEAM_AND_AGENT),
         Metric("remote_cost", "cost", "of teammates behind endpoints, in the currency of the recipe's prices", ".4f",
                scopes=TEAM_AND_AGENT, better="lower", hide_zero=True),
-        Metric("judge/*", "judge", "what judges took: questions, requests, cache_hits, not_kept, tokens, retries",
+        Metric("judge/*", "judge", "what judges took: questions, requests, cache_hits, not_cached, tokens, retries",
                ".0f"),
         Metric("judge/cost", "judge's cost", "in the currency of the recipe's prices", ".4f", better="lower",
                hide_zero=True),

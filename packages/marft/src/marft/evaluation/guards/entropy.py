@@ -23,11 +23,11 @@ def check_increase(history: History, settings: GuardSettings) -> GuardAlert | No
         if series is None:
             continue
         first, least = float(series.values[0]), float(series.values[-settings.window :].min())
-        if first > MIN_ENTROPY and least > settings.entropy_surge * first:
+        if first > MIN_ENTROPY and least > settings.entropy_spike * first:
             return GuardAlert(
                 f"{role}: its entropy went from {first:.2g} to {least:.2g} nats a token or more, for "
                 f"{settings.window} steps: its text is dissolving; lower algorithm.optimizer.learning_rate, or "
-                "algorithm.entropy where it is not 0",
+                "algorithm.entropy_coefficient where it is not 0",
                 series.steps[-settings.window] - 1,
             )
     return None
@@ -54,11 +54,11 @@ def check_collapse(history: History, settings: GuardSettings) -> GuardAlert | No
         if series is None:
             continue
         first, max_entropy = float(series.values[0]), float(series.values[-window:].max())
-        if first > MIN_ENTROPY and max_entropy < settings.entropy_lost * first:
+        if first > MIN_ENTROPY and max_entropy < settings.entropy_collapse * first:
             return GuardAlert(
                 f"{role}: its entropy went from {first:.2g} to {max_entropy:.2g} nats a token, and {name} did not "
-                "rise: it has stopped to try anything; raise algorithm.entropy or its sampling.temperature, or lower "
-                "algorithm.optimizer.learning_rate",
+                "rise: it has stopped to try anything; raise algorithm.entropy_coefficient or its "
+                "sampling.temperature, or lower algorithm.optimizer.learning_rate",
                 series.steps[-window] - 1,
             )
     return None

@@ -31,7 +31,7 @@ def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     before = max(0, bisect_right(reward.steps, validation.steps[best]) - window)
     if before > len(reward) - 2 * window or compute_effect_size(reward, deviations, before, window) <= 0:
         return None
-    if highest - newest <= settings.held_out_fall * _deviation(name, validation, deviations, before, window):
+    if highest - newest <= settings.validation_drop * _deviation(name, validation, deviations, before, window):
         return None
     return GuardAlert(
         f"{name} fell from {highest:.2f} to {newest:.2f} or less while the reward in training rose: what is learned "

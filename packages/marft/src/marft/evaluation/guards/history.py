@@ -13,7 +13,7 @@ import numpy.typing as npt
 from marft.common.metrics import PREFIX
 
 CHARACTER_KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # kinds of characters, as in the metrics of agents
-ROLLBACK_KEY = "guards/returned_to"  # set in the row of the step before a rollback: the step of the restored checkpoint
+ROLLBACK_KEY = "guards/rolled_back_to"  # set in the row of the step before a rollback: step of the restored checkpoint
 TRACKED_METRICS = (
     "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
     "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",

@@ -36,12 +36,16 @@ def check(history: History, settings: GuardSettings) -> GuardAlert | None:
 def learning_rate_factor(history: History, settings: GuardSettings) -> float:
     """Return the factor for all learning rates after a rollback.
 
-    The factor is rate · min(1, √(threshold / KL)), with the median KL over the window of the agent with the highest
-    median. It is ``rate`` if KL was not measured.
+    The factor is rollback_lr_factor · min(1, √(threshold / KL)), with the median KL over the window of the agent with
+    the highest median. It is ``rollback_lr_factor`` if KL was not measured.
 
     The KL of a small step is proportional to the square of the learning rate. From the threshold on, the factor
-    therefore brings a step down to a KL of rate² · threshold, a thousandth of a nat.
+    therefore brings a step down to a KL of rollback_lr_factor² · threshold, a thousandth of a nat.
     """
     kl_values = [history.series(f"agents/{role}/kl").values for role in history.owners("agents", "kl")]
     max_kl = max((float(np.median(values[-settings.window :])) for values in kl_values if len(values)), default=0.0)
-    return settings.rate * math.sqrt(settings.kl / max_kl) if max_kl > settings.kl > 0 else settings.rate
+    return (
+        settings.rollback_lr_factor * math.sqrt(settings.kl / max_kl)
+        if max_kl > settings.kl > 0
+        else settings.rollback_lr_factor
+    )

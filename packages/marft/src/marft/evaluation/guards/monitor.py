@@ -28,13 +28,13 @@ from marft.evaluation.guards.interface import Guard, GuardAlert
 
 GUARDS = (
     Guard("kl", kl.check, is_collapse=True),
-    Guard("reward_fall", reward_fall.check, is_collapse=True),
-    Guard("entropy_surge", entropy.check_increase, is_collapse=True),
-    Guard("entropy_lost", entropy.check_collapse, is_collapse=True),
+    Guard("reward_drop", reward_fall.check, is_collapse=True),
+    Guard("entropy_spike", entropy.check_increase, is_collapse=True),
+    Guard("entropy_collapse", entropy.check_collapse, is_collapse=True),
     Guard("gradient", gradient.check, is_collapse=True),
     Guard("length", length.check, is_collapse=False),
     Guard("term", term.check, is_collapse=False),
-    Guard("held_out_fall", held_out.check, is_collapse=False),
+    Guard("validation_drop", held_out.check, is_collapse=False),
     Guard("repetition", repetition.check, is_collapse=False),
     Guard("format", format.check, is_collapse=False),
     Guard("dependence", dependence.check, is_collapse=False),

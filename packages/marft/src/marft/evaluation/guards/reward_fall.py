@@ -23,10 +23,10 @@ def check(history: History, settings: GuardSettings) -> GuardAlert | None:
     name, series, deviations = performance
     means = series.means(window)
     best = int(np.argmax(means[: len(series) - 2 * window + 1]))
-    if -compute_effect_size(series, deviations, best, window) <= settings.reward_fall:
+    if -compute_effect_size(series, deviations, best, window) <= settings.reward_drop:
         return None
     return GuardAlert(
         f"{name} fell from {means[best]:.2f} to {means[-1]:.2f}, over {window} steps each: what was learned is being "
-        "lost; lower algorithm.optimizer.learning_rate, or go on from the best checkpoint (--from)",
+        "lost; lower algorithm.optimizer.learning_rate, or go on from the best checkpoint (--init-from)",
         series.steps[best + window - 1],
     )

@@ -48,8 +48,8 @@ class Endpoint:
         self.name, self.settings, self.model = name, settings, model
         self.total_usage = Usage()
         self._key = _read_key(name, settings)
-        self._options = _fill_options(name, settings.options)
-        named = [*filter(None, [self._key]), *variable_values(settings.options)]
+        self._options = _fill_options(name, settings.extra_body)
+        named = [*filter(None, [self._key]), *variable_values(settings.extra_body)]
         self._secrets = tuple(dict.fromkeys([*named, *secret_values(self._options)]))
         self.limits: RequestLimits = LocalLimits(settings)
         self._client = self._make_client()
@@ -119,7 +119,7 @@ class Endpoint:
             return AsyncOpenAI(
                 api_key=self._key or PLACEHOLDER_KEY,
                 base_url=self.settings.url,
-                max_retries=self.settings.retries,
+                max_retries=self.settings.max_retries,
                 timeout=self.settings.timeout_seconds,
                 default_headers={"Accept-Encoding": "identity"},  # a compressed response would have an unknown size
                 http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
@@ -151,4 +151,4 @@ def _fill_options(name: str, options: dict[str, object]) -> dict[str, object]:
     try:
         return fill_variables(options)
     except ValueError as error:
-        raise ValueError(f"endpoint {name!r}: options: {error}") from None
+        raise ValueError(f"endpoint {name!r}: extra_body: {error}") from None

@@ -36,8 +36,8 @@ def to_episode_failure(
     elif isinstance(error, openai.APIConnectionError):
         cause = clean_text(str(error.__cause__ or error), secrets)
         reason = (
-            f"{endpoint_name} cannot be reached, after {settings.retries} retries: {cause}; check its url and that it "
-            "runs"
+            f"{endpoint_name} cannot be reached, after {settings.max_retries} retries: {cause}; check its url and that "
+            "it runs"
         )
     else:
         reason = f"{endpoint_name} cannot be used: {type(error).__name__}: {clean_text(str(error), secrets)}"
@@ -54,7 +54,7 @@ def _hint(status: int, settings: EndpointSettings, model: str) -> str:
     if status in (400, 422):
         return '; a field that it does not take can be left out with omit = ["…"]'
     if status == 429 or status >= 500:
-        return f", after {settings.retries} retries"
+        return f", after {settings.max_retries} retries"
     return ""
 
 

@@ -30,7 +30,7 @@ class LocalLimits:
     """Limits for an endpoint used only by this process."""
 
     def __init__(self, settings: EndpointSettings) -> None:
-        self._semaphore = asyncio.Semaphore(settings.concurrent_requests)
+        self._semaphore = asyncio.Semaphore(settings.max_concurrent_requests)
         self._rate_limit = RateLimit(settings.requests_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:

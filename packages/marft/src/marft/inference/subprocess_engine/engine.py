@@ -205,7 +205,7 @@ class SubprocessEngine:
         """Return the number of sampled tokens, prompt tokens and process restarts so far."""
         return {
             "sampled_tokens": float(self._sampled_tokens),
-            "prefill/asked": float(self._prompt_tokens),
+            "prefill/prompt_tokens": float(self._prompt_tokens),
             ENGINE_RESTARTS: float(self._restarts),
         }
 
@@ -339,7 +339,7 @@ class SubprocessEngine:
             if self._startup_task:
                 self._startup_task.cancel()
             self._connection.close()
-        return f"said nothing for {self.timeout:g} s (engine.patience_seconds), and was ended"
+        return f"said nothing for {self.timeout:g} s (engine.timeout_seconds), and was ended"
 
     def _warn_no_response(self) -> None:
         logging.getLogger("marft").warning(

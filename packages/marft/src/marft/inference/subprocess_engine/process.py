@@ -22,11 +22,11 @@ class ProcessSettings(Protocol):
     """Settings for MARFT's own engine in a subprocess."""
 
     @property
-    def max_rows(self) -> int: ...
+    def max_batch_size(self) -> int: ...
     @property
     def prefix_cache_mb(self) -> int: ...
     @property
-    def patience_seconds(self) -> float: ...
+    def timeout_seconds(self) -> float: ...
     @property
     def device(self) -> str: ...
     @property
@@ -51,7 +51,7 @@ def open_process(
     def make_engine(names: Sequence[str], own_policies: dict[str, SubprocessPolicy]) -> SubprocessEngine:
         return SubprocessEngine(
             f"the engine's process ({', '.join(names)})", local_server_command,
-            _init_message(settings, run, models, names), own_policies, seed=run.seed, timeout=settings.patience_seconds,
+            _init_message(settings, run, models, names), own_policies, seed=run.seed, timeout=settings.timeout_seconds,
             starter=make_engine_launcher(run, device),
         )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _init_message(
         base.path,
         "float32" if policies[0].settings.train == "full" and not policies[0].backbone.is_half else base.dtype,
         max(policy.context for policy in policies),
-        settings.max_rows,
+        settings.max_batch_size,
         sum(policy.adapter is not None for policy in policies),
         max((policy.lora.rank for policy in policies if policy.adapter is not None), default=0),
         run.seed,

@@ -42,7 +42,7 @@ class VllmSettings(Protocol):
     @property
     def python(self) -> str: ...
     @property
-    def max_rows(self) -> int: ...
+    def max_batch_size(self) -> int: ...
     @property
     def replicas(self) -> int: ...
     @property
@@ -50,9 +50,9 @@ class VllmSettings(Protocol):
     @property
     def sleep(self) -> bool: ...
     @property
-    def patience_seconds(self) -> float: ...
+    def timeout_seconds(self) -> float: ...
     @property
-    def options(self) -> Mapping[str, object]: ...
+    def engine_args(self) -> Mapping[str, object]: ...
 
 
 def open_vllm(
@@ -103,7 +103,7 @@ def _build_engine(
     engines = [
         engine_class(
             f"{name} {number}" if saves else name, set_visible_devices(start_command, own_devices), init_message,
-            shared_policies, seed=run.seed, timeout=settings.patience_seconds,
+            shared_policies, seed=run.seed, timeout=settings.timeout_seconds,
             starter=make_engine_launcher(run, run.device),
         )
         for number, own_devices in enumerate(devices)
@@ -133,11 +133,11 @@ def _init_message(settings: VllmSettings, run: RunSettings, models: PolicyRegist
         # compute dtype, which may differ from the storage dtype
         str(policies[0].backbone.head.weight.dtype).removeprefix("torch."),
         max(policy.context for policy in policies),
-        settings.max_rows,
+        settings.max_batch_size,
         len(ranks),
         supported_ranks[0],
         run.seed % 2**31,
-        fill_variables(dict(settings.options)),
+        fill_variables(dict(settings.engine_args)),
         *grammar_setup(policies[0].tokenizer, _make_grammar_masker(policies[0])),
         sleep_mode=settings.sleep,
     )

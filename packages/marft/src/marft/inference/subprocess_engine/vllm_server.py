@@ -132,7 +132,7 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[Any, str]:
     }
     if unknown := sorted(init_message.options.keys() - {argument.name for argument in fields(AsyncEngineArgs)}):
         raise ValueError(
-            f"engine.options: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
+            f"engine.engine_args: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
         )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
 

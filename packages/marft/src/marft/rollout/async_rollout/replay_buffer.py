@@ -44,7 +44,7 @@ class ReplayBuffer(RolloutSourceWrapper):
     ) -> None:
         super().__init__(source)
         self._rollouts = rollouts
-        self._times, self._grouped = rollouts.run.rollout.reuse, bool(rollouts.run.algorithm.credit.grouped_by)
+        self._times, self._grouped = rollouts.run.rollout.reuse, bool(rollouts.run.algorithm.credit.comparison_group)
         saved = read_groups(folder, tasks, FILE_STEM) if folder else []
         self._steps = [(group.number, list(group.recorded)) for group in saved]  # newest first
 

@@ -167,10 +167,10 @@ class AsyncRolloutSource:
         metrics = fork_metrics(recorded) | self._compute_metrics(recorded)
         if rounds:
             metrics["groups_discarded"] = float(len(taken_groups) - len(selected))
-        metrics["ahead/learner_idle"] = time.perf_counter() - started_at
-        metrics["ahead/sampler_idle"] = idle
+        metrics["async/learner_idle_seconds"] = time.perf_counter() - started_at
+        metrics["async/sampler_idle_seconds"] = idle
         if between > 0.0:
-            metrics["ahead/overlap"] = 1.0 - min(1.0, idle / between)
+            metrics["async/overlap"] = 1.0 - min(1.0, idle / between)
         return RolloutBatch(
             [episode for group in taken_groups for episode in group.episodes],
             [episode for scored in selected for episode in scored] or first_attempts(usable),
@@ -262,9 +262,9 @@ class AsyncRolloutSource:
         dropped, self._dropped = self._dropped, 0
         return {
             "policy_lag_max": float(max_policy_lag(recorded, self._run.trained_policies, self._rollouts.version)),
-            "ahead/waiting": float(len(self._producer.finished_groups())),
-            "ahead/in_play": float(self._producer.unfinished_count),
-            "ahead/dropped": float(dropped),
+            "async/groups_ready": float(len(self._producer.finished_groups())),
+            "async/groups_in_flight": float(self._producer.unfinished_count),
+            "async/groups_dropped": float(dropped),
         }
 
 

@@ -20,7 +20,7 @@ def compute_usage(episodes: Sequence[Episode]) -> dict[str, float]:
     local_actions = [action for action in actions if not action.usage]
     return {
         "sampled_tokens": float(sum(int(action.own_mask.sum()) for action in local_actions if not action.choice)),
-        "prefill/asked": float(sum(map(_count_prompt_tokens, local_actions))),
+        "prefill/prompt_tokens": float(sum(map(_count_prompt_tokens, local_actions))),
         **(to_metrics(sum(remote, Usage()), "remote_") if remote else {}),
     }
 

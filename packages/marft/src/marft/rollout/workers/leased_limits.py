@@ -57,7 +57,7 @@ class LeasedLimits:
             await asyncio.wrap_future(turn_task)
 
     async def _hold(self, acquired: Future[None]) -> None:
-        async with self._client.slot(self._name, self._settings.concurrent_requests):
+        async with self._client.slot(self._name, self._settings.max_concurrent_requests):
             if not acquired.done():  # the caller was cancelled, and this task will be too
                 acquired.set_result(None)
             await asyncio.Event().wait()

@@ -311,6 +311,6 @@ def pickle_value(value: object, description: str) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise ValueError(
-            f"rollout.processes: {description} cannot be sent to another process ({describe_error(error)}); keep to "
-            "plain values and to classes that can be imported, or set processes = 0"
+            f"rollout.workers: {description} cannot be sent to another process ({describe_error(error)}); keep to "
+            "plain values and to classes that can be imported, or set workers = 0"
         ) from error

@@ -30,8 +30,8 @@ class WorkerPool:
         engine: sampler for the requests of the workers.
         timeout: maximum seconds of a call into an environment.
         starter: starter of worker processes.
-        max_failures: number of processes that may end while playing only one attempt; then the attempt's task is
-            excluded.
+        max_retries: number of retries of an attempt whose process ended while playing only that attempt; then the
+            attempt's task is excluded.
         excluded_tasks: excluded tasks, by id, and the reason; the pool adds entries.
     """
 
@@ -41,11 +41,11 @@ class WorkerPool:
         engine: Sampler,
         timeout: float,
         starter: Launcher,
-        max_failures: int,
+        max_retries: int,
         excluded_tasks: dict[str, str],
     ) -> None:
         self.begin, self.engine, self.patience = begin, engine, timeout + GRACE_SECONDS
-        self.starter, self.max_failures, self.excluded_tasks = starter, max_failures, excluded_tasks
+        self.starter, self.max_retries, self.excluded_tasks = starter, max_retries, excluded_tasks
         self.links: list[Link] = []
         self.lost_count = self.retry_count = 0  # lost workers; attempts played again
         self._leases = Leases()  # shared by all workers of the run
@@ -114,8 +114,8 @@ class WorkerPool:
         """Return total usage over the workers, and failure counts, by metric name."""
         failures = {
             "workers_lost": float(self.lost_count),
-            "episodes_played_again": float(self.retry_count),
-            "tasks_set_aside": float(len(self.excluded_tasks)),
+            "episodes_retried": float(self.retry_count),
+            "tasks_excluded": float(len(self.excluded_tasks)),
         }
         return sum_counts(self._lost_usage, *(link.usage for link in self.links)) | failures
 
@@ -156,7 +156,7 @@ class WorkerPool:
 
     def _handle_loss(self, rollout: RetriedRollout, error: WorkerLostError) -> None:
         rollout.record_loss(error)
-        if rollout.sole_failures >= self.max_failures:
+        if rollout.sole_failures > self.max_retries:
             self.excluded_tasks[rollout.attempt.task.id] = _exclusion_message(rollout.sole_failures, error.reason)
             self._changed.set()
             rollout.fail(error.status, self.excluded_tasks[rollout.attempt.task.id])

@@ -27,7 +27,7 @@ from marft.rollout.workers.worker_pool import WorkerPool
 
 
 class WorkerRolloutRunner:
-    """Rollout runner on ``rollout.processes`` worker processes; use it as a context manager or call ``close``.
+    """Rollout runner on ``rollout.workers`` worker processes; use it as a context manager or call ``close``.
 
     The runner loads the models of the recipe. Workers load the environment, tools and reward terms. If the engine
     admits requests in order, episodes are bitwise equal to episodes of a single process. The assignment of attempts to
@@ -45,12 +45,12 @@ class WorkerRolloutRunner:
 
     def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
         with ExitStack() as started:  # closes all started parts if a later part fails
-            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
+            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_concurrent_episodes)
             self.excluded_tasks: dict[str, str] = {}
             settings = pickle_value(run, "the recipe")
-            self._starter = open_launcher(run, "worker", run.rollout.processes)
+            self._starter = open_launcher(run, "worker", run.rollout.workers)
             started.callback(self._starter.close)
-            names = [f"worker {number}" for number in range(run.rollout.processes)]
+            names = [f"worker {number}" for number in range(run.rollout.workers)]
             children = start_all(self._starter, names, worker_command)
             for child in children:  # workers import modules while this process loads the models
                 started.callback(child.close)
@@ -69,7 +69,7 @@ class WorkerRolloutRunner:
         begin = StartWorker(settings, formats, logging.get_verbosity())
         rollout = self.run.rollout
         pool = WorkerPool(
-            begin, self._engine, rollout.timeout_seconds, self._starter, rollout.tries, self.excluded_tasks
+            begin, self._engine, rollout.timeout_seconds, self._starter, rollout.max_retries, self.excluded_tasks
         )  # fmt: skip
         await pool.start(children)
         return pool
@@ -107,8 +107,8 @@ class WorkerRolloutRunner:
     ) -> list[Episode]:
         """Play every attempt and return episodes in the same order.
 
-        Attempts lost with a worker are played again. An attempt fails if ``rollout.tries`` workers end while playing
-        only that attempt. All later attempts at its task then fail too.
+        Attempts lost with a worker are played again. An attempt fails if 1 + ``rollout.max_retries`` workers end while
+        playing only that attempt. All later attempts at its task then fail too.
         """
         return self._samplers.wait_for(self._play(attempts, self._pickle_team(team or self.team), on_done))
 

@@ -35,7 +35,7 @@ CHANGE_KEYS = ("name", "digest", "organization", "added", "removed")
 
 
 def export_run(
-    folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, force: bool = False,
+    folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, overwrite: bool = False,
     target_team: TeamChange | None = None, note: Callable[[str], None] = lambda _: None,
 ) -> Path:  # fmt: skip
     """Export a checkpoint of a run and return the folder.
@@ -44,7 +44,7 @@ def export_run(
         checkpoint: ``best``, ``last``, a step or ``step_000050``.
         output: target folder; None: ``exports/<run>``.
         merged: also export each base model with the adapter merged, for programs without adapter support.
-        force: overwrite another export.
+        overwrite: overwrite another export.
         target_team: reorganization of the exported team; None exports the team as trained.
         note: receives messages for the user.
 
@@ -54,7 +54,7 @@ def export_run(
     """
     name = folder.path.resolve().name
     target = output or Path("exports") / (f"{name}-as-{target_team.name}" if target_team else name)
-    _check_target(target, force)
+    _check_target(target, overwrite)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
     record = read_record(CheckpointManager(folder, CheckpointSettings()).find(name))
     trained = _read_recipe(record)
@@ -78,7 +78,8 @@ def export_run(
         references = list(find_path_references(staging, list_local_folders(folder, recipe)))
         table = _build_manifest(folder, record, recipe, export, weights, changed)
         if not table["evaluations"]:
-            suffix, flag = (f" as {target_team.name}", f" --as {target_team.name}.toml") if target_team else ("", "")
+            suffix = f" as {target_team.name}" if target_team else ""
+            flag = f" --team-file {target_team.name}.toml" if target_team else ""
             note(
                 f"no evaluation of {record.path.name}{suffix} is saved, so the model card has no figures; first:  "
                 f"marft eval {folder.path} --checkpoint base,{record.path.name}{flag}"
@@ -112,18 +113,20 @@ def _read_recipe(record: CheckpointRecord) -> RunSettings:
         ) from error
 
 
-def _check_target(target: Path, force: bool) -> None:
+def _check_target(target: Path, overwrite: bool) -> None:
     """Check a target folder before an export.
 
     Raises:
-        ValueError: the folder is in use; only another export may be overwritten, and only with ``force``.
+        ValueError: the folder is in use; only another export may be overwritten, and only with ``overwrite``.
     """
     if not target.exists() and not target.is_symlink():
         return
     if target.is_symlink() or not target.is_dir() or (any(target.iterdir()) and not is_export(target)):
         raise ValueError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
-    if any(target.iterdir()) and not force:
-        raise ValueError(f"{target} holds an export already; choose --output, or let this one take its place (--force)")
+    if any(target.iterdir()) and not overwrite:
+        raise ValueError(
+            f"{target} holds an export already; choose --output, or let this one take its place (--overwrite)"
+        )
     for file in list_unlisted(target) if target.is_dir() else ():
         raise ValueError(
             f"{target} holds what the export there did not bring: {file}. Move that away, or choose --output"

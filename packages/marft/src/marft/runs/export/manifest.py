@@ -69,7 +69,7 @@ class PolicyEntry(_Table):
     merged: str = ""
     rank: NonNegativeInt = 0
     alpha: float = 0.0
-    targets: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
 
 
 class ModelEntry(_Table):

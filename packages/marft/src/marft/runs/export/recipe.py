@@ -176,10 +176,10 @@ def _engine_note(kind: str) -> list[str]:
 def _remove_secrets(export: ExportRecipe) -> None:
     """Remove values under secret-like names: endpoint options and tool keys."""
     for name, model in export.table["models"].items():
-        options = (model.get("endpoint") or {}).get("options", {})
+        options = (model.get("endpoint") or {}).get("extra_body", {})
         for option in [option for option, value in options.items() if any(secret_values({option: value}))]:
             del options[option]
-            export.omitted.append(f"models.{name}.endpoint.options.{option}: it may be a secret; give your own")
+            export.omitted.append(f"models.{name}.endpoint.extra_body.{option}: it may be a secret; give your own")
     for name, tool in export.table.get("tools", {}).items():
         secret = [key for key, value in tool.items() if SECRET_NAME.search(key) and isinstance(value, str) and value]
         for key in secret:

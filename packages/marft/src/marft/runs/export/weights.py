@@ -112,7 +112,12 @@ class WeightExporter:
         table[name]["adapter"] = path
         self.export.paths.append(f"policies.{name}.adapter")
         return PolicyEntry(
-            kind="adapter", model=policy.model, path=path, rank=lora.rank, alpha=lora.alpha, targets=lora.targets
+            kind="adapter",
+            model=policy.model,
+            path=path,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            target_modules=lora.target_modules,
         )
 
     def _export_full_model(self, name: str, policy: PolicySettings, trained: Path) -> PolicyEntry:
@@ -138,7 +143,9 @@ class WeightExporter:
         tables = self.export.table
         used = {policy["model"] for policy in tables["policies"].values()}
         local = [name for name, model in tables["models"].items() if not model.get("endpoint")]
-        readers = {(tables["models"][name]["endpoint"].get("reader") or local[0]) for name in used if name not in local}
+        readers = {
+            (tables["models"][name]["endpoint"].get("local_model") or local[0]) for name in used if name not in local
+        }
         for name in [name for name in tables["models"] if name not in used | readers]:
             del tables["models"][name], self.models[name]
             shutil.rmtree(self.staging / MODELS / name, ignore_errors=True)

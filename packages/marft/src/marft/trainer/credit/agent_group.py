@@ -19,9 +19,9 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 class AgentGroup(CreditPart):
     """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True  # divide by the group's standard deviation
+    scale_rewards: bool = True  # divide by the group's standard deviation
 
     @property
     def per_agent(self) -> bool:
@@ -38,7 +38,7 @@ class AgentGroup(CreditPart):
         keys = [(inputs.episodes[number].task.id, agent) for number, agent, _ in rows]
         costs = np.array([cost for episode_costs in agent_costs(inputs) for cost in episode_costs.values()])
         advantages, metrics = normalize_by_group(
-            np.array([reward for *_, reward in rows]), keys, scale=self.scale, costs=costs
+            np.array([reward for *_, reward in rows]), keys, scale=self.scale_rewards, costs=costs
         )
         by_agent = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
         by_action = [by_agent[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]

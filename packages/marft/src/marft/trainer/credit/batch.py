@@ -29,7 +29,7 @@ class Batch(CreditPart):
         if not self.whiten:
             return CreditOutput(returns)
         _, metrics = normalize_by_group(rewards, [""] * len(rewards))
-        if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # KL differences are no signal
+        if metrics["zero_variance_groups"] or metrics["singleton_groups"]:  # KL differences are no signal
             return CreditOutput([np.zeros_like(row) for row in returns], metrics=metrics)
         return CreditOutput(_whiten(returns, inputs), groups=["batch"] * len(returns), metrics=metrics)
 

@@ -36,17 +36,17 @@ class Best(CreditPart):
     absolute_weights: ClassVar[bool] = True
 
     # attempts to keep: "successes" solved the task; "best" earned the highest reward in a group with unequal rewards
-    kept: Literal["successes", "best"] = "successes"
-    # with kept = "best", the reward: everything earned, or for each agent the team reward plus its own reward
+    select: Literal["successes", "best"] = "successes"
+    # with select = "best", the reward: everything earned, or for each agent the team reward plus its own reward
     judged_by: Literal["team", "own"] = "team"
-    per_task: NonNegativeCount = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
+    max_per_task: NonNegativeCount = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
     distinct: bool = True  # keep only one of several attempts with identical messages
-    whole: bool = True  # drop attempts with an action cut off at max_new_tokens
+    drop_truncated: bool = True  # drop attempts with an action cut off at max_new_tokens
 
     @property
     def per_agent(self) -> bool:
         """True if attempts are selected for each agent separately."""
-        return self.kept == "best" and self.judged_by == "own"
+        return self.select == "best" and self.judged_by == "own"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return advantage 1 for the actions to repeat."""
@@ -59,10 +59,11 @@ class Best(CreditPart):
         for group in group_indices([attempt.group for attempt in attempts]):
             for index, outcome in zip(group, self._select([attempts[i] for i in group]), strict=True):
                 outcome_counts[outcome] += 1
-                selected.update(map(id, attempts[index].actions) if outcome == "kept" else ())
+                selected.update(map(id, attempts[index].actions) if outcome == "selected" else ())
         trained = [id(action) in selected for action in inputs.actions]
         outcome_metrics = {
-            f"imitation/{outcome}": float(outcome_counts[outcome]) for outcome in ("kept", "repeated", "cut", "spare")
+            f"imitation/{outcome}": float(outcome_counts[outcome])
+            for outcome in ("selected", "duplicates", "truncated", "surplus")
         }
         by_agent = self.per_agent
         groups = group_names(inputs, lambda e, action: [e.task.id, action.agent] if by_agent else [e.task.id])
@@ -88,7 +89,7 @@ class Best(CreditPart):
         ]
 
     def _select(self, group: Sequence[_Attempt]) -> list[str]:
-        """Return each attempt's outcome: kept, repeated, cut, spare or worse."""
+        """Return each attempt's outcome: selected, duplicates, truncated, surplus or worse."""
         highest, least = max(attempt.reward for attempt in group), min(attempt.reward for attempt in group)
         outcomes = ["worse"] * len(group)
         seen: set[tuple[bytes, ...]] = set()
@@ -96,16 +97,16 @@ class Best(CreditPart):
         for index in sorted(range(len(group)), key=lambda index: (-group[index].reward, group[index].cost)):
             attempt = group[index]
             best = highest - least >= EQUAL_TOLERANCE and highest - attempt.reward < EQUAL_TOLERANCE
-            if not (best if self.kept == "best" else is_success(attempt.episode)) or not attempt.actions:
+            if not (best if self.select == "best" else is_success(attempt.episode)) or not attempt.actions:
                 continue
-            if self.whole and any(action.finish == "length" for action in attempt.actions):
-                outcomes[index] = "cut"
+            if self.drop_truncated and any(action.finish == "length" for action in attempt.actions):
+                outcomes[index] = "truncated"
             elif self.distinct and attempt.content_key in seen:
-                outcomes[index] = "repeated"
-            elif self.per_task and count == self.per_task:
-                outcomes[index] = "spare"
+                outcomes[index] = "duplicates"
+            elif self.max_per_task and count == self.max_per_task:
+                outcomes[index] = "surplus"
             else:
-                outcomes[index], count = "kept", count + 1
+                outcomes[index], count = "selected", count + 1
                 seen.add(attempt.content_key)
         return outcomes
 

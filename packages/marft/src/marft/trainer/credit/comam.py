@@ -28,10 +28,10 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats
 class CoMAM(CreditPart):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
     ranks_own_rewards: ClassVar[bool] = True
 
-    scale: bool = True  # divide by the group's standard deviation
+    scale_rewards: bool = True  # divide by the group's standard deviation
     # measure for w_i: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group; negative becomes 0
     consistency: Consistency = "spearman"
     fallback_weight: NonNegative = 1.0  # w_i if the agent's local reward is constant in its group
@@ -62,7 +62,7 @@ class CoMAM(CreditPart):
             weights[indices] = group_weight.weight
             group_weights.append(group_weight)
         advantages, metrics = normalize_by_group(
-            own_rewards + weights * global_rewards - cost, keys, scale=self.scale, costs=cost
+            own_rewards + weights * global_rewards - cost, keys, scale=self.scale_rewards, costs=cost
         )
         metrics |= weight_metrics(group_weights)
         by_row = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}

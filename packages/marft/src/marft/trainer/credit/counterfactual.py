@@ -18,14 +18,14 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 class Counterfactual(CreditPart):
     """``R − mean R`` over resamples of one action, with newly sampled later actions.
 
-    An action without a scored resample gets advantage 0 and counts in the metric ``groups_of_one``.
+    An action without a scored resample gets advantage 0 and counts in the metric ``singleton_groups``.
 
-    All resamples come from the same state. With ``symmetric`` each resample is trained too, compared with the other
-    resamples and the original action. No sampled action is then wasted.
+    All resamples come from the same state. With ``train_on_resamples`` each resample is trained too, compared with the
+    other resamples and the original action. No sampled action is then wasted.
     """
 
     resamples: SmallCount = 2  # resamples of each action
-    symmetric: bool = True  # train on the resamples too
+    train_on_resamples: bool = True  # train on the resamples too
 
     @property
     def fork_plan(self) -> CounterfactualForks:
@@ -47,7 +47,7 @@ class Counterfactual(CreditPart):
         for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
-                is_trained = episode.fork is None or (self.symmetric and action.id == fork.at)
+                is_trained = episode.fork is None or (self.train_on_resamples and action.id == fork.at)
                 other_returns = (
                     [
                         other_return
@@ -61,5 +61,5 @@ class Counterfactual(CreditPart):
                 advantages.append(returns[number] - float(np.mean(other_returns)) if other_returns else 0.0)
                 trained.append(is_trained)
                 groups.append(f"{fork.origin} {fork.at}" if is_trained else "")
-        metrics = {"groups_of_one": float(single_count)}
+        metrics = {"singleton_groups": float(single_count)}
         return CreditOutput(inputs.broadcast(np.array(advantages)), trained=trained, groups=groups, metrics=metrics)

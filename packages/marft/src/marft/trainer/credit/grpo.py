@@ -11,15 +11,17 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
 class GRPO(CreditPart):
-    """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale = false`` skips the division (Dr.GRPO)."""
+    """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale_rewards = false``: no division (Dr.GRPO)."""
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True  # divide by the group's standard deviation
+    scale_rewards: bool = True  # divide by the group's standard deviation
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each episode's team return with its group's mean."""
         keys = [episode.task.id for episode in inputs.episodes]
-        advantages, metrics = normalize_by_group(team_returns(inputs), keys, scale=self.scale, costs=team_costs(inputs))
+        advantages, metrics = normalize_by_group(
+            team_returns(inputs), keys, scale=self.scale_rewards, costs=team_costs(inputs)
+        )
         groups = group_names(inputs, lambda episode, _: [episode.task.id])
         return CreditOutput(broadcast_to_actions(inputs, advantages), groups=groups, metrics=metrics)

@@ -23,13 +23,13 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 class MAGRPO(CreditPart):
     """``R_t − mean R_t`` over a task's episodes with a turn t.
 
-    R_t is the joint return from environment step t on. ``scale = true`` also divides by the standard deviation.
+    R_t is the joint return from environment step t on. ``scale_rewards = true`` also divides by the standard deviation.
     """
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
 
     joint_mode: Literal["aligned", "cross"] = "aligned"  # "cross": score every combination of the agents' samples
-    scale: bool = False  # divide by the group's standard deviation
+    scale_rewards: bool = False  # divide by the group's standard deviation
 
     @property
     def fork_plan(self) -> CrossProductForks | None:
@@ -46,7 +46,7 @@ class MAGRPO(CreditPart):
         turn_costs = np.array([costs[number][step] for number, step in turns])
         net = np.array([rewards[number][step] for number, step in turns]) - turn_costs
         keys = [(inputs.episodes[number].task.id, step) for number, step in turns]
-        advantages, metrics = normalize_by_group(net, keys, scale=self.scale, costs=turn_costs)
+        advantages, metrics = normalize_by_group(net, keys, scale=self.scale_rewards, costs=turn_costs)
         by_turn = dict(zip(turns, advantages, strict=True))
         by_action = [by_turn[n, action.step] for n, e in enumerate(inputs.episodes) for action in e.actions]
         groups = group_names(inputs, lambda episode, action: [episode.task.id, "step", action.step])
@@ -62,7 +62,7 @@ class MAGRPO(CreditPart):
             len(sample_returns), 2
         )
         agents = [(key.task, key.agent, key.call) for key in sample_returns]
-        advantages, metrics = normalize_by_group(means[:, 0], agents, scale=self.scale, costs=means[:, 1])
+        advantages, metrics = normalize_by_group(means[:, 0], agents, scale=self.scale_rewards, costs=means[:, 1])
         by_sample = dict(zip(sample_returns, advantages, strict=True))
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         return CreditOutput(

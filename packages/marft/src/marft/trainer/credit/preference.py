@@ -20,7 +20,7 @@ class Preference(CreditPart):
     computes a separate loss for each agent's own actions.
     """
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
     makes_pairs: ClassVar[bool] = True
     absolute_weights: ClassVar[bool] = True
 

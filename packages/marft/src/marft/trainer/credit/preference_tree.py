@@ -24,7 +24,7 @@ class PreferenceTree(CreditPart):
     absolute_weights: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
-    carry: Literal["best", "first"] = "best"  # candidate that the episode continues from
+    continue_from: Literal["best", "first"] = "best"  # candidate that the episode continues from
     # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
     # different rewards
     pairs: Pairing = "extremes"
@@ -33,7 +33,7 @@ class PreferenceTree(CreditPart):
     @property
     def fork_plan(self) -> CandidateTree:
         """Fork mode that grows candidate trees."""
-        return CandidateTree(self.candidates, self.carry)
+        return CandidateTree(self.candidates, self.continue_from)
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return pairs of candidates from the same state."""

@@ -19,12 +19,12 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 class RAE(CreditPart):
     """``R_i − b_i`` with agent i's baseline before the batch, then ``b_i ← decay · b_i + (1 − decay) · mean``.
 
-    The baseline starts at 0, as in the paper. With ``by`` an agent has a separate baseline for each combination
+    The baseline starts at 0, as in the paper. With ``group_by`` an agent has a separate baseline for each combination
     of the listed task fields. Examples are a baseline per game or per starting side.
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.95  # decay of the running mean per batch
-    by: Names = ()  # fields of task data with separate baselines
+    group_by: Names = ()  # fields of task data with separate baselines
 
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 
@@ -59,7 +59,9 @@ class RAE(CreditPart):
     def _baseline_key(self, agent: str, task: Task) -> str:
         """Return the key of a baseline: the agent and, as JSON, the task's values of the ``by`` fields."""
         return " ".join(
-            [agent, json.dumps([task.data.get(key) for key in self.by], default=str)] if self.by else [agent]
+            [agent, json.dumps([task.data.get(key) for key in self.group_by], default=str)]
+            if self.group_by
+            else [agent]
         )
 
     def state_dict(self) -> dict[str, float]:

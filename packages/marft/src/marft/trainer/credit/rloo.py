@@ -13,7 +13,7 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput
 class RLOO(CreditPart):
     """``R_j − mean R`` over the other episodes of the task."""
 
-    grouped_by: ClassVar[Literal["task", ""]] = "task"
+    comparison_group: ClassVar[Literal["task", ""]] = "task"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each episode's team return with the mean of the group's other attempts."""

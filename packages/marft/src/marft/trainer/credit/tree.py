@@ -32,25 +32,25 @@ class Tree(CreditPart):
     """
 
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
-    carry: Literal["best", "first"] = "best"  # candidate that the episode continues from
-    scale: bool = True  # divide by the group's standard deviation
+    continue_from: Literal["best", "first"] = "best"  # candidate that the episode continues from
+    scale_rewards: bool = True  # divide by the group's standard deviation
     # group of compared candidates: one state; one agent at all its turns; or all agents at one turn
-    compared: Literal["state", "agent", "turn"] = "state"
+    group_by: Literal["state", "agent", "turn"] = "state"
 
     @property
     def fork_plan(self) -> CandidateTree:
         """Fork mode that grows candidate trees."""
-        return CandidateTree(self.candidates, self.carry)
+        return CandidateTree(self.candidates, self.continue_from)
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare a candidate's score with the other candidates of its group."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
-        keys = [_KEYS[self.compared](*rows[k]) for k in chosen]
+        keys = [_KEYS[self.group_by](*rows[k]) for k in chosen]
         costs = np.array([inputs.cost_of(k) for k in chosen])
         scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
-        advantages[chosen], metrics = normalize_by_group(scores, keys, scale=self.scale, costs=costs)
+        advantages[chosen], metrics = normalize_by_group(scores, keys, scale=self.scale_rewards, costs=costs)
         trained = np.zeros(len(rows), bool)
         trained[chosen] = True
         groups = [""] * len(rows)

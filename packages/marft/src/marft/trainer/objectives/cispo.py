@@ -17,11 +17,11 @@ class CISPO(ObjectivePart):
     The clip is one-sided with its own width, because PPO's ε would remove most of the signal.
     """
 
-    high: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 4.0  # maximum weight is 1 + high
+    clip_high: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 4.0  # maximum weight is 1 + high
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss and the clip fraction of each unit, shape [U]."""
         ratio = (inputs.log_probs - inputs.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        weight = ratio.clamp(max=1.0 + self.high)
+        weight = ratio.clamp(max=1.0 + self.clip_high)
         clipped = (ratio > weight).to(ratio.dtype)
         return LossOutput(-weight * inputs.advantages * inputs.log_probs, {"clip_fraction": clipped})

@@ -3,12 +3,13 @@
 ``h`` is the log-ratio to the reference of the better side minus that of the worse side. Each log-ratio is a sum over
 the compared actions of all agents.
 
-    z = beta · h + length_price · (|better| − |worse|) − margin
-    sigmoid:  − (1 − smoothing) · log σ(z) − smoothing · log σ(−z)
+    z = beta · h + length_penalty · (|better| − |worse|) − margin
+    sigmoid:  − (1 − label_smoothing) · log σ(z) − label_smoothing · log σ(−z)
     ipo:      (h − 1 / (2 beta))²
 
-Sources: ``ipo`` is IPO (Azar et al. 2024), ``smoothing`` cDPO (Mitchell 2023), ``length_price`` R-DPO (Park et al.
-2024), ``imitation`` RPO (Pang et al. 2024). ``margin`` without a reference and over tokens is SimPO (Meng et al. 2024).
+Sources: ``ipo`` is IPO (Azar et al. 2024), ``label_smoothing`` cDPO (Mitchell 2023), ``length_penalty`` R-DPO (Park et
+al. 2024), ``nll_coefficient`` RPO (Pang et al. 2024). ``margin`` without a reference and over tokens is SimPO (Meng et
+al. 2024).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class DPO(PairObjectivePart):
     # inverse temperature of the loss; larger values keep policies closer to the reference
     beta: Annotated[Positive, NotTiny] = 0.1
     loss: Literal["sigmoid", "ipo"] = "sigmoid"  # "ipo": squared distance between h and 1 / (2 beta)
-    smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # assumed fraction of pairs with swapped sides
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # assumed fraction of pairs with swapped sides
     margin: NonNegative = 0.0  # minimum separation of the two sides, subtracted from z
-    length_price: NonNegative = 0.0  # length penalty per decision, against a bias to longer answers
-    imitation: NonNegative = 0.0  # weight of an added loss: mean −log π of the better side
+    length_penalty: NonNegative = 0.0  # length penalty per decision, against a bias to longer answers
+    nll_coefficient: NonNegative = 0.0  # weight of an added loss: mean −log π of the better side
 
     @model_validator(mode="after")
     def _check_loss(self) -> DPO:
-        idle = [key for key in ("smoothing", "margin", "length_price") if getattr(self, key)]
+        idle = [key for key in ("label_smoothing", "margin", "length_penalty") if getattr(self, key)]
         if self.loss == "ipo" and idle:
             raise PydanticCustomError("loss", "loss = 'ipo' has no {key}; remove it", {"key": idle[0]})
         return self
@@ -51,9 +52,9 @@ class DPO(PairObjectivePart):
         if self.loss == "ipo":
             losses = (h - 0.5 / self.beta).square()
         else:
-            z = self.beta * h + self.length_price * (inputs.better_length - inputs.worse_length) - self.margin
-            losses = (1 - self.smoothing) * _log1p_exp(-z) + self.smoothing * _log1p_exp(z)
-        return losses - self.imitation * inputs.better_log_prob
+            z = self.beta * h + self.length_penalty * (inputs.better_length - inputs.worse_length) - self.margin
+            losses = (1 - self.label_smoothing) * _log1p_exp(-z) + self.label_smoothing * _log1p_exp(z)
+        return losses - self.nll_coefficient * inputs.better_log_prob
 
 
 def _log1p_exp(x: Tensor) -> Tensor:

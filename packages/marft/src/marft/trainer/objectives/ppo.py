@@ -14,7 +14,7 @@ from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 class PPO(ObjectivePart):
     """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 the surrogate is at least ``dual_clip · A``.
 
-    At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
+    At action level with ``normalization = "tokens"`` the ratio is GSPO's sequence ratio.
     """
 
     clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # lower clip width: ratios below 1 − clip are clipped

@@ -55,6 +55,6 @@ def sampler_weights(settings: SamplerCorrectionSettings, old: Tensor, engine: Te
             sums = sums / empty.index_add(0, action_of, log_ratio.new_ones(len(log_ratio)))
         log_ratio = sums[action_of]
     weights = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if settings.high:
-        weights = weights * ((weights >= settings.low) & (weights <= settings.high))
+    if settings.mask_high:
+        weights = weights * ((weights >= settings.mask_low) & (weights <= settings.mask_high))
     return weights.clamp(max=settings.cap)

@@ -218,7 +218,7 @@ class DistributedLearner:
         settings = pickle.dumps(self._peer_run)
         names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
-            peer = _Peer(child, self.run.training.rank_patience_seconds)
+            peer = _Peer(child, self.run.training.rank_timeout_seconds)
             self._peers.append(peer)
             with suppress(OSError):  # an early exit is detected before the rendezvous
                 peer.send(StartRank(settings, self._init_method, rank, logging.get_verbosity()))
@@ -272,7 +272,7 @@ class DistributedLearner:
         """Wait until every rank has finished its operation.
 
         Args:
-            min_seconds: minimum timeout in seconds, even if ``rank_patience_seconds`` is smaller.
+            min_seconds: minimum timeout in seconds, even if ``rank_timeout_seconds`` is smaller.
 
         Raises:
             ValueError: a rank has failed.
@@ -280,7 +280,7 @@ class DistributedLearner:
             RankFaultError: a rank has failed.
             RanksLostError: a rank was lost.
         """
-        patience = max(self.run.training.rank_patience_seconds, min_seconds)
+        patience = max(self.run.training.rank_timeout_seconds, min_seconds)
         for peer in self._peers:
             try:
                 peer.pid = peer.receive(patience).pid
@@ -295,9 +295,9 @@ class DistributedLearner:
                 return _build_error(failed, rank)
         lost_ranks = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
         if not lost_ranks and isinstance(error, TimeoutError):  # the rank answers by now
-            patience = self.run.training.rank_patience_seconds
+            patience = self.run.training.rank_timeout_seconds
             lost_ranks = [
-                f"a rank said nothing for {patience:g} s; a larger training.rank_patience_seconds waits longer"
+                f"a rank said nothing for {patience:g} s; a larger training.rank_timeout_seconds waits longer"
             ]
         return RanksLostError(" and ".join(lost_ranks) if lost_ranks else f"ranks cannot reach each other ({error})")
 

@@ -36,7 +36,7 @@ def open_group(run: RunSettings, init_method: str, rank: int, device: torch.devi
         RuntimeError: a rank did not arrive in time.
     """
     settings = run.training
-    return RankGroup(init_method, rank, settings.ranks, device, settings.rank_patience_seconds, build_placement(run))
+    return RankGroup(init_method, rank, settings.ranks, device, settings.rank_timeout_seconds, build_placement(run))
 
 
 def ignore_note(_: str) -> None:
