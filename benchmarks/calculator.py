@@ -23,7 +23,7 @@ from random import Random
 import numpy as np
 from warming import warm_up
 
-from marft.agents.renderer import Message, TruncationPolicy
+from marft.agents.prompt_messages import Message, TruncationPolicy
 from marft.agents.tools.functions import Function
 from marft.common.types import AgentProfile, TokenIds
 from marft.config.models import ModelSettings

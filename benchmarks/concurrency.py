@@ -34,7 +34,7 @@ import numpy as np
 from studies import populations
 
 from marft.agents.game import Attempt
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.cli.handlers import silence_transformers
 from marft.common.types import Action, Episode
 from marft.config import RunSettings

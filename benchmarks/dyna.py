@@ -136,7 +136,7 @@ def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
     folder = RunFolder.open(path) if begun else RunFolder.create(run)
     observer = UntilThere(folder)
     if not observer.wants_stop() and len(folder.read_metrics()) < run.training.steps:
-        train(run, folder, resume=begun, callback=observer)
+        train(run, folder, resume=begun, callbacks=[observer])
     return folder
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     folder = RunFolder.create(run)
     killer = Killer(arguments.kills, run.seed)
     began = time.perf_counter()
-    train(run, folder, callback=killer)
+    train(run, folder, callbacks=[killer])
     found = {"kills": killer.done, "seconds": time.perf_counter() - began, **counted(run, folder)}
     (result,) = evaluate_checkpoints(
         run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None

@@ -64,7 +64,7 @@ def main() -> None:
     folder = RunFolder.create(run)
     killer = Killer(arguments.kills, run.seed)
     began = time.perf_counter()
-    train(run, folder, callback=killer)
+    train(run, folder, callbacks=[killer])
     found = {"kills": dict(killer.done), "seconds": time.perf_counter() - began, **counted(run, folder)}
     found["sampled"] = accuracy(run, folder, arguments.tasks)
     found["undisturbed"] = list[float]()

@@ -16,7 +16,7 @@ from marft.agents.agents import Agent, Agents, Request
 from marft.agents.environment import Split
 from marft.agents.episodic_organization import open_organization
 from marft.agents.game import Attempt
-from marft.agents.renderer import Message, build_messages
+from marft.agents.prompt_messages import Message, build_messages
 from marft.agents.team import Organization
 from marft.common.seeds import derive_seed
 from marft.common.types import (

@@ -23,7 +23,7 @@ import machine
 from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config.load import load_recipe
-from marft.evaluation import metrics
+from marft.evaluation import episode_metrics as metrics
 from marft.evaluation.guards.monitor import GuardMonitor
 from marft.runs.run_folder import RunFolder
 from marft.trainer.diagnostics import Diagnostics

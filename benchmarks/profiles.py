@@ -143,7 +143,7 @@ class Bench:
         if arm == "profile":
             return self._by_rounds(run)
         counting, folder = Counting(self.tokens), RunFolder(Path(run.output) / run.name)
-        train(run, folder, overwrite=folder.is_run(), callback=counting)
+        train(run, folder, overwrite=folder.is_run(), callbacks=[counting])
         with LocalRolloutRunner(run) as rollouts:
             load_checkpoint(rollouts, folder.saved_steps()[-1])
             rollouts.publish(1)

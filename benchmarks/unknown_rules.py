@@ -22,7 +22,7 @@ from random import Random
 from warming import Row
 
 from marft.agents.environment import Split
-from marft.agents.renderer import TruncationPolicy
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.common.types import AgentProfile, Task
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.inference.renderer import ChatRenderer

@@ -12,7 +12,7 @@ from marft.agents.game import Attempt, Game
 from marft.agents.rollout import play_all
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, Episode, Task
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import Term, TermReward
 from marft.runs.episode_files import read_episodes, write_episodes

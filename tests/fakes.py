@@ -15,7 +15,7 @@ from marft.agents.engine import Weights
 from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.organizations.chain import Chain
-from marft.agents.renderer import (
+from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
     Message,

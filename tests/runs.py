@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from marft.common.callbacks import Callback, CallbackList
 from marft.config import RunSettings
+from marft.runs.logger_callback import LoggerCallback
+from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 
-class Listening(NullCallback):
+class Listening(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
     def on_note(self, text: str) -> None:
         self.notes.append(text)
+
+
+class Told(NamedTuple):
+    write: Callable[[int, dict[str, float]], None]
+    note: Callable[[str], None]
+
+
+@contextmanager
+def telling(run: RunSettings, folder: RunFolder, done: int, listening: Callback) -> Iterator[Told]:
+    """The log and the sinks of a run, told of steps and notes as a training loop tells them."""
+    with closing(MetricsLog(folder.metrics)) as log, CallbackList([listening]) as callbacks:
+        callbacks.add(LoggerCallback(run, folder, done, listening.on_note))
+
+        def write(step: int, metrics: dict[str, float]) -> None:
+            log.append({"step": step, **metrics})
+            callbacks.on_step_end(step, metrics)
+
+        yield Told(write, callbacks.on_note)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ class Entry:
     cost: float
 
     @property
-    def net(self) -> float:
+    def net_reward(self) -> float:
         return self.reward - self.cost
 
 
@@ -46,9 +46,9 @@ def relative(entries: Sequence[Entry], scale: bool) -> list[float]:
         if len(group) == 1 or max(rewards) - min(rewards) < EQUAL:
             results.append(0.0)
             continue
-        center = sum(other.net for other in group) / len(group)
-        spread = math.sqrt(sum((other.net - center) ** 2 for other in group) / (len(group) - 1))
-        results.append((entry.net - center) / (spread + EPSILON if scale else 1.0))
+        center = sum(other.net_reward for other in group) / len(group)
+        spread = math.sqrt(sum((other.net_reward - center) ** 2 for other in group) / (len(group) - 1))
+        results.append((entry.net_reward - center) / (spread + EPSILON if scale else 1.0))
     return results
 
 
@@ -72,7 +72,9 @@ def rloo(cases: Sequence[Case], s: Any) -> list[Judged]:
         others = [o for n, o in enumerate(entries) if o.key == entry.key and n != number]
         rewards = [o.reward for o in [*others, entry]]
         same = max(rewards) - min(rewards) < EQUAL
-        results.append(0.0 if not others or same else entry.net - sum(o.net for o in others) / len(others))
+        results.append(
+            0.0 if not others or same else entry.net_reward - sum(o.net_reward for o in others) / len(others)
+        )
     return to_episodes(cases, results)
 
 

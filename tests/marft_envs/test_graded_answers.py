@@ -22,7 +22,7 @@ from marft.agents.channels.record import Record
 from marft.agents.game import Attempt
 from marft.agents.organizations.utils import majority_vote
 from marft.agents.play import play
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.common.reasoning import measure_reasoning
 from marft.common.types import JointAction, Observation, Task
 from marft.envs.table import Table

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marft.common.types import JointAction, Step
 from marft.config.load import load_recipe
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft_envs.env_check.episode_player import EpisodePlayer
 from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.players import ScriptPlayer, StepInput

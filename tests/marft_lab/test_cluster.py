@@ -37,7 +37,7 @@ from tests.nights import BY_NIGHT, NIGHT
 
 ray: Any = pytest.importorskip("ray")
 
-from marft_lab.cluster.launcher import RayLauncher, _check_node  # noqa: E402
+from marft_lab.cluster.launcher import RayProcessLauncher, _check_node  # noqa: E402
 from marft_lab.cluster.remote_process import RemoteProcess  # noqa: E402
 
 QUICK = {
@@ -149,7 +149,7 @@ class TestEngines:
         async def whole() -> None:
             weights = Weights()
             opened = EngineInit("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), "dies": 1})
-            starter = RayLauncher(run, cluster, "engine", 1)  # type: ignore[arg-type]
+            starter = RayProcessLauncher(run, cluster, "engine", 1)  # type: ignore[arg-type]
             policies = {"actor": SubprocessPolicy(tiny_tokenizer, (2,), weights.save)}
             engine = SubprocessEngine("fake", command, opened, policies, seed=1, timeout=20.0, starter=starter)
             taken = RemoteProcess.share_folder

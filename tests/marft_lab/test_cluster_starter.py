@@ -23,7 +23,7 @@ pytest.importorskip("ray")
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from marft_lab.cluster import launcher as room
-from marft_lab.cluster.launcher import RayLauncher
+from marft_lab.cluster.launcher import RayProcessLauncher
 from marft_lab.cluster.relay import NodeInfo, read_node_info
 
 
@@ -92,10 +92,10 @@ def run_of(output: Path, *overrides: str) -> RunSettings:
     return settings("tiny", output, "--cluster.start_timeout_seconds", "0.2", *overrides)
 
 
-def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayLauncher:
+def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayProcessLauncher:
     cluster = run.section(ClusterSettings)
     assert cluster is not None
-    return RayLauncher(run, cluster, kind, count)
+    return RayProcessLauncher(run, cluster, kind, count)
 
 
 def nothing(_: int) -> Sequence[str]:
@@ -116,7 +116,7 @@ def test_a_place_for_each_is_asked_for_as_the_recipe_says_and_given_back(cluster
 
 def test_a_run_with_a_cluster_starts_its_processes_there_and_another_one_here(cluster: Cluster, tmp_path: Path) -> None:
     there = open_launcher(run_of(tmp_path, "--cluster.learner.cpus", "2.0"), "learner", 2, gpus=1.0)
-    assert isinstance(there, RayLauncher)
+    assert isinstance(there, RayProcessLauncher)
     assert cluster.did[1] == ([{"CPU": 2.0, "GPU": 1.0}] * 2, "PACK")
     assert isinstance(open_launcher(settings("tiny", tmp_path), "learner", 2, gpus=1.0), LocalLauncher)
 

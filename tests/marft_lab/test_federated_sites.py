@@ -356,7 +356,10 @@ class TestARound:
         def newest(_: SiteFolder) -> Any:
             return SimpleNamespace(state=SimpleNamespace(step=self.at)) if self.at else None
 
-        def train(run: RunSettings, folder: RunFolder, *, resume: bool, overwrite: bool, callback: StopAtStep) -> None:
+        def train(
+            run: RunSettings, folder: RunFolder, *, resume: bool, overwrite: bool, callbacks: list[StopAtStep]
+        ) -> None:
+            (callback,) = callbacks
             self.trained.append((run.training.steps, folder.path, resume, overwrite, callback.current_step))
             for _ in range(self.does):
                 if not callback.wants_stop():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marft.agents.renderer import PromptTooLongError
+from marft.agents.prompt_messages import PromptTooLongError
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, Episode, SamplingParams, Task
 from marft.config.load import parse_recipe, to_toml

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from marft.agents.channels.record import Record
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.common.errors import EpisodeFailedError
 from marft.config.guards import GuardSettings
 from marft.config.patterns import contains_match, find_last_group

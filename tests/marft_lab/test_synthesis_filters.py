@@ -14,7 +14,7 @@ from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.config.plugin_types import FilterPart
 from marft.evaluation.trajectories.handoffs import find_loops
 from marft_lab.synthesis.candidates import Candidate, FilterContext
-from marft_lab.synthesis.filtering import FilterStage, apply_filters, reject_over_cap, reject_unbalanced
+from marft_lab.synthesis.filtering import FilterCounts, apply_filters, reject_over_cap, reject_unbalanced
 from marft_lab.synthesis.filters.duplicates import Duplicates
 from marft_lab.synthesis.filters.handoffs import Handoffs, handoff_efficiencies
 from marft_lab.synthesis.filters.leakage import HELD_OUT_REASON, Leakage, find_near_duplicates
@@ -216,7 +216,7 @@ def test_the_funnel_counts_what_each_part_leaves_out_and_keeps_the_order() -> No
     left, passages = apply_filters(some, [Success(), Duplicates()], NO_WORLD)  # type: ignore[list-item]
     assert [one.episode.actions[0].text for one in left] == ["0", "2", "4"]
     assert passages == [
-        FilterStage("Success", 7, {"not solved": 3}), FilterStage("Duplicates", 4, {"says what another one says": 1})
+        FilterCounts("Success", 7, {"not solved": 3}), FilterCounts("Duplicates", 4, {"says what another one says": 1})
     ]  # fmt: skip
     assert [one.kept_count for one in passages] == [4, 3]
 

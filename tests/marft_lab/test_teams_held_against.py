@@ -10,15 +10,15 @@ from typing import Any
 from marft.agents.agents import Agent
 from marft.agents.channels.raw import Raw
 from marft.agents.organizations.chain import Chain
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.agents.team import Team
 from marft.common.types import AgentProfile, JointAction, Observation
 from marft_lab.team_evaluation.team_variants import (
     MutedChannel,
     SingleAgentTeam,
     with_muted_agents,
+    with_replaced_policies,
     with_single_agent,
-    with_swapped_policies,
 )
 from tests.episodes import make_action
 
@@ -70,9 +70,9 @@ def test_a_team_that_does_not_hear_some_is_the_same_but_for_its_channel() -> Non
 
 def test_policies_change_seats_wherever_they_sit() -> None:
     def policies(seats: dict[str, str]) -> list[str]:
-        return [agent.policy for agent in with_swapped_policies(TEAM, seats).agents]
+        return [agent.policy for agent in with_replaced_policies(TEAM, seats).agents]
 
     assert policies({"one": "two", "two": "one"}) == ["two", "one", "two"]
     assert policies({"two": "three"}) == ["one", "three", "one"]
-    moved = with_swapped_policies(TEAM, {"one": "two"})
+    moved = with_replaced_policies(TEAM, {"one": "two"})
     assert ([agent.role for agent in moved.agents], moved.organization) == (["a", "b", "c"], TEAM.organization)

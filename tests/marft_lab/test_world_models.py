@@ -16,7 +16,12 @@ from marft.agents.environment_calls import step_session
 from marft.common.seeds import generator
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft_lab.world_models.counts import CountModel
-from marft_lab.world_models.environment import ModelEnvironment, is_truncated, mark_imagined, sample_outcome
+from marft_lab.world_models.environment import (
+    ModelEnvironment,
+    is_stopped_by_uncertainty,
+    mark_imagined,
+    sample_outcome,
+)
 from marft_lab.world_models.experience_buffer import ExperienceBuffer, WorldModelState, read_state, write_state
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, ensemble_disagreement
 from marft_lab.world_models.regression import RegressionModel, build_features, hash_features, solve_ridge
@@ -297,7 +302,7 @@ def test_an_imagined_episode_goes_as_a_real_one_would() -> None:
     assert [transition.observation.text for transition in episode.transitions] == places
     assert episode.status == "terminated"
     assert episode.total_reward == 1.0
-    assert not is_truncated(episode)
+    assert not is_stopped_by_uncertainty(episode)
 
 
 class Chance:
@@ -324,12 +329,14 @@ def test_each_imagined_episode_draws_by_its_own_seed_and_pays_all_that_its_outco
 
 def test_it_is_cut_off_where_the_model_does_not_know_how_it_goes_on() -> None:
     episode = played(imagined_line(), ["right", "jump", "right"])
-    assert is_truncated(episode)
+    assert is_stopped_by_uncertainty(episode)
     assert len(episode.transitions) == 2
     assert episode.total_reward == 0.0
     seldom = imagined_line(cutoff=0.01, lived=line(steps=4))
-    assert is_truncated(played(seldom, ["right", "right"]))
-    assert is_truncated(played(imagined_line(cutoff=1.0), ["jump"])), "whatever the cutoff, it knows of no outcome"
+    assert is_stopped_by_uncertainty(played(seldom, ["right", "right"]))
+    assert is_stopped_by_uncertainty(played(imagined_line(cutoff=1.0), ["jump"])), (
+        "whatever the cutoff, it knows of no outcome"
+    )
 
 
 def test_where_it_is_cut_off_it_shows_what_it_showed_and_how_uncertain_it_was() -> None:
@@ -382,8 +389,8 @@ def test_a_model_is_told_as_many_observations_as_it_remembers_and_the_words_that
 
 def test_only_the_last_step_says_whether_an_episode_was_cut() -> None:
     episode = played(imagined_line(), ["right", "jump"])
-    assert not is_truncated(replace(episode, transitions=episode.transitions[::-1]))
-    assert not is_truncated(replace(episode, transitions=()))
+    assert not is_stopped_by_uncertainty(replace(episode, transitions=episode.transitions[::-1]))
+    assert not is_stopped_by_uncertainty(replace(episode, transitions=()))
     assert (episode.imagined, mark_imagined(episode).imagined) == (False, True)
 
 
@@ -473,4 +480,4 @@ def test_returns_are_known_of_the_team_first_and_then_of_agents_by_name() -> Non
 
 
 def test_at_a_cutoff_of_0_what_is_certain_is_imagined() -> None:
-    assert not is_truncated(played(imagined_line(cutoff=0.0), ["right"]))
+    assert not is_stopped_by_uncertainty(played(imagined_line(cutoff=0.0), ["right"]))

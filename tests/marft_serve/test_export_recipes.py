@@ -13,7 +13,7 @@ from marft.config.load import parse_recipe, to_toml
 from marft.inference.engine_settings import Vllm
 from marft.runs.export.loader import read_recipe_table
 from marft.runs.export.manifest import Export, Manifest
-from marft.runs.export.path_references import find_path_references, list_local_folders
+from marft.runs.export.path_references import find_folder_references, list_local_folders
 from marft.runs.export.recipe import PLACEHOLDER, ExportRecipe, export_recipe, find_code_keys, trust_flag
 from marft.runs.run_folder import RunFolder
 from marft_serve.serving.settings import build_served_table
@@ -216,7 +216,7 @@ class TestPlaces:
         (tmp_path / "code" / "team.py").write_text("import os\n\nROWS = '/tmp/x/rows.csv'\n")
         (tmp_path / "code" / "other.py").write_text("'/tmp/xyz /home/x'\n")
         (tmp_path / "broken.json").write_text("{/tmp/x/models/a")
-        found = list(find_path_references(tmp_path, ["/tmp/x", "/tmp/x/models"]))
+        found = list(find_folder_references(tmp_path, ["/tmp/x", "/tmp/x/models"]))
         assert [(one.location, one.folder) for one in found] == [
             ("line 1 of broken.json", "/tmp/x/models"), ("line 3 of code/team.py", "/tmp/x"),
             ("agents.0.instructions of recipe.toml", "/tmp/x"),
@@ -242,4 +242,4 @@ class TestPlaces:
 
     def test_without_places_nothing_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "notes.md").write_text("/tmp/x")
-        assert list(find_path_references(tmp_path, [])) == []
+        assert list(find_folder_references(tmp_path, [])) == []

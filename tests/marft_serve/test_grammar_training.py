@@ -12,13 +12,14 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
+from marft.common.callbacks import Callback
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.python_objects import ObjectPlaceholder
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from marft_serve.gateway.client import Client
 from tests import templates
 from tests.helpers import recipe
@@ -51,7 +52,7 @@ def recorded(folder: RunFolder) -> list[Episode]:
     return [episode for path in sorted(folder.episodes.iterdir()) for episode in read_episodes(path)]
 
 
-class StopAfter(NullCallback):
+class StopAfter(Callback):
     def __init__(self) -> None:
         self.now = 0
 
@@ -68,7 +69,7 @@ class StopAfter(NullCallback):
 def test_a_team_that_is_held_learns_and_goes_on_where_it_stopped(level: str, tmp_path: Path) -> None:
     straight, stopped = (RunFolder.create(held(tmp_path / name, level)) for name in ("straight", "stopped"))
     train(held(tmp_path / "straight", level), straight)
-    train(held(tmp_path / "stopped", level), stopped, callback=StopAfter())
+    train(held(tmp_path / "stopped", level), stopped, callbacks=[StopAfter()])
     train(held(tmp_path / "stopped", level), stopped, resume=True)
     for part in ("episodes", "checkpoints/step_000002/policies"):
         one, other = (contents(folder.path / part) for folder in (straight, stopped))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.common.callbacks import CallbackList
 from marft.common.errors import RunError
 from marft.common.types import Action, Choice, Option, TokenSource
 from marft.runs.checkpoints import CheckpointManager, State
@@ -71,7 +72,9 @@ def gone_on(tmp_path: Path, every: int, *losses: float) -> State:
     run = settings("tiny", tmp_path, "--sft.eval_every", str(every), "--checkpoints.every", "2")
     supervisor: Any = Scripted(*losses)
     sample = build_sample(make_action())
-    loop = _TrainLoop(run, RunFolder.create(run), None, supervisor, ImitationData([sample], [sample], 2), Listening())  # type: ignore[arg-type]
+    loop = _TrainLoop(
+        run, RunFolder.create(run), None, supervisor, ImitationData([sample], [sample], 2), CallbackList([Listening()])
+    )  # type: ignore[arg-type]
     state, held_out = loop.train(State(), STEPS)
     assert held_out == losses[-1]
     assert next(supervisor.held_out, None) is None, "measured as often as is said"

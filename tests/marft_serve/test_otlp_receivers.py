@@ -19,13 +19,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from marft.common.callbacks import Callback
+from marft.common.callbacks import Callback, CallbackList
 from marft.common.errors import RunError
 from marft.config import load_recipe
 from marft.runs.episode_files import read_episodes, write_episodes
+from marft.runs.run_folder import RunFolder
 from marft_serve.cli.tracing import run_trace
 from marft_serve.tracing.episode_spans import Tracer
-from marft_serve.tracing.live_exporter import LiveExporter, TracingCallback, export_live
+from marft_serve.tracing.live_exporter import LiveExporter, TracingCallback
 from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
 from marft_serve.tracing.recorded_episodes import Recording
 from marft_serve.tracing.settings import TracingSettings
@@ -260,10 +261,16 @@ def receiver(url: str, **more: Any) -> TracingSettings:
     return TracingSettings(otlp=url, **more)
 
 
+def exporting(
+    settings: TracingSettings, noting: Noting, recipe: dict[str, Any] | None = None, hint: str = ""
+) -> CallbackList:
+    return CallbackList([noting, TracingCallback(settings, "r", recipe or {}, noting.on_note, hint)])
+
+
 def test_episodes_are_sent_while_they_are_played() -> None:
     noting = Noting()
     with collecting() as collector:
-        with export_live(receiver(collector.url), noting, "r", {"name": "demo"}) as observer:
+        with exporting(receiver(collector.url), noting, {"name": "demo"}) as observer:
             for n in range(200):
                 observer.on_episode(team(sample=n))
             observer.on_step_end(1, {})
@@ -274,7 +281,7 @@ def test_episodes_are_sent_while_they_are_played() -> None:
 @pytest.mark.parametrize("content", [False, True])
 def test_what_was_said_is_sent_live_only_where_it_is_asked_for(content: bool) -> None:
     with collecting() as collector:
-        with export_live(receiver(collector.url, content=content), Noting(), "r", {}) as observer:
+        with exporting(receiver(collector.url, content=content), Noting()) as observer:
             observer.on_episode(team("a secret"))
         (request,) = collector.requests
     assert ("a secret" in str(request)) == content
@@ -289,7 +296,7 @@ def test_as_many_episodes_wait_for_a_receiver_as_settings_say() -> None:
     noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
         settings = receiver(collector.url, queue=1, timeout_seconds=0.1)
-        with export_live(settings, noting, "r", {}) as observer:
+        with exporting(settings, noting) as observer:
             for n in range(200):
                 observer.on_episode(team(sample=n))
             collector.hangs and collector.hangs.set()
@@ -321,41 +328,20 @@ def test_a_receiver_that_hangs_holds_nobody_up_and_is_counted() -> None:
 
 def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on() -> None:
     noting = Noting()
-    live = LiveExporter(Tracer("r"), "http://127.0.0.1:9")
-    observer = TracingCallback(noting, live)
-    live.problem = "it answered 500"
-    for step in range(3):
-        observer.on_step_end(step, {})
-    live.close()
+    with exporting(receiver("http://127.0.0.1:9"), noting) as callbacks:
+        _, tracing = callbacks
+        assert isinstance(tracing, TracingCallback)
+        tracing.exporter.problem = "it answered 500"
+        for step in range(3):
+            callbacks.on_step_end(step, {})
     assert noting.notes == ["traces: it answered 500. The run goes on, and this is said once"]
-
-
-def test_who_watches_is_told_everything_as_if_nobody_stood_in_between() -> None:
-    class Told(Callback):
-        def __getattribute__(self, name: str) -> Any:
-            return lambda *given: heard.append((name, *given)) or "answer"
-
-    heard: list[tuple[Any, ...]] = []
-    live = LiveExporter(Tracer("r"), "http://127.0.0.1:9")
-    observer, given, episode = TracingCallback(Told(), live), {"reward": 1.0}, team()
-    public = [name for name in vars(Callback) if not name.startswith("_")]
-    calls: dict[str, tuple[Any, ...]] = {
-        "on_train_start": (2, 9), "on_episode": (episode,), "on_step_end": (3, given), "on_guard": (3, "kl", "far"),
-        "on_note": ("odd",),
-        "wants_stop": (),
-    }  # fmt: skip
-    assert sorted(public) == sorted(calls)
-    said = {name: getattr(observer, name)(*words) for name, words in calls.items()}
-    live.close(seconds=0.0)
-    assert heard == [(name, *words) for name, words in calls.items()]
-    assert said["wants_stop"] == "answer"
 
 
 def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None:
     noting = Noting()
     with (
         collecting(answer=answers(500)) as collector,
-        export_live(receiver(collector.url), noting, "r", {}, ". Later: …") as observer,
+        exporting(receiver(collector.url), noting, hint=". Later: …") as observer,
     ):
         for n in range(3):
             observer.on_episode(team(sample=n))
@@ -377,10 +363,9 @@ def test_a_run_learns_the_same_with_a_receiver_and_what_it_sends_is_what_is_reco
     assert all(abs(episode.start_time - time.time()) < 600 for episode in recorded)
 
 
-def test_without_a_receiver_nobody_is_in_between() -> None:
-    observer = Callback()
-    with export_live(TracingSettings(), observer, "r", {}) as same:
-        assert same is observer
+def test_without_a_receiver_nobody_listens(tmp_path: Path) -> None:
+    run = load_recipe("demo", changes={"output": str(tmp_path)})
+    assert TracingSettings().callbacks(run, RunFolder.create(run), print) == ()
 
 
 def test_a_receiver_in_a_recipe_is_an_address() -> None:

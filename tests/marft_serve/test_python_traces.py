@@ -69,7 +69,7 @@ def test_a_warm_start_begins_with_other_weights_goes_on_and_is_trained_from(tmp_
         ({"start_from": ""}, "start_from: a checkpoint is named by its folder"),
         ({"start_from": "traces.jsonl"}, "Traces to imitate are given with --traces"),
         ({"resume": True}, "test-sft"),
-        ({"callback": print}, "callback is an object of a class that derives from marft.Callback"),
+        ({"callbacks": [print]}, "callbacks are objects of a class that derives from marft.Callback"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_before_anything_begins(

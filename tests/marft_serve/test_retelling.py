@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.renderer import Message, build_messages
+from marft.agents.prompt_messages import Message, build_messages
 from marft.cli.signals import handle_sigterm
 from marft.common.types import Action, TokenSource
 from marft.config import RunSettings, parse_recipe

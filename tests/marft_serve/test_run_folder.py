@@ -21,27 +21,27 @@ from marft.cli.evaluation import EvaluationOptions, evaluate
 from marft.cli.team_export import export
 from marft.common import atomic
 from marft.common.atomic import new_folder
+from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config import RunSettings, parse_recipe
 from marft.evaluation.session import find_checkpoint
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs import lock
 from marft.runs.changes import change_notes, find_changes
-from marft.runs.checkpoints import CheckpointManager, State, load_critic, load_policies, read_record
+from marft.runs.checkpoints import BEST_METRICS, CheckpointManager, State, load_critic, load_policies, read_record
 from marft.runs.cleanup import remove_checkpoint, remove_run
 from marft.runs.export.exporter import export_run
-from marft.runs.metric_sinks import MetricSinks
 from marft.runs.metrics_log import LogDigest, MetricsLog, read_rows, truncate_log
 from marft.runs.run_folder import RunFolder, parse_step
 from marft.trainer import non_finite_guard
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.loop import BEST_METRICS, NullCallback, _update_best, train
+from marft.trainer.loop import train
 from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard
 from marft_serve.serving.settings import load_served_team
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT
-from tests.runs import Listening, contents
+from tests.runs import Listening, contents, telling
 
 
 def begun(output: Path, *files: str) -> RunFolder:
@@ -82,10 +82,9 @@ class TestTheLog:
     def test_tensorboard_shows_each_step_once_and_numbers_alone(self, tmp_path: Path) -> None:
         folder, listening = begun(tmp_path), Listening()
         for done in (0, 1):  # the second begins after step 1, as if the first had been killed
-            sinks = MetricSinks(settings("tiny", tmp_path), folder, done, listening)
-            for step in (1, 2, 3)[done:]:
-                sinks.write(step, {"reward": float(step + 10 * done), "kl": float("nan")})
-            sinks.close()
+            with telling(settings("tiny", tmp_path), folder, done, listening) as sinks:
+                for step in (1, 2, 3)[done:]:
+                    sinks.write(step, {"reward": float(step + 10 * done), "kl": float("nan")})
         board = EventAccumulator(str(folder.path / "tensorboard")).Reload()
         assert [(one.step, one.value) for one in board.Scalars("reward")] == [(1, 1.0), (2, 12.0), (3, 13.0)]
         assert "kl" not in board.Tags()["scalars"]
@@ -235,25 +234,25 @@ class TestStepsInARow:
 
 class TestTheBestCheckpoint:
     def test_a_first_one_is_the_best_however_bad(self) -> None:
-        rated = _update_best(State(step=3), {"reward": -7.0}, ["reward"])
+        rated = State(step=3).update_best({"reward": -7.0}, ["reward"])
         assert (rated.best_step, rated.best_score, rated.best_by) == (3, -7.0, "reward")
 
     def test_among_equals_it_is_the_first(self) -> None:
         before = State(step=4, best_step=3, best_score=0.5, best_by="reward")
-        assert _update_best(before, {"reward": 0.5}, ["reward"]) == before
-        assert _update_best(before, {"reward": float("nan")}, ["reward"]) == before
+        assert before.update_best({"reward": 0.5}, ["reward"]) == before
+        assert before.update_best({"reward": float("nan")}, ["reward"]) == before
 
     def test_scores_on_several_scales_are_never_held_against_each_other(self) -> None:
         """A run that goes on may be validated where it was not before, and the other way around."""
         rewarded = State(step=4, best_step=3, best_score=50.0, best_by="reward")
-        validated = _update_best(rewarded, {"reward": 60.0, "validation_reward": 40.0}, BEST_METRICS[:2])
+        validated = rewarded.update_best({"reward": 60.0, "validation_reward": 40.0}, BEST_METRICS[:2])
         assert (validated.best_step, validated.best_score, validated.best_by) == (4, 40.0, "validation_reward")
-        assert _update_best(replace(validated, step=5), {"reward": 60.0}, ["reward"]) == replace(validated, step=5)
-        accurate = _update_best(
-            replace(validated, step=6), {"validation_reward": 1.0, "validation_accuracy": 0.1}, BEST_METRICS
+        assert replace(validated, step=5).update_best({"reward": 60.0}, ["reward"]) == replace(validated, step=5)
+        accurate = replace(validated, step=6).update_best(
+            {"validation_reward": 1.0, "validation_accuracy": 0.1}, BEST_METRICS
         )
         assert (accurate.best_step, accurate.best_score, accurate.best_by) == (6, 0.1, "validation_accuracy")
-        assert _update_best(replace(accurate, step=7), {"validation_reward": 99.0}, BEST_METRICS).best_step == 6
+        assert replace(accurate, step=7).update_best({"validation_reward": 99.0}, BEST_METRICS).best_step == 6
 
 
 SCORES = (0.2, 0.9, 0.1, 0.9, 0.3, 0.8)  # validated after each step
@@ -267,7 +266,7 @@ def validated_run(output: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
     def validate(*_: object) -> dict[str, float]:
         return {"validation_accuracy": SCORES[len(folder.read_metrics())]}
 
-    monkeypatch.setattr("marft.trainer.loop._validate", validate)
+    monkeypatch.setattr("marft.trainer.loop.validate", validate)
     return run, folder
 
 
@@ -305,11 +304,11 @@ class TestAValidatedStep:
         state = train(run, straight)
         run, folder = validated_run(tmp_path / "stopped", monkeypatch, *options)
 
-        class Stopping(NullCallback):
+        class Stopping(Callback):
             def wants_stop(self) -> bool:
                 return len(folder.read_metrics()) == stops
 
-        train(run, folder, callback=Stopping())
+        train(run, folder, callbacks=[Stopping()])
         assert train(run, folder, resume=True) == state
         for name in ("step_000002", "step_000006"):
             mine, theirs = (contents(one.checkpoints / name) for one in (folder, straight))
@@ -345,7 +344,7 @@ class TestTheCriticOfAnotherRun:
         for overrides, told in ((self.WIDER, 1), ((), 0), (("--algorithm.name", "grpo"), 0)):
             said: list[str] = []
 
-            class Listening(NullCallback):
+            class Listening(Callback):
                 def on_note(self, text: str, said: list[str] = said) -> None:
                     said.append(text)
 
@@ -353,7 +352,7 @@ class TestTheCriticOfAnotherRun:
                     return True
 
             run = settings("tiny", tmp_path / str(len(overrides)) / str(told), *overrides)
-            train(run, RunFolder(Path(run.output) / run.name), start_from=source, callback=Listening())
+            train(run, RunFolder(Path(run.output) / run.name), start_from=source, callbacks=[Listening()])
             assert len([text for text in said if "no critic that fits" in text]) == told
 
 

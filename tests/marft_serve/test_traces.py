@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.renderer import parse_arguments
+from marft.agents.prompt_messages import parse_arguments
 from marft.common.types import Task
 from marft.common.usage import Usage
 from marft_serve.traces import json_lines, trace_builder

@@ -355,5 +355,5 @@ def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused
 
 
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"engine\.options: vLLM .* takes no no_such_thing"):
+    with pytest.raises(RunError, match=r"engine\.engine_args: vLLM .* takes no no_such_thing"):
         LocalRolloutRunner(settings("tiny", tmp_path, *VLLM, "--engine.engine_args.no_such_thing", "1")).close()

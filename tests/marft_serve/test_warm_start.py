@@ -55,7 +55,7 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
         run = run_of(tmp_path, "--name", name)
         folder = RunFolder(tmp_path / name)
         for stop in stops:
-            assert warm_start(run, folder, callback=StopAfter(stop)).state.step == stop
+            assert warm_start(run, folder, callbacks=[StopAfter(stop)]).state.step == stop
         done = warm_start(run, folder, resume=bool(stops))
         assert done.state.step == done.steps == STEPS
         folders.append(folder)
@@ -89,7 +89,7 @@ def test_training_starts_from_it_and_neither_goes_on_as_the_other(tmp_path: Path
         warm_start(run, folder, resume=True)
     other, listening = RunFolder(tmp_path / "trained"), Listening()
     trained = settings("tiny", tmp_path, "--name", "trained", "--training.steps", "1")
-    train(trained, other, start_from=checkpoint, callback=listening)
+    train(trained, other, start_from=checkpoint, callbacks=[listening])
     begun = load_file(other.checkpoints / "step_000000" / "policies" / "actor" / "adapter_model.safetensors")
     warm = load_file(checkpoint / "policies" / "actor" / "adapter_model.safetensors")
     assert all(begun[key].tobytes() == warm[key].tobytes() for key in warm)

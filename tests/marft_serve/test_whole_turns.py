@@ -9,7 +9,7 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.chat import Chat
-from marft.agents.renderer import TruncationPolicy
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.streaming import TokenStream
 from marft.common import reasoning
 from marft.common.types import AgentProfile, Observation, Tool, ToolCall

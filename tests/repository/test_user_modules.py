@@ -397,7 +397,7 @@ class TestProcesses:
         put(tmp_path / "recipe", {f"{MINE}_a.py": f"import multiprocessing as m\n{body}"})
         main = (
             "from pathlib import Path\nfrom marft.common import user_modules\nif __name__ == '__main__':\n"
-            f"    user_modules.add_folder(Path('recipe').resolve())\n    user_modules.import_named('{MINE}_a').start()"
+            f"    user_modules.add_folder(Path('recipe').resolve())\n    user_modules.import_user_module('{MINE}_a').start()"
         )
         command = [sys.executable, put(tmp_path, {"main.py": main}) / "main.py"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -40,6 +40,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "checks": ("rules.NAME", "Checks of a suite"),
     "proposers": ("prompt_optimization.proposer", "Proposers"),
     "combiners": ("combine", "Combiners of a federation"),
+    "callbacks": ("[callbacks]", "Callbacks"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),

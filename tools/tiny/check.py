@@ -14,7 +14,7 @@ import torch
 from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
-from marft.agents.renderer import Message, build_messages
+from marft.agents.prompt_messages import Message, build_messages
 from marft.common.types import AgentProfile
 from marft.config.models import ModelSettings
 from marft.envs.splits import assign_split

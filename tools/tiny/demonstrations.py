@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from marft.agents.renderer import Message, build_messages
+from marft.agents.prompt_messages import Message, build_messages
 from marft.common.types import AgentProfile
 from marft.envs.splits import assign_split
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
-from marft.agents.renderer import tool_call_messages
+from marft.agents.prompt_messages import tool_call_messages
 from marft.common.types import ToolCall
 
 QUESTIONS = 12

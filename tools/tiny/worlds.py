@@ -28,7 +28,7 @@ from practice import practice, words_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from marft.agents.game import Attempt
-from marft.agents.renderer import tool_call_messages
+from marft.agents.prompt_messages import tool_call_messages
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings

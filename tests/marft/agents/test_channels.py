@@ -16,10 +16,10 @@ from marft.agents.channels.record import Record
 from marft.agents.channels.truncated import Truncated
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.common.types import Episode, Task
 from marft.config import parse_recipe
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.fakes import FakeEngine, Script, ends, game

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marft.agents.game import Attempt, Game
 from marft.agents.helpers import Helper, HelperConfig
 from marft.agents.play import play
-from marft.agents.renderer import PromptTooLongError
+from marft.agents.prompt_messages import PromptTooLongError
 from marft.common.errors import EpisodeFailedError
 from marft.common.helper_calls import HelperCallRecord, strip_helper_replies
 from marft.common.token_data import TokenSource
@@ -32,7 +32,7 @@ from marft.common.types import (
     TokenIds,
 )
 from marft.common.usage import Usage
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.trainer.batching import normalizer
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.agents.conversation import Conversation, Node
-from marft.agents.renderer import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, NotExact
 from marft.common.types import TokenIds
 
 BEGIN, END = ord(">"), ord(";")

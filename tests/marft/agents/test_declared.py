@@ -19,7 +19,7 @@ from marft.common.step_info import StepInfo
 from marft.common.types import Episode, Task
 from marft.config.plugin_types import EnvironmentPart
 from marft.envs.tasks import read_tasks
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import Script, ends, game, goes_on
 

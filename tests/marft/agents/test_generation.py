@@ -23,8 +23,8 @@ from marft.agents.generation import (
     generate,
 )
 from marft.agents.helpers import HelperReply
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact
 from marft.agents.quote_tracker import QuoteTracker
-from marft.agents.renderer import NO_TOKENS, ChatMessage, NotExact
 from marft.agents.streaming import TextStream, TokenStream
 from marft.agents.tool_sources import ToolUse
 from marft.common.errors import EpisodeFailedError, RowFailedError

@@ -15,7 +15,7 @@ from rich.console import Console
 from marft.agents.game import Attempt
 from marft.agents.organizations.orchestrated import Orchestrated
 from marft.agents.play import play
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.cli.live import EpisodeScreen, play_live
 from marft.common.types import Observation, Task
 from marft.inference.human import HumanSampler

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from marft.agents.tools import connection
-from marft.agents.tools.input_limiter import InputLimiter
 from marft.agents.tools.mcp import MCP, SharedServer
+from marft.agents.tools.server_traffic import ServerTraffic
 from tests.marft.agents.test_mcp import SERVER, ask
 from tests.marft.common.test_subreaper import gone, linux, soon
 from tests.nights import BY_NIGHT, NIGHT
@@ -118,7 +118,7 @@ def test_white_space_around_a_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SEARCH_KEY", "Bearer sk-hush\n")
     table = {"url": "http://127.0.0.1:9/mcp", "header_variables": {"Authorization": "SEARCH_KEY"}}
     settings = MCP.model_validate(table)
-    assert connection._http_client(settings, InputLimiter()).headers["Authorization"] == "Bearer sk-hush"
+    assert connection._http_client(settings, ServerTraffic()).headers["Authorization"] == "Bearer sk-hush"
     assert connection._first_cause(OSError("said Bearer sk-hush!"), settings) == "said ***!"
 
 

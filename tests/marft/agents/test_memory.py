@@ -17,7 +17,7 @@ from marft.agents.conversation import Conversation
 from marft.agents.conversation_memory import CONCURRENT_ACTIONS, CONTEXT_FULL
 from marft.agents.game import Attempt, Game, Replay
 from marft.agents.play import play
-from marft.agents.renderer import ChatMessage, Message, NotExact, PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, Message, NotExact, PromptTooLongError, TruncationPolicy
 from marft.common.types import (
     Action,
     ActionKey,

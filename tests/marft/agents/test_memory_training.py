@@ -16,7 +16,7 @@ from rich.console import Console
 
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.cli.show import render_transcript
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Completion, Episode, Observation, Prompt, SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.renderer import Message, PromptTooLongError, TruncationPolicy, build_messages
+from marft.agents.prompt_messages import Message, PromptTooLongError, TruncationPolicy, build_messages
 from marft.common.types import AgentProfile
 from marft.inference.renderer import ChatFormat, ChatRenderer
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from marft.agents.agents import Agents
 from marft.agents.conversation_memory import CONCURRENT_ACTIONS
 from marft.agents.game import Attempt, Game
-from marft.agents.renderer import ChatMessage, NotExact, tool_call_messages
+from marft.agents.prompt_messages import ChatMessage, NotExact, tool_call_messages
 from marft.agents.team import Team
 from marft.cli.show import render_transcript
 from marft.common.token_data import TokenSource
@@ -89,7 +89,9 @@ def test_an_action_whose_chat_was_rendered_anew_trains_as_it_was_sampled(level: 
     rows = folder.read_metrics()
     assert all(row["log_prob_difference_max"] < 1e-4 for row in rows)
     assert all(np.isfinite(row["policy_loss"]) and np.isfinite(row["critic/loss"]) for row in rows)
-    assert [(row["prompt_resets"], row["agents/reasoner/prompt_resets"]) for row in rows] == [(8.0, 8.0)] * 2  # 4 actions
+    assert [(row["prompt_resets"], row["agents/reasoner/prompt_resets"]) for row in rows] == [
+        (8.0, 8.0)
+    ] * 2  # 4 actions
     assert [row["actions"] for row in rows] == [8.0] * 2
     assert all(row["tool_calls"] == 12 for row in rows)
 
@@ -166,7 +168,7 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped(tmp_path: Path) -> Non
         RunFolder.create(forgetting(tmp_path / name, "--training.steps", "3")) for name in ("one", "other")
     )
     train(straight.settings(), straight)
-    assert train(stopped.settings(), stopped, callback=StopAfter(2)).step == 2
+    assert train(stopped.settings(), stopped, callbacks=[StopAfter(2)]).step == 2
     train(stopped.settings(), stopped, resume=True)
     assert_same(stopped, straight, "step_000003")
 

@@ -14,7 +14,7 @@ from marft.agents import episode_runner
 from marft.agents.agents import Agents
 from marft.agents.game import Replay
 from marft.agents.organizations.chain import Chain
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.agents.tool_sources import ToolUse
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode, JointAction, Observation, ToolCall

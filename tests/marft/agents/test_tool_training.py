@@ -205,7 +205,7 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_what_others_write_never_becomes_a_control_token(tmp_path: Path) -> None:
     """Spelled out in plain letters, a teammate's end-of-turn marker stays text."""
-    from marft.agents.renderer import Message, TruncationPolicy
+    from marft.agents.prompt_messages import Message, TruncationPolicy
     from marft.common.types import AgentProfile
 
     with LocalRolloutRunner(settings("tiny", tmp_path)) as rollouts:

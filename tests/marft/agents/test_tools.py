@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.game import Attempt
-from marft.agents.renderer import NO_TOKENS
+from marft.agents.prompt_messages import NO_TOKENS
 from marft.agents.rollout import play_all
 from marft.agents.tool_sources import StatelessSource
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python
 from marft.common.token_data import TokenSource
 from marft.common.types import ActionKey, AgentProfile, JointAction, Observation, Step, Task, TokenIds, Tool, ToolCall
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.terms import ToolErrors
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game

@@ -14,7 +14,7 @@ import pytest
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.renderer import Message, PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import Message, PromptTooLongError, TruncationPolicy
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import (
     Action,

@@ -11,7 +11,7 @@ from marft.agents.game import Attempt, Game, Replay
 from marft.agents.organizations.turns import Turns
 from marft.agents.play import play
 from marft.common.types import Episode, JointAction, Observation, Step, Task
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import FakeEngine, Script, game
 

@@ -13,7 +13,10 @@ from marft.config import parse_recipe
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import recipe
 
-REMOTE = {"path": "m", "endpoint": {"url": "http://127.0.0.1:1/v1", "api_key_variable": "NOT_THERE", "local_model": "base"}}
+REMOTE = {
+    "path": "m",
+    "endpoint": {"url": "http://127.0.0.1:1/v1", "api_key_variable": "NOT_THERE", "local_model": "base"},
+}
 
 
 def table_of(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -66,7 +69,9 @@ def test_splits_that_training_does_not_need_may_be_empty(tmp_path: Path) -> None
     assert any(
         sentence.startswith("test: ") and "training needs none" in sentence for sentence in _summarize_setup(run)
     )
-    validated = parse_recipe(table_of(tmp_path, split_fractions={"validation": 0.0, "test": 0.0}), ("--evaluation.every", "1"))
+    validated = parse_recipe(
+        table_of(tmp_path, split_fractions={"validation": 0.0, "test": 0.0}), ("--evaluation.every", "1")
+    )
     with pytest.raises(ValueError, match="has no tasks"):
         _summarize_setup(validated)
 

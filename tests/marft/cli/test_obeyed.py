@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.cli.console import add_sanitizer, evaluation_table, wide_console
 from marft.cli.live import EpisodeScreen
 from marft.cli.main import app

@@ -193,9 +193,7 @@ class TestCallables:
             marft.load_recipe(recipe(), {"environment": made, "environment.size": 2})
 
     def test_other_processes_cannot_be_given_what_no_module_holds(self, brevity: Any) -> None:
-        with pytest.raises(
-            ValueError, match=r"rollout\.workers: brevity can be given in Python to one process alone"
-        ):
+        with pytest.raises(ValueError, match=r"rollout\.workers: brevity can be given in Python to one process alone"):
             marft.load_recipe(recipe(), rewards=brevity, rollout={"workers": 2})
         assert marft.load_recipe(recipe(), rewards=Outcome, rollout={"workers": 2}).rollout.workers == 2
 
@@ -314,7 +312,7 @@ class TestTraining:
     @pytest.mark.slow
     def test_an_observer_hears_each_step_and_stops_the_run(self, tmp_path: Path) -> None:
         watching = Watching(until=1)
-        run = marft.train(recipe(output=tmp_path), callback=watching)
+        run = marft.train(recipe(output=tmp_path), callbacks=[watching])
         assert watching.heard == [1]
         assert (run.step, run.checkpoint().name) == (1, "step_000001")
 

@@ -107,17 +107,18 @@ class TestTraining:
         board, watching = as_in_a_notebook(BOARD, "Board"), Watching()
         folder_of(tmp_path)
         run = marft.train(
-            recipe(output=tmp_path), environment=board, overwrite=True, callback=watching, start_from="a/checkpoint"
+            recipe(output=tmp_path), environment=board, overwrite=True, callbacks=[watching], start_from="a/checkpoint"
         )
-        assert {key: trained[0][key] for key in ("resume", "start_from", "overwrite", "callback")} == {
-            "resume": False, "start_from": Path("a/checkpoint"), "overwrite": True, "callback": watching,
+        assert {key: trained[0][key] for key in ("resume", "start_from", "overwrite", "callbacks")} == {
+            "resume": False, "start_from": Path("a/checkpoint"), "overwrite": True, "callbacks": [watching],
         }  # fmt: skip
         assert run.given == (board,)
         assert run.folder.report.read_text() == "a report"
         marft.train(tmp_path / "test", resume=True)
         assert (trained[1]["resume"], trained[1]["start_from"]) == (True, None)
+        (callback,) = trained[1]["callbacks"]
         with pytest.warns(UserWarning, match="mind this"):
-            trained[1]["callback"].on_note("mind this")
+            callback.on_note("mind this")
 
     def test_what_cannot_be_trained_is_refused_before_anything_is_loaded(
         self, tmp_path: Path, trained: list[dict[str, Any]]

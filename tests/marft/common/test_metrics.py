@@ -20,8 +20,8 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition, VersionRange
 from marft.common.usage import Usage
 from marft.evaluation.curves import MAIN_METRICS
+from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
 from marft.evaluation.information import information_metrics
-from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.text_metrics.aggregate import compute_text_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.registry import trajectory_metrics

@@ -114,7 +114,10 @@ def complaint(*overrides: str, **changes: Any) -> str:
         ),
         (("--algorithm.reward", "{ shaping = 'margin', shaping_weight = 0.0 }"), "shapes nothing"),
         (("--algorithm.reward.overlong_buffer", "9"), "9 tokens are more than the 8 that agent 'reasoner' may write"),
-        (("--algorithm.sampler_correction", "{ mask_low = 1.5, mask_high = 3.0 }"), "1 is not between mask_low and mask_high"),
+        (
+            ("--algorithm.sampler_correction", "{ mask_low = 1.5, mask_high = 3.0 }"),
+            "1 is not between mask_low and mask_high",
+        ),
         (("--algorithm.sampler_correction", "{ mask_low = 0.5 }"), "mask_low does nothing without mask_high"),
         (("--algorithm.minibatches", "5"), "at most 2 tasks × 2 samples × 1 steps × 1 agents = 4 actions of a policy"),
         (("--rewards", "[{ name = 'outcome', weight = 0.0 }]"), "a term of weight 0 does nothing"),

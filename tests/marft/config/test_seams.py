@@ -52,7 +52,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("credits", "marft.agents.channels.raw:Raw", "no method def assign(self, inputs)"),
         ("objectives", "marft.trainer.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
         ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.plugin_types.SchedulePart"),
-        ("channels", "marft.trainer.schedules:A2PO", "no method def carry(self, messages)"),
+        ("channels", "marft.trainer.update_schedules:A2PO", "no method def carry(self, messages)"),
         ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
         ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
         ("organizations", "tests.wrong:NotAwaited", "act is no coroutine; write async def act(self, observation, agents)"),

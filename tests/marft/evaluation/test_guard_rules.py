@@ -144,7 +144,9 @@ class TestEntropy:
         one = found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]})
         assert one is not None
         assert one.last_good_step == 5
-        assert found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
+        assert (
+            found("entropy_collapse", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
+        )
         rises = [*[0.2] * 5, *[0.6] * 5]
         assert found("entropy_collapse", {"accuracy": rises, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]}) is None
 

@@ -82,7 +82,9 @@ def test_each_collapse_is_caught_by_its_name_within_two_windows(seed: int) -> No
         "kl": planted(seed, kl=lambda *_: 0.3),
         "reward_drop": planted(seed, accuracy=lambda *_: 0.1),
         "entropy_spike": planted(seed, entropy=lambda *_: 2.0),
-        "entropy_collapse": [{**row, "agents/coder/entropy": 0.5 if row["step"] < 31 else 0.001} for row in stuck(seed)],
+        "entropy_collapse": [
+            {**row, "agents/coder/entropy": 0.5 if row["step"] < 31 else 0.001} for row in stuck(seed)
+        ],
         "gradient": planted(seed, gradient_norm=lambda _, norm: 1000 * norm),
     }
     for name, rows in caught.items():

@@ -271,7 +271,9 @@ def test_what_was_changed_is_recorded_and_kept_apart(tmp_path: Path, capsys: pyt
     ("words", "message"),
     [
         (("--team-file", "none.toml"), "cannot read the team of none.toml"),
-        pytest.param(("--team-file", "x.toml", "--suite", "safety"), "--team-file is of held-out tasks", marks=NEEDS_LAB),
+        pytest.param(
+            ("--team-file", "x.toml", "--suite", "safety"), "--team-file is of held-out tasks", marks=NEEDS_LAB
+        ),
         pytest.param(
             ("--suite", "safety", "--team", "parallel"), "as the team that it was trained as", marks=NEEDS_LAB
         ),

@@ -14,7 +14,7 @@ import pytest
 
 from marft.cli.handlers import report
 from marft.common.types import Episode, Observation, Task, Transition
-from marft.evaluation.curves import Curve, compare_curves, line_style, main_curves, other_curves, shorten_name
+from marft.evaluation.curves import Curve, compare_curves, draw_main_curves, line_style, other_curves, shorten_name
 from marft.evaluation.report import write_report
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
@@ -49,27 +49,27 @@ def episode(task: str, reward: float = 1.0, **changes: Any) -> Episode:
 def test_reward_leads_where_no_success_is_known() -> None:
     known = rows(reward=[0.0, 1.0], accuracy=[0.5, 0.6])
     unknown = rows(reward=[0.0, 1.0], accuracy=[None, None])
-    assert [curve.label for curve in main_curves(known)] == ["accuracy", "reward"]
-    assert [curve.label for curve in main_curves(unknown)] == ["reward"]
+    assert [curve.label for curve in draw_main_curves(known)] == ["accuracy", "reward"]
+    assert [curve.label for curve in draw_main_curves(unknown)] == ["reward"]
 
 
 def test_a_single_point_is_a_dot_and_several_are_a_line() -> None:
-    (alone,), (line,) = main_curves(rows(reward=[0.5])), main_curves(rows(reward=[0.5, 0.7]))
+    (alone,), (line,) = draw_main_curves(rows(reward=[0.5])), draw_main_curves(rows(reward=[0.5, 0.7]))
     assert DOT.search(alone.image)
     assert not DOT.search(line.image)
 
 
 def test_agents_and_terms_have_lines_of_their_own() -> None:
     both = rows(agents__actor__kl=[0.1, 0.2], agents__planner__kl=[0.2, 0.3], kl=[0.1, 0.2])
-    (curve,) = main_curves(both)
+    (curve,) = draw_main_curves(both)
     assert re.findall(r"<!-- (actor|planner|team) -->", curve.image) == ["actor", "planner"]
-    (terms,) = main_curves(rows(rewards__format=[0.0, 1.0], rewards__length=[1.0, 1.0]))
+    (terms,) = draw_main_curves(rows(rewards__format=[0.0, 1.0], rewards__length=[1.0, 1.0]))
     assert re.findall(r"<!-- (format|length) -->", terms.image) == ["format", "length"]
 
 
 def lines_of(number: int, steps: int = 2) -> Curve:
     """The KL of so many agents."""
-    (curve,) = main_curves(
+    (curve,) = draw_main_curves(
         [{"step": n, **{f"agents/a{i}/kl": n * i for i in range(number)}} for n in range(1, steps + 1)]
     )
     return curve
@@ -126,20 +126,20 @@ def test_a_name_of_24_letters_is_whole_and_a_longer_one_is_cut_to_24() -> None:
 
 
 def test_a_curve_says_its_unit_and_which_lines_it_has() -> None:
-    (rewards, kl) = main_curves(rows(reward=[0.0, 1.0], kl=[0.1, 0.2]))
+    (rewards, kl) = draw_main_curves(rows(reward=[0.0, 1.0], kl=[0.1, 0.2]))
     assert not rewards.meaning.endswith(", ")
     assert kl.meaning.endswith(", nats")
     both = rows(rewards__format=[0.0, 1.0], agents__a__rewards__format=[1.0, 1.0])
-    assert re.findall(r"<!-- ([a-z].*?) -->", main_curves(both)[0].image) == ["format", "a, format"]
+    assert re.findall(r"<!-- ([a-z].*?) -->", draw_main_curves(both)[0].image) == ["format", "a, format"]
     norms = rows(gradient_norm=[1.0, 2.0], policies__p__gradient_norm=[1.0, 1.0])
     assert re.findall(r"<!-- ([a-z].*?) -->", other_curves(norms)[0].image) == ["team", "p"]
 
 
 def test_what_is_0_throughout_has_no_curve_where_0_says_nothing() -> None:
-    assert main_curves(rows(own_reward=[0.0, 0.0], agents__a__own_reward=[0.0, 0.0])) == []
-    (own,) = main_curves(rows(agents__a__own_reward=[0.0, 0.5]))
+    assert draw_main_curves(rows(own_reward=[0.0, 0.0], agents__a__own_reward=[0.0, 0.0])) == []
+    (own,) = draw_main_curves(rows(agents__a__own_reward=[0.0, 0.5]))
     assert own.label == "own reward"
-    (reward,) = main_curves(rows(reward=[0.0, 0.0]))
+    (reward,) = draw_main_curves(rows(reward=[0.0, 0.0]))
     assert reward.label == "reward"
 
 

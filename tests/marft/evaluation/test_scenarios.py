@@ -57,7 +57,20 @@ def written(tmp_path: Path, **changes: Any) -> Path:
 
 def test_a_set_is_frozen_played_exactly_and_kept_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, file = written(tmp_path), tmp_path / "smoke.json"
-    words = ("--output", file, "--tasks", "4", "--balance-by", "level", "--attempts", "2", "--mode", "sampled", "--seed", "7")
+    words = (
+        "--output",
+        file,
+        "--tasks",
+        "4",
+        "--balance-by",
+        "level",
+        "--attempts",
+        "2",
+        "--mode",
+        "sampled",
+        "--seed",
+        "7",
+    )
     assert command("scenarios", recipe, *words) == 0
     found = read_scenarios(file)
     assert (found.seed, found.attempts, found.modes, found.split) == (7, 2, ("sampled",), "test")

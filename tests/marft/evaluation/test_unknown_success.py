@@ -16,9 +16,9 @@ from marft.cli.console import evaluation_table
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.plugin_types import EnvironmentPart
 from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
-from marft.evaluation.metrics import episode_metrics
 from marft.evaluation.report import write_report
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder

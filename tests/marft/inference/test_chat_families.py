@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marft.agents.renderer import ChatMessage, Message, NotExact, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, Message, NotExact, TruncationPolicy
 from marft.common.types import AgentProfile, TokenIds, Tool, ToolCall
 from marft.config.models import ModelSettings
 from marft.inference.chat_messages import (

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.conversation import Conversation
-from marft.agents.renderer import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, NotExact
 from marft.common.reasoning import StopString
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, TokenIds, Tool, ToolCall

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.streaming import Detokenizer
-from marft.common.callbacks import NullCallback
+from marft.common.callbacks import Callback
 from marft.common.types import SamplingParams
 from marft.config import parse_recipe
 from marft.inference.decoding import Row, RowResult, RunningBatch
@@ -164,7 +164,7 @@ def test_a_team_on_a_model_that_cannot_be_packed_trains(
     notes: list[str] = []
     run = parse_recipe(table)
     folder = RunFolder.create(run)
-    assert train(run, folder, callback=Listening(notes)).step == 2
+    assert train(run, folder, callbacks=[Listening(notes)]).step == 2
     assert notes == [
         "models.base: rows of Lfm2ForCausalLM cannot be packed; it runs on transformers' own forward, which is slower "
         "(docs/models.md)"
@@ -174,7 +174,7 @@ def test_a_team_on_a_model_that_cannot_be_packed_trains(
         assert row["skipped_updates"] == 0
 
 
-class Listening(NullCallback):
+class Listening(Callback):
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
 

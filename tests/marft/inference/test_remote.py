@@ -21,8 +21,8 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Option, Prompt, SamplingParams, Tool
 from marft.common.usage import Usage
 from marft.config import load_recipe, parse_recipe
+from marft.evaluation.episode_metrics import remote_metrics
 from marft.evaluation.evaluate import evaluate
-from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.report import write_report
 from marft.inference.router import Router
 from marft.rollout.local_runner import LocalRolloutRunner

@@ -16,7 +16,7 @@ from marft.models.attention import DecodePlan, PackedPlan, padded_length
 from marft.models.attention_spec import AttentionSpec
 from marft.models.kv_cache import KVCache
 from marft.models.prefix_tree import PrefixTree
-from marft.models.tree_attention import CachedKeys, TreePlan
+from marft.models.tree_attention import CachedKeyValues, TreePlan
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH, OF_VALUES = 6, 2, 4, 3
@@ -107,7 +107,7 @@ def test_trees(rows: list[list[int]], known: int, weighing: AttentionSpec, block
     spans = [(0, shared) if shared and begin else (0, 0) for begin in begins]
     forest = PrefixTree.from_rows(texts, [None] * len(texts), spans, shared)
     leaves = [x.requires_grad_() for x in random_tensors(shared + len(forest.ids) + spare)]
-    given_before = CachedKeys(*([x[:shared]] for x in leaves[1:])) if shared else None
+    given_before = CachedKeyValues(*([x[:shared]] for x in leaves[1:])) if shared else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_attention, "MAX_BLOCK_QUERIES", block)
         patch.setattr(tree_attention, "MIN_BLOCK_QUERIES", block)

@@ -226,7 +226,7 @@ class TestPolicies:
         )
         _, straight = finished(tmp_path / "straight", *changes)
         folder = RunFolder.create(run := settings("tiny", tmp_path / "stopped", *changes))
-        train(run, folder, callback=StopAfter(1))
+        train(run, folder, callbacks=[StopAfter(1)])
         train(run, RunFolder.open(folder.path), resume=True)
         for name in ("policies/actor/model.safetensors", "optimizer.safetensors"):
             mine, theirs = (load_file(it.checkpoints / "step_000002" / name) for it in (folder, straight))

@@ -267,7 +267,7 @@ def test_a_step_and_its_forks_are_one_pass() -> None:
 def test_prefixes_are_found_where_attention_has_windows_caps_and_sinks() -> None:
     """Through the attention of those layers, which has the keys of a row beside each other."""
     from marft.models.attention_spec import AttentionSpec
-    from marft.models.tree_attention import CachedKeys, TreePlan
+    from marft.models.tree_attention import CachedKeyValues, TreePlan
 
     torch.manual_seed(0)
     ids = np.arange(20, dtype=np.int32)
@@ -281,7 +281,7 @@ def test_prefixes_are_found_where_attention_has_windows_caps_and_sinks() -> None
     ):  # fmt: skip
         plan = TreePlan(whole, torch.device("cpu"))
         full = plan.attend(0, q[at[0]], k[at[0]], v[at[0]], weighing)
-        known = CachedKeys([k[ids[:10], np.arange(10)]], [v[ids[:10], np.arange(10)]])
+        known = CachedKeyValues([k[ids[:10], np.arange(10)]], [v[ids[:10], np.arange(10)]])
         part = TreePlan(rest, torch.device("cpu"), known).attend(0, q[at[1]], k[at[1]], v[at[1]], weighing)
         for one, other in zip(whole.token_indices, rest.token_indices, strict=True):
             torch.testing.assert_close(full[one[10:]], part[other[10:] - 10])

@@ -198,7 +198,12 @@ def judged(server: Server, output: Path, *overrides: str, **changes: Any) -> Any
     table = recipe("tiny", output, **changes)
     table["rewards"] = [
         {"name": "outcome"},
-        {"name": "judge", "model": "big", "cache": str(output / "kept"), "endpoint": {"url": server.url, "max_retries": 0}},
+        {
+            "name": "judge",
+            "model": "big",
+            "cache": str(output / "kept"),
+            "endpoint": {"url": server.url, "max_retries": 0},
+        },
     ]
     return parse_recipe(table, overrides)
 

@@ -18,7 +18,7 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.step_info import StepInfo
 from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
 from marft.config import parse_recipe
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import (
     Format,

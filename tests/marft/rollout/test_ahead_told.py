@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,20 +13,22 @@ import pytest
 import torch
 
 from marft.agents.game import Attempt
-from marft.common.callbacks import NullCallback
+from marft.common.callbacks import Callback, CallbackList
 from marft.config import RunSettings
 from marft.rollout.async_rollout.sources import RolloutSource
 from marft.rollout.async_rollout.storage import read_groups
 from marft.rollout.runner import RolloutRunner
 from marft.rollout.task_sampler import TaskSampler
 from marft.runs.checkpoints import State
+from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
 from marft.trainer import loop as training
+from marft.trainer import setup, step_metrics
 from marft.trainer.ranks.backends import LearnerBackend
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
+from tests.runs import Listening
 
 MODELS: Any = SimpleNamespace(device=torch.device("cpu"))
-GAUGE: Any = SimpleNamespace(begin=lambda: None, metrics=lambda *_: {})
 LEARNERS = cast(
     "LearnerBackend",
     SimpleNamespace(
@@ -63,6 +65,15 @@ def run_of(lag: int, folder: Path, *overrides: str) -> tuple[RunFolder, RunSetti
     return RunFolder.create(run), run
 
 
+def loop_of(
+    run: RunSettings, folder: RunFolder, rollouts: Published, callbacks: Callback, log: MetricsLog
+) -> training.TrainingLoop:
+    playing, sampler = cast("RolloutRunner", rollouts), TaskSampler(run, TASKS)
+    return training.TrainingLoop(
+        folder, playing, MODELS, LEARNERS, ahead(rollouts), sampler, CallbackList([callbacks]), log
+    )
+
+
 def versions(rollouts: FakeRollouts) -> list[int]:
     """At which groups were begun, of each step's two."""
     begun = [version for _, _, version in rollouts.begun]
@@ -72,14 +83,14 @@ def versions(rollouts: FakeRollouts) -> list[int]:
 
 def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_path: Path) -> None:
     folder, run = run_of(1, tmp_path)
-    rollouts = Published(run)
-    gathering, state = ahead(rollouts), State()
+    rollouts, listening = Published(run), Listening()
+    state = State()
     rollouts.excluded_tasks["t9"] = "it ended its workers"
-    for _ in range(3):
-        playing = cast("RolloutRunner", rollouts)
-        state, metrics = training._step(
-            playing, LEARNERS, state, gathering, TaskSampler(run, TASKS), folder, NullCallback(), GAUGE, print
-        )
+    with closing(MetricsLog(folder.metrics)) as log:
+        loop = loop_of(run, folder, rollouts, listening, log)
+        for _ in range(3):
+            state, metrics = loop.step(state)
+    assert listening.notes == ["task 't9': it ended its workers"]
     assert versions(rollouts) == [0, 0, 1, 2, 3]
     assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
     assert (metrics["policy_lag"], metrics["policy_lag_max"]) == (1.0, 1.0)
@@ -121,10 +132,8 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
         folder, run = run_of(lag, tmp_path / "runs")
         rollouts = Published(run)
         observer.rollouts = rollouts
-        playing, gathering = cast("RolloutRunner", rollouts), ahead(rollouts)
-        state = training._run_steps(
-            playing, MODELS, LEARNERS, State(), gathering, TaskSampler(run, TASKS), folder, observer
-        )
+        with closing(MetricsLog(folder.metrics)) as log:
+            state = loop_of(run, folder, rollouts, observer, log).run_steps(State())
         return state, rollouts, folder.read_metrics()
 
     return gone
@@ -133,7 +142,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
 def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone_back_to(
     go: Callable[..., Any], tmp_path: Path
 ) -> None:
-    state, rollouts, rows = go(1, NullCallback())
+    state, rollouts, rows = go(1, Callback())
     assert (state.step, state.returns) == (6, 1)
     assert versions(rollouts) == [0, 0, 1, 2, 3, 3, 3, 4]
     assert rollouts.played_with[::2] == [0, 0, 1, 2, 3, 4, 4, 5]
@@ -151,7 +160,7 @@ def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone
 
 
 def test_what_was_lost_is_counted_in_the_step_in_which_it_was(go: Callable[..., Any]) -> None:
-    class Losing(NullCallback):
+    class Losing(Callback):
         rollouts: Published
 
         def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -186,19 +195,19 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
     learners = SimpleNamespace(join=lambda _: None, load=lambda _: state)
     monkeypatch.setattr(training, "open_learner", lambda *_: nullcontext(learners))
     monkeypatch.setattr(training, "open_rollouts", lambda *_, **__: nullcontext(rollouts))
-    monkeypatch.setattr(training, "load_training_tasks", lambda _: TASKS)
-    monkeypatch.setattr(training, "open_source", opened)
+    monkeypatch.setattr(setup, "load_training_tasks", lambda _: TASKS)
+    monkeypatch.setattr(setup, "open_source", opened)
     with pytest.raises(EnoughError):
-        training._train(cast("Any", start), NullCallback(), 0)
+        training._train(cast("Any", start), CallbackList([]), 0)
     assert asked == [state, start.record.path if resume else None, 3, dict(state.set_aside)]
 
 
 def test_what_a_validation_played_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run, told = ahead_of(1), list[Any]()
-    monkeypatch.setattr(training, "read_tasks", lambda *_: TASKS)
+    monkeypatch.setattr(step_metrics, "read_tasks", lambda *_: TASKS)
     monkeypatch.setattr(
-        training, "evaluate", lambda *_, **__: (SimpleNamespace(accuracy=0.5, reward=None), ["episodes"])
+        step_metrics, "evaluate", lambda *_, **__: (SimpleNamespace(accuracy=0.5, reward=None), ["episodes"])
     )
     gathering = cast("RolloutSource", SimpleNamespace(exclude_validation=told.extend))
-    assert training._validate(cast("RolloutRunner", fake(run)), gathering) == {"validation_accuracy": 0.5}
+    assert step_metrics.validate(cast("RolloutRunner", fake(run)), gathering) == {"validation_accuracy": 0.5}
     assert told == ["episodes"]

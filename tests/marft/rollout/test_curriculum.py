@@ -392,7 +392,7 @@ def test_a_run_with_a_curriculum_that_stops_and_goes_on_equals_one_that_never_di
     assert standing is not None
     assert standing.begins[0] == 0
     assert len(standing.begins) > 1, "it has moved"
-    assert train(stopped.settings(), stopped, callback=StopAfter(1)).step == 1
+    assert train(stopped.settings(), stopped, callbacks=[StopAfter(1)]).step == 1
     assert train(stopped.settings(), stopped, resume=True).step == 3
     assert_same(stopped, straight, "step_000003")
     assert {row["curriculum/level"] for row in straight.read_metrics()} != {2.0}

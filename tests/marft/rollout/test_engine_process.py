@@ -91,7 +91,7 @@ def test_an_engine_that_is_gone_ends_the_run(tmp_path: Path) -> None:
 def test_restarts_between_two_samplings_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the learner learns nobody samples; an engine that ends then has ended all the same."""
     counts = iter([0.0] * 2 + [1.0] * 2 + [3.0] * 99)
-    monkeypatch.setattr("marft.trainer.loop._count_failures", lambda _: {ENGINE_RESTARTS: next(counts)})
+    monkeypatch.setattr("marft.trainer.loop.count_failures", lambda _: {ENGINE_RESTARTS: next(counts)})
     monkeypatch.setattr(LocalRolloutRunner, "usage", lambda self: {**self.engine.usage(), ENGINE_RESTARTS: 7.0})
     train(run := settings("tiny", tmp_path, "--training.steps", "4"), folder := RunFolder.create(run))
     assert [row[ENGINE_RESTARTS] for row in folder.read_metrics()] == [0.0, 1.0, 0.0, 2.0]

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from marft.common.callbacks import Callback
 from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.rollout.async_rollout.sources import AsyncRolloutSource
 from marft.runs.episode_files import read_episodes, read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from tests.crews import told
 from tests.helpers import settings
 from tests.marft.inference.test_local_server import servers
@@ -42,7 +43,7 @@ def names(steps: list[list[Episode]]) -> list[list[str]]:
     return [[episode.name for episode in step] for step in steps]
 
 
-class At(NullCallback):
+class At(Callback):
     """Does something after a step, once."""
 
     def __init__(self, at: int, do: Any) -> None:
@@ -59,7 +60,7 @@ class At(NullCallback):
 @BY_NIGHT
 def test_no_action_is_too_old_and_a_killed_engine_loses_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, 2)
-    train(run, folder := RunFolder.create(run), callback=At(2, lambda: os.kill(servers()[0], signal.SIGKILL)))
+    train(run, folder := RunFolder.create(run), callbacks=[At(2, lambda: os.kill(servers()[0], signal.SIGKILL))])
     rows = folder.read_metrics()
     assert sum(row["engine_restarts"] for row in rows) == 1
     assert {row["episodes_dropped"] for row in rows} == {0.0}
@@ -81,7 +82,7 @@ def test_what_a_step_learns_from_has_the_keys_of_a_synchronous_run(
     steps = []
     for name, through in (("with", True), ("without", False)):
         if through:
-            monkeypatch.setattr("marft.trainer.loop.open_source", AsyncRolloutSource)
+            monkeypatch.setattr("marft.trainer.setup.open_source", AsyncRolloutSource)
         run = run_of(tmp_path, 0, "--name", name, steps=3)
         train(run, folder := RunFolder.create(run))
         monkeypatch.undo()
@@ -98,7 +99,7 @@ def test_a_run_that_goes_on_learns_from_what_had_been_played(tmp_path: Path) -> 
     """Nothing twice, and nothing left out."""
     run = run_of(tmp_path, 1, "--rollout.reuse", "2")
     stopping = At(3, lambda: (time.sleep(2.0), setattr(stopping, "stop", True)))  # until the next groups were played
-    train(run, folder := RunFolder.create(run), callback=stopping)
+    train(run, folder := RunFolder.create(run), callbacks=[stopping])
     waiting = read_episodes(folder.checkpoints / "step_000003" / "ahead.parquet")
     assert len(waiting) == 8  # of two steps: that of the policy itself, and one ahead
     train(run, folder, resume=True)
@@ -120,7 +121,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 
     run = run_of(tmp_path, 2, steps=50)
     with pytest.raises(KeyboardInterrupt):
-        train(run, RunFolder.create(run), callback=At(2, interrupt))
+        train(run, RunFolder.create(run), callbacks=[At(2, interrupt)])
     assert not servers()
     assert not list(Path("/dev/shm").glob(f"marft-weights-{os.getpid()}-*"))
 
@@ -156,7 +157,7 @@ def test_learning_again_survives_a_stop_to_the_bit(tmp_path: Path) -> None:
         folder = RunFolder.create(run)
         if name == "stopped":
             stopping = At(3, lambda: setattr(stopping, "stop", True))  # noqa: B023
-            train(run, folder, callback=stopping)
+            train(run, folder, callbacks=[stopping])
             assert (folder.checkpoints / "step_000003" / "again.parquet").is_file()
         train(run, folder, resume=name == "stopped")
         path = folder.checkpoints / "step_000005" / "policies" / "actor" / "adapter_model.safetensors"

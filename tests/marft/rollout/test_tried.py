@@ -127,7 +127,9 @@ def played(
             return tried
 
         try:
-            episodes = await run_bounded(asyncio.Semaphore(live), attempts, begin, crew.episode, lambda _: None)
+            episodes = await run_bounded(
+                asyncio.Semaphore(live), attempts, begin, crew.wait_for_episode, lambda _: None
+            )
             while fails and not crew._failed_workers:
                 await asyncio.sleep(0.001)
             return episodes, crew

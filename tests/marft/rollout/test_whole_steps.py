@@ -287,4 +287,8 @@ class TestDynamicSampling:
 @pytest.mark.parametrize("start", some(["critic", "token critic", "turns", "a2po"]))
 def test_of_rewards_that_are_all_equal_policies_learn_what_is_beside_advantages(start: str, model: Path) -> None:
     """Rewards of 1e-12 are equal. What is left is the entropy bonus, and what the critic learns."""
-    check(model, start, {"equal_rewards": "zero", "reward": {"team_weight": 1e-12, "own_weight": 1e-12}, "entropy_coefficient": 0.1})
+    check(
+        model,
+        start,
+        {"equal_rewards": "zero", "reward": {"team_weight": 1e-12, "own_weight": 1e-12}, "entropy_coefficient": 0.1},
+    )

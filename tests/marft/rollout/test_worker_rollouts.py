@@ -55,7 +55,7 @@ class TestTheGate:
         async def whole() -> None:
             rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
             rollouts._gate = asyncio.Semaphore(2)
-            rollouts._pool = cast("Any", SimpleNamespace(play=play, episode=episode))
+            rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=episode))
             rollouts._engine = cast("Any", SimpleNamespace(wait_idle=nothing))
             await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, b"", lambda _: None) for _ in range(3)))
 

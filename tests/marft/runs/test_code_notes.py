@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.callbacks import NullCallback
+from marft.common.callbacks import Callback
 from marft.runs.run_folder import RunFolder
 from marft.runs.user_code import code_notes, hash_user_code
 from marft.trainer.loop import train
@@ -16,7 +16,7 @@ from tests.helpers import settings
 REWARD = "def brief(episode):\n    return -0.01\n"
 
 
-class Listening(NullCallback):
+class Listening(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -53,5 +53,5 @@ def test_a_run_that_goes_on_with_another_reward_says_so(file: Path, tmp_path: Pa
     again = settings("tiny", tmp_path, "--training.steps", "2", rewards=rewards)
     file.write_text(REWARD.replace("0.01", "0.02"))
     listening = Listening()
-    train(again, folder, resume=True, callback=listening)
+    train(again, folder, resume=True, callbacks=[listening])
     assert [f"{file} has changed since step 1" in note for note in listening.notes] == [True]

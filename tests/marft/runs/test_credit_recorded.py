@@ -15,7 +15,7 @@ from marft.common.types import ActionCredit, Task
 from marft.runs.credit_files import MAX_FLOAT16, read_advantages, read_credit, read_groups, write_credit
 from marft.trainer import non_finite_guard
 from marft.trainer.interfaces import Progress
-from marft.trainer.loop import _record_credit
+from marft.trainer.recording import record_credit
 from tests.episodes import make_action
 from tests.learners import ROLES, begun, episodes, recipe
 from tests.runs import contents, finished
@@ -96,7 +96,7 @@ def test_of_a_step_that_was_undone_nothing_is_told(tmp_path: Path, monkeypatch: 
     assert not told
     path = tmp_path / "step_000001.parquet"
     path.touch()  # of the same step, before the run was stopped
-    assert _record_credit(path, told) == {}
+    assert record_credit(path, told) == {}
     assert not path.exists()
 
 

@@ -67,7 +67,7 @@ class TestDamage:
         run, folder = mine
         damage(folder.checkpoints / "step_000002" / "state.json")
         observer = Listening()
-        assert train(run, folder, resume=True, callback=observer).step == 2
+        assert train(run, folder, resume=True, callbacks=[observer]).step == 2
         (note,) = observer.notes
         assert "passed over a checkpoint" in note
         assert "step_000002" in note
@@ -84,7 +84,7 @@ class TestDamage:
         write_report(folder)
         assert "metrics.jsonl: line 1 cannot be read" in folder.report.read_text()
         observer = Listening()
-        train(run, folder, resume=True, callback=observer)
+        train(run, folder, resume=True, callbacks=[observer])
         (note,) = observer.notes
         assert "line 1 cannot be read; nothing is known of step 1" in note
         assert "metrics.damaged-1.jsonl" in note
@@ -96,7 +96,7 @@ class TestDamage:
         rows = folder.read_metrics()
         folder.metrics.write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
         observer = Listening()
-        train(run, folder, resume=True, callback=observer)
+        train(run, folder, resume=True, callbacks=[observer])
         assert "not those that were written" in observer.notes[0]
         assert [row["step"] for row in folder.read_metrics()] == [1, 2]
 

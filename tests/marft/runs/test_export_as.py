@@ -91,7 +91,9 @@ def test_its_figures_are_those_of_the_same_change(
     short = ("--checkpoint", "base,last", "--tasks", "3", "--mode", "greedy")
     assert command("eval", folder.path, *short) == 0
     assert command("eval", folder.path, *short, "--team-file", line) == 0
-    assert command("export", folder.path, "--checkpoint", "last", "--team-file", line, "--output", tmp_path / "out") == 0
+    assert (
+        command("export", folder.path, "--checkpoint", "last", "--team-file", line, "--output", tmp_path / "out") == 0
+    )
     assert "no evaluation" not in capsys.readouterr().out
     figures = load_export(tmp_path / "out").manifest.evaluations
     assert [one["checkpoint"] for one in figures] == ["base", "step_000002"]

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 import marft
+from marft.common.callbacks import Callback
 from marft.config import RunSettings, parse_recipe
 from marft.runs.changes import find_changes
 from marft.runs.checkpoints import verify
 from marft.runs.run_folder import RunFolder
 from marft.trainer import loop as training
-from marft.trainer.loop import NullCallback, train
+from marft.trainer import setup
+from marft.trainer.loop import train
 from tests.helpers import recipe, settings
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT, NIGHT
@@ -77,7 +79,7 @@ class TestGoingOn:
         _, folder = finished(tmp_path, *cosine)
         observer = Listening()
         longer = settings("tiny", tmp_path, *cosine, "--training.steps", "3")
-        assert train(longer, folder, resume=True, callback=observer).step == 3
+        assert train(longer, folder, resume=True, callbacks=[observer]).step == 3
         (note,) = observer.notes
         assert "training.steps: 2 → 3, and the learning rate follows a cosine schedule" in note
 
@@ -95,9 +97,9 @@ class TestGoingOn:
         self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run, folder = mine
-        first, *others = training.load_training_tasks(run)
+        first, *others = setup.load_training_tasks(run)
         corrected = replace(first, data={**first.data, "answer": "another"})
-        monkeypatch.setattr(training, "load_training_tasks", lambda run: [corrected, *others])
+        monkeypatch.setattr(setup, "load_training_tasks", lambda run: [corrected, *others])
         with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
             train(run, folder, resume=True)
 
@@ -128,13 +130,13 @@ class TestGoingOn:
         train(run, whole, start_from=source)
         stopped = RunFolder(tmp_path / "stopped")
 
-        class Dying(NullCallback):
+        class Dying(Callback):
             def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
                 raise KeyboardInterrupt
 
         again = settings("tiny", tmp_path, "--checkpoints.every", "100", "--training.steps", "3", "--name", "stopped")
         with pytest.raises(KeyboardInterrupt):
-            train(again, stopped, start_from=source, callback=Dying())
+            train(again, stopped, start_from=source, callbacks=[Dying()])
         assert verify(stopped.checkpoints / "step_000000").step == 0
         train(again, stopped, resume=True)
         a, b = (f.checkpoints / "step_000003" / "optimizer.safetensors" for f in (whole, stopped))
@@ -219,7 +221,7 @@ class TestLostMarks:
         with pytest.raises(ValueError, match="a run that has lost its mark goes on with --resume"):
             train(run, folder, overwrite=True)
         observer = Listening()
-        assert train(run, folder, resume=True, callback=observer).step == 2
+        assert train(run, folder, resume=True, callbacks=[observer]).step == 2
         assert any("had lost its mark of a run (run.json), and has it again" in note for note in observer.notes)
         assert folder.is_run()
         aside = folder.path / "run.damaged-1.json"
@@ -295,7 +297,7 @@ class TestSetAside:
     def test_a_task_stays_set_aside_when_the_run_goes_on(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path, "--training.steps", "1", "--checkpoints.every", "1")
         folder = RunFolder.create(run)
-        poison = training.load_training_tasks(run)[0].id
+        poison = setup.load_training_tasks(run)[0].id
         opened = training.open_rollouts
 
         def losing(run: RunSettings, **more: bool) -> object:

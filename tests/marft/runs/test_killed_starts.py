@@ -27,14 +27,14 @@ KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
     from marft.runs.run_folder import RunFolder
-    from marft.common.callbacks import NullCallback
+    from marft.common.callbacks import Callback
     from marft.rollout.local_runner import LocalRolloutRunner
     from marft.trainer.loop import train
     from tests.helpers import settings
 
     LocalRolloutRunner(settings()).close()  # imports what the children would, each for itself
 
-    class Stopping(NullCallback):
+    class Stopping(Callback):
         def wants_stop(self):
             return True
 
@@ -55,7 +55,7 @@ KILLED = """
         child = os.fork()
         if child == 0:
             left[0] = moment
-            train(run, folder, overwrite=True, start_from=folder.checkpoints / source, callback=Stopping())
+            train(run, folder, overwrite=True, start_from=folder.checkpoints / source, callbacks=[Stopping()])
             os._exit(0)
         os.waitpid(child, 0)
 """
@@ -109,7 +109,9 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
             ends.append("goes on as the new run" if new else "goes on as the old run")
         except ValueError as error:
             (told,) = list_starts(folder.checkpoints)
-            ends.append("is told" if f"start it again, with --init-from {told} --overwrite" in str(error) else str(error))
+            ends.append(
+                "is told" if f"start it again, with --init-from {told} --overwrite" in str(error) else str(error)
+            )
     assert list(dict.fromkeys(ends)) == ["goes on as the old run", "is told", "goes on as the new run"]
     wanted = (told / WEIGHTS).read_bytes()
     last = RunFolder(told.parents[1])

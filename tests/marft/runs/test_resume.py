@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from marft.common.callbacks import Callback
 from marft.config import to_toml
 from marft.runs.checkpoints import CheckpointManager, State, verify
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
@@ -28,7 +29,7 @@ from tests.sources import ROOT
 STEPS = 10
 
 
-class StopAfter(NullCallback):
+class StopAfter(Callback):
     def __init__(self, step: int) -> None:
         self.last, self.now = step, 0
 
@@ -95,7 +96,7 @@ def test_the_same_run_twice_is_the_same(straight: RunFolder, tmp_path: Path) -> 
 def test_stopping_and_going_on_changes_nothing(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
     folder = RunFolder.create(run)
-    state = train(run, folder, callback=StopAfter(4))
+    state = train(run, folder, callbacks=[StopAfter(4)])
     assert state.step == 4
     assert train(run, folder, resume=True).step == STEPS
     assert_same(folder, straight)
@@ -180,11 +181,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(straight: RunFolder, tmp_p
     weights.write_bytes(bytes(content))
     notes: list[str] = []
 
-    class Listening(NullCallback):
+    class Listening(Callback):
         def on_note(self, text: str) -> None:
             notes.append(text)
 
-    train(run, folder, resume=True, callback=Listening())
+    train(run, folder, resume=True, callbacks=[Listening()])
     assert len(notes) == 1
     assert "step_000010" in notes[0]
     assert "adapter_model.safetensors is damaged" in notes[0]

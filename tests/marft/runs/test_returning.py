@@ -41,7 +41,7 @@ def hot(output: Path, *overrides: str) -> RunSettings:
 def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[str]]:
     run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "rollback"), Listening()
     folder = RunFolder.create(run)
-    train(run, folder, callback=listening)
+    train(run, folder, callbacks=[listening])
     return folder, listening.notes
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
 ) -> None:
     run = hot(tmp_path, "--guards.on_collapse", "rollback")
     folder = RunFolder.create(run)
-    train(run, folder, callback=StopAfter(after))
+    train(run, folder, callbacks=[StopAfter(after)])
     train(run, folder, resume=True)
     assert_same(folder, returned[0], "step_000009")
 
@@ -119,7 +119,7 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
 def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     run, listening = hot(tmp_path), Listening()
     folder = RunFolder.create(run)
-    state = train(run, folder, callback=listening)
+    state = train(run, folder, callbacks=[listening])
     assert any("(guards.kl = 0.1)" in note for note in listening.notes)
     assert state.returns == 0
     assert not (folder.checkpoints / "step_000000").exists()
@@ -133,7 +133,7 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
 ) -> None:
     run, listening = hot(tmp_path, "--guards.on_collapse", "rollback"), Listening()
     folder = RunFolder.create(run)
-    train(run, folder, callback=StopAfter(2))
+    train(run, folder, callbacks=[StopAfter(2)])
     with open_rollouts(run) as rollouts:
         learner = Learner(run, rollouts.models)
         checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window)

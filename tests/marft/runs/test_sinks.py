@@ -19,14 +19,14 @@ import pytest
 from marft.cli.main import main
 from marft.config import RunSettings, parse_recipe
 from marft.config.run import check_packages
+from marft.runs.logger_callback import logged_parameters
 from marft.runs.loggers.interface import RunInfo
 from marft.runs.loggers.logger_queue import LoggerQueue
-from marft.runs.metric_sinks import MetricSinks, logged_parameters
 from marft.runs.metrics_log import read_rows
 from marft.runs.run_folder import RunFolder
 from marft.trainer.loop import train
 from tests.helpers import recipe, settings, until
-from tests.runs import Listening
+from tests.runs import Listening, telling
 from tests.sink_parts import NEVER, Bad, Keeps
 
 
@@ -56,7 +56,7 @@ def test_a_sink_hears_every_step_and_note_in_order_and_numbers_alone(
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Keeps"})
     listening = Listening()
-    with MetricSinks(run, RunFolder.create(run), 0, listening) as sinks:
+    with telling(run, RunFolder.create(run), 0, listening) as sinks:
         sinks.write(1, {"reward": 0.5, "kl": float("nan")})
         sinks.note("odd")
         sinks.write(2, {"reward": 0.6})
@@ -70,7 +70,7 @@ def test_a_sink_hears_every_step_and_note_in_order_and_numbers_alone(
 def test_a_sink_that_goes_wrong_is_said_once_and_loses_nothing_of_the_log(tmp_path: Path, where: str, how: str) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": where, "how": how})
     folder, listening = RunFolder.create(run), Listening()
-    with MetricSinks(run, folder, 0, listening) as sinks:
+    with telling(run, folder, 0, listening) as sinks:
         sinks.note("hello")
         for step in range(1, 6):
             sinks.write(step, {"reward": float(step)})
@@ -87,7 +87,7 @@ def test_a_sink_that_goes_wrong_is_said_once_and_loses_nothing_of_the_log(tmp_pa
 def test_what_a_sink_did_not_take_is_counted(tmp_path: Path, where: str, lost: int) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": where, "close_seconds": 5.0})
     listening = Listening()
-    with MetricSinks(run, RunFolder.create(run), 0, listening) as sinks:
+    with telling(run, RunFolder.create(run), 0, listening) as sinks:
         sinks.note("hello")
         for step in range(1, 6):
             sinks.write(step, {"reward": 0.0})
@@ -153,7 +153,7 @@ def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": "open", "how": "hang", "close_seconds": 3600.0})
     monkeypatch.setattr("marft.runs.loggers.logger_queue.SHORT_WAIT_SECONDS", 0.01)
-    with pytest.raises(KeyboardInterrupt), MetricSinks(run, RunFolder.create(run), 0, Listening()):
+    with pytest.raises(KeyboardInterrupt), telling(run, RunFolder.create(run), 0, Listening()):
         raise KeyboardInterrupt  # or this test would take an hour
 
 
@@ -165,7 +165,7 @@ def test_a_run_with_a_sink_that_hangs_learns_what_one_without_learns(
     for name, sinks in (("plain", ()), ("hangs", bad)):
         run = run_with(tmp_path, *sinks, name=name)
         folder = RunFolder.create(run)
-        train(run, folder, callback=listening)
+        train(run, folder, callbacks=[listening])
         rows = read_rows(folder.metrics)[0]
         logs.append([{key: value for key, value in row.items() if "second" not in key} for row in rows])
     assert logs[0] == logs[1]
@@ -252,12 +252,11 @@ import sys
 from pathlib import Path
 from tests.helpers import settings
 from marft.runs.run_folder import RunFolder
-from marft.runs.metric_sinks import MetricSinks
 run = settings("tiny", sys.argv[1], "--sinks", sys.argv[2])
-from tests.runs import Listening
+from tests.runs import Listening, telling
 folder, listening = RunFolder.create(run), Listening()
 for done, steps in ((0, (1, 2)), (2, (3,))):
-    with MetricSinks(run, folder, done, listening) as sinks:
+    with telling(run, folder, done, listening) as sinks:
         for step in steps:
             sinks.write(step, {"reward": step / 10, "agents/actor/kl": 0.5, "pass@2": 1.0})
         sinks.note(f"a sentence after {step}")

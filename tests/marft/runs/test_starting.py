@@ -74,7 +74,7 @@ class TestOverwriting:
             (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
             (folder.path / name).write_text("theirs")
         observer = Listening()
-        state = train(run.model_copy(update={"seed": 5}), folder, overwrite=True, callback=observer)
+        state = train(run.model_copy(update={"seed": 5}), folder, overwrite=True, callbacks=[observer])
         assert state.step == 2
         assert load_recipe(folder.config).seed == 5
         assert all((folder.path / name).read_text() == "theirs" for name in foreign)

@@ -28,7 +28,7 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.counterfactual import Counterfactual
 from marft.trainer.interfaces import CreditInputs, Progress
 from marft.trainer.loop import train
-from marft.trainer.schedules import AgentByAgent
+from marft.trainer.update_schedules import AgentByAgent
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, some
@@ -287,7 +287,7 @@ def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
 
 def test_the_order_of_turns_is_drawn_anew(tmp_path: Path) -> None:
     from marft.trainer.interfaces import Progress
-    from marft.trainer.schedules import A2PO, Sequential
+    from marft.trainer.update_schedules import A2PO, Sequential
 
     orders = {tuple(p.policies[0] for p in Sequential().plan(Progress(s, 0), ("a", "b", "c"), 0)) for s in range(30)}
     assert len(orders) == 6

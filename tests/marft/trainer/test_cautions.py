@@ -17,8 +17,8 @@ from tests.helpers import settings
 def said(*steps: dict[str, float], **algorithm: object) -> list[str]:
     notes: list[str] = []
     cautions = LogProbWarnings(AlgorithmSettings.model_validate(algorithm), notes.append)
-    for metrics in steps:
-        cautions.check(metrics)
+    for step, metrics in enumerate(steps, 1):
+        cautions.on_step_end(step, metrics)
     return notes
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from marft.common.callbacks import Callback
 from marft.common.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.models.log_probs import TokenScores, score_tokens
 from marft.models.policy_registry import PolicyRegistry
@@ -23,7 +24,7 @@ from marft.trainer import update as update_module
 from marft.trainer.batching import FixedLogProbs, Packing
 from marft.trainer.interfaces import Floats, Progress, UpdatePhase
 from marft.trainer.learner import Learner
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.rank_group import Ranks
 from marft.trainer.scoring import score_actions
@@ -230,7 +231,7 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     assert any(np.abs(after[key] - value).max() > 1e-3 for key, value in before.items())  # it did move
 
 
-class Listening(NullCallback):
+class Listening(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -292,7 +293,7 @@ class TestScoresThatDependOnTheirCompany:
         self.spoiled(monkeypatch, lambda wanted: wanted[0])
         monkeypatch.setattr(learner_module, "PACKING_CHECK_INTERVAL", 1)
         run = recipe(tmp_path, "happo", "--training.steps", "3", "--rollout.samples_per_task", "4")
-        train(run, folder := RunFolder.create(run), callback=(observer := Listening()))
+        train(run, folder := RunFolder.create(run), callbacks=([observer := Listening()]))
         assert [row["packing_difference"] for row in folder.read_metrics()] == pytest.approx([0.25] * 3)
         (note,) = (note for note in observer.notes if "by up to 0.2 nats" in note)
         assert "set algorithm.epochs = 1 and algorithm.schedule" in note
@@ -315,7 +316,7 @@ class TestAnEngineThatSaysOtherwise:
 
         monkeypatch.setattr(sources, "collect", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
-        train(run, RunFolder.create(run), callback=(observer := Listening()))
+        train(run, RunFolder.create(run), callbacks=([observer := Listening()]))
         return observer.notes
 
     @pytest.mark.slow

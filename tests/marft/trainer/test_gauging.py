@@ -51,18 +51,22 @@ def operations(read: int, scored: int, weights: int = 4) -> float:
 
 def test_on_a_processor_there_is_neither_figure() -> None:
     gauge = GpuMonitor(math(), torch.device("cpu"))
-    gauge.begin()
+    gauge.on_train_start(0, 9)
     assert gauge.metrics([], 1.0) == {}
 
 
 def test_the_most_memory_is_that_of_the_step(driver: dict[str, Any]) -> None:
     driver["name"] = "some other card"
     gauge = GpuMonitor(math(), GPU)
-    for most in (7_000_000_000, 3_000_000_000):
-        gauge.begin()
+    gauge.on_train_start(0, 2)
+    for step, most in enumerate((7_000_000_000, 3_000_000_000), 1):
+        assert driver["most"] == 0
         driver["most"] = most
-        assert gauge.metrics([], 1.0) == {MEMORY: float(most)}
-    assert driver["asked"] == [GPU, GPU]
+        metrics = {"seconds/learning": 1.0}
+        gauge.on_update(step, [], metrics)
+        assert metrics == {"seconds/learning": 1.0, MEMORY: float(most)}
+        gauge.on_step_end(step, metrics)
+    assert driver["asked"] == [GPU] * 3
 
 
 def test_utilization_is_of_all_rows_that_were_learned_from(driver: dict[str, Any]) -> None:

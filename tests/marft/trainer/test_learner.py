@@ -22,9 +22,9 @@ from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, Progres
 from marft.trainer.learner import Learner
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.rank_group import SingleRank
-from marft.trainer.schedules import Simultaneous
 from marft.trainer.scoring import score_actions
 from marft.trainer.update import PolicyUpdater
+from marft.trainer.update_schedules import Simultaneous
 from tests.episodes import make_action
 from tests.learners import STILL, begun, episodes, samples_of
 from tests.learners import recipe as of
@@ -138,9 +138,7 @@ class TestScoresBeforeTheStep:
 
     @staticmethod
     def scored(tmp_path: Path, place: str, coefficient: float, for_credit_alone: bool, *more: str) -> Any:
-        kl = (
-            f"{{ coefficient = {coefficient}, apply_to = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
-        )
+        kl = f"{{ coefficient = {coefficient}, apply_to = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
         mine, batch = begun(of(tmp_path, "marft", "--algorithm.kl", kl, *more)), episodes(2)
         asked = {"for_credit_alone": True} if for_credit_alone else {}  # all that an update reads, unless it is said
         return mine, batch, mine.score_before_update(batch, **asked)

@@ -15,13 +15,12 @@ import torch
 from marft.common.types import Sample
 from marft.models.devices import DeferredReads
 from marft.trainer.batching import MicroBatch
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.metrics import (
+from marft.trainer.learner_metrics import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
-    compute_effective_sizes,
     compute_gradient_shares,
+    compute_relative_ess,
     measure_base_kl,
     measure_gradient_share,
     measure_kl,
@@ -32,6 +31,7 @@ from marft.trainer.metrics import (
     sample_per_agent,
     select_first_per_agent,
 )
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.scoring import k3_estimate
 from tests.episodes import make_action
 
@@ -141,7 +141,7 @@ def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_th
     measure_weights(awaited, meter, batch(), torch.tensor([1.0, 0.5, 1.5]))
     measure_weights(awaited, meter, more, torch.tensor([2.0, 0.0]))
     awaited.read_pending()
-    assert compute_effective_sizes(meter, ("planner", "coder", "judge")) == pytest.approx({
+    assert compute_relative_ess(meter, ("planner", "coder", "judge")) == pytest.approx({
         "ess": 25 / (5 * 7.5), "agents/planner/ess": 9 / (2 * 5), "agents/coder/ess": 4 / (2 * 2.5),
     })  # fmt: skip
 

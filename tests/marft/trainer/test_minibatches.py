@@ -14,8 +14,8 @@ from marft.common.types import Sample
 from marft.models.backbone import Backbone
 from marft.trainer.batching import BatchCounts, FixedLogProbs
 from marft.trainer.interfaces import Floats
+from marft.trainer.learner_metrics import compute_gradient_shares, compute_relative_ess
 from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.metrics import compute_effective_sizes, compute_gradient_shares
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.scoring import score_batch
 from marft.trainer.update import PolicyUpdater
@@ -128,7 +128,7 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
         assert means[name] == pytest.approx(sum(rows) / len(rows), rel=1e-5), name
     left = sum(of_units) ** 2 / (len(of_units) * sum(w * w for w in of_units))
     assert left < 0.9999
-    assert compute_effective_sizes(update.accumulator, POLICIES)["ess"] == pytest.approx(left, rel=1e-5)
+    assert compute_relative_ess(update.accumulator, POLICIES)["ess"] == pytest.approx(left, rel=1e-5)
     assert sum(compute_gradient_shares(update.accumulator, POLICIES).values()) == pytest.approx(1.0)
     assert "agents/one/clip_fraction" in means
 

@@ -18,7 +18,7 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
 from marft.trainer.credit.preference import Preference
-from marft.trainer.credit.sides import Side, build_pairs
+from marft.trainer.credit.sides import PairSide, build_pairs
 from marft.trainer.interfaces import Comparison, CreditInputs, PairInputs, Progress
 from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.dpo import DPO
@@ -98,7 +98,7 @@ class TestPairs:
     def test_costs_order_what_earned_the_same_and_nothing_else(self, costs: tuple[float, ...]) -> None:
         """What its KL takes off makes no attempt worse than one that earned less."""
         keys = [(make_action("a", sample=n).key,) for n in range(3)]
-        sides = [Side("t", "", *of, key) for *of, key in zip((1.0, 1.0, 0.0), costs, keys, strict=True)]  # type: ignore[misc, arg-type]
+        sides = [PairSide("t", "", *of, key) for *of, key in zip((1.0, 1.0, 0.0), costs, keys, strict=True)]  # type: ignore[misc, arg-type]
         found, metrics = build_pairs(sides, "extremes", "gap")
         cheaper = min((0, 1), key=lambda n: costs[n])
         assert [(pair.better, pair.worse) for pair in found] == [(keys[cheaper], keys[2])]
@@ -107,7 +107,7 @@ class TestPairs:
     def test_weigh_by_how_far_apart_what_is_left_of_their_rewards_is(self) -> None:
         """Without what was taken off for KL, which is of the pair too."""
         keys = [(ActionKey("s", "t", n, 0, "a", 0),) for n in range(4)]
-        sides = [Side("tu"[n // 2], "", *of, keys[n]) for n, of in enumerate([(3, 1), (0, 0), (2, 0), (0, 1)])]
+        sides = [PairSide("tu"[n // 2], "", *of, keys[n]) for n, of in enumerate([(3, 1), (0, 0), (2, 0), (0, 1)])]
         found, _ = build_pairs(sides, "extremes", "gap")
         assert [pair.weight for pair in found] == pytest.approx([2 / 2.5, 3 / 2.5])
 

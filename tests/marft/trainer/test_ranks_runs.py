@@ -46,7 +46,7 @@ def trained(run: RunSettings, *, resume: bool = False, stop: int = 99) -> tuple[
             Listening.__init__(self)
 
     listening, folder = Until(), RunFolder.create(run) if not resume else RunFolder(Path(run.output) / run.name)
-    train(run, folder, resume=resume, callback=listening)
+    train(run, folder, resume=resume, callbacks=[listening])
     return folder, listening.notes
 
 

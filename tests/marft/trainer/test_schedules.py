@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from marft.common import seeds
 from marft.trainer.interfaces import CreditInputs, Progress, UpdatePhase, Values
-from marft.trainer.schedules import A2PO, AgentByAgent, Sequential, Simultaneous, random_order, semi_greedy_order
+from marft.trainer.update_schedules import A2PO, AgentByAgent, Sequential, Simultaneous, random_order, semi_greedy_order
 from tests.episodes import make_action
 
 START = Progress(0, 0)

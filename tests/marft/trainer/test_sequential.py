@@ -27,9 +27,9 @@ from marft.trainer.learner import CreditedBatch, Learner
 from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.rank_group import Ranks
-from marft.trainer.schedules import A2PO
 from marft.trainer.scoring import score_actions
 from marft.trainer.update import PolicyUpdater
+from marft.trainer.update_schedules import A2PO
 from tests import references
 from tests import references_credit as slow
 from tests.helpers import settings

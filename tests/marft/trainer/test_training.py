@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from marft.common import atomic
+from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config import load_recipe
 from marft.rollout.local_runner import LocalRolloutRunner
@@ -23,7 +24,7 @@ from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
 from marft.trainer.interfaces import Progress, flatten_actions
 from marft.trainer.learner import Learner
-from marft.trainer.loop import NullCallback, train
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 
@@ -282,7 +283,7 @@ def test_the_step_limit_truncates_and_bootstraps(tmp_path: Path) -> None:
 def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
     heard: list[str] = []
 
-    class Listening(NullCallback):
+    class Listening(Callback):
         def on_train_start(self, done: int, steps: int) -> None:
             heard.append(f"{done}/{steps}")
 
@@ -293,7 +294,7 @@ def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
             heard.append(f"step {step}")
 
     run = settings("tiny", tmp_path)
-    train(run, RunFolder.create(run), callback=Listening())
+    train(run, RunFolder.create(run), callbacks=[Listening()])
     assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
 
 

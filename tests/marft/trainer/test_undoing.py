@@ -70,7 +70,7 @@ class TestUndoing:
         self.poisoned(monkeypatch, getattr(poison, "__func__", poison), (at,))
         run, observer = settings("tiny", tmp_path, "--algorithm.entropy_coefficient", "0.1"), Listening()
         folder = RunFolder.create(run)
-        train(run, folder, callback=observer)
+        train(run, folder, callbacks=[observer])
         (note,) = observer.notes
         assert note.startswith(f"step {at + 1}: ")
         assert advice in note

@@ -20,9 +20,9 @@ from marft.trainer.interfaces import CreditOutput, LossInputs, Progress, UpdateP
 from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.schedules import AgentByAgent, Simultaneous
 from marft.trainer.scoring import score_batch, score_with_teammates
 from marft.trainer.update import PolicyUpdater
+from marft.trainer.update_schedules import AgentByAgent, Simultaneous
 from tests import references
 from tests.episodes import make_action
 from tests.nights import by_day

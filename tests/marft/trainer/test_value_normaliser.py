@@ -110,6 +110,6 @@ def test_a_resumed_mappo_run_equals_one_that_never_stopped(tmp_path: Path) -> No
     straight, recipe = run("straight")
     train(recipe, straight)  # type: ignore[arg-type]
     stopped, recipe = run("stopped")
-    assert train(recipe, stopped, callback=StopAfter(4)).step == 4  # type: ignore[arg-type]
+    assert train(recipe, stopped, callbacks=[StopAfter(4)]).step == 4  # type: ignore[arg-type]
     train(recipe, stopped, resume=True)  # type: ignore[arg-type]
     assert_same(stopped, straight)

@@ -14,7 +14,7 @@ import numpy as np
 from marft.agents.environment import Environment
 from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.agents.rollout import play_all
 from marft.agents.sandbox.runner import terminate_all
 from marft.agents.task_copies import copy_task

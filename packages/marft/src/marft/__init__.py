@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from marft.common.callbacks import Callback
     from marft.common.errors import RunError
     from marft.common.types import Action, Episode, JointAction, Observation, Step, Task
-    from marft.config.plugin_types import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
+    from marft.config.plugin_types import (
+        CallbackPart,
+        CreditPart,
+        EnvironmentPart,
+        ObjectivePart,
+        OrganizationPart,
+        SchedulePart,
+    )
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
     from marft.evaluation.comparison import Comparison
@@ -26,6 +33,7 @@ __all__ = [
     "Action",
     "Agents",
     "Callback",
+    "CallbackPart",
     "Comparison",
     "CreditPart",
     "EnvironmentPart",
@@ -54,6 +62,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "marft.config.plugin_types": (
+            "CallbackPart",
             "CreditPart",
             "EnvironmentPart",
             "ObjectivePart",

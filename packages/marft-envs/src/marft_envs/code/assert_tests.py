@@ -30,7 +30,7 @@ Calls = tuple[str, ...]  # each [name, arguments, keywords] as text
 Record = dict[str, tuple[bool, str]]  # by call: True and a value's text, or False and an error's name
 
 
-def record_calls(asserts: AssertTests, limits: Limits) -> Calls:
+def record_reference_calls(asserts: AssertTests, limits: Limits) -> Calls:
     """Return the calls that the tests make to the reference functions.
 
     Raises:

@@ -257,11 +257,8 @@ def _parse_tests(
         except SyntaxError as error:
             raise ValueError(f"has a solution that is no Python: {error.msg} (line {error.lineno})") from error
         return (), AssertTests(before, tuple(functions.values()), tuple(tests))
-    call_cases = [case for case in cases if case is not None and isinstance(case.input, FunctionCall)]
-    return tuple(
-        replace(case_item, input=replace(case_item.input, entry=functions[case_item.input.entry]))
-        for case_item in call_cases
-    ), None  # type: ignore[arg-type, union-attr]
+    calls = [(case, case.input) for case in cases if case is not None and isinstance(case.input, FunctionCall)]
+    return tuple(replace(case, input=replace(call, entry=functions[call.entry])) for case, call in calls), None
 
 
 def _call_case(entry: str, arguments: Any, expected: Any) -> Case:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from marft_envs.code.assert_tests import Calls, record_calls, run_asserts
+from marft_envs.code.assert_tests import Calls, record_reference_calls, run_asserts
 from marft_envs.code.comparison import OutputReader
 from marft_envs.code.execution import FunctionCall, Limits, Outcome, StdinInput, run_programs
 from marft_envs.code.mutants import make_mutants
@@ -132,7 +132,7 @@ class ProblemJudge:
     def _reference_calls(self) -> Calls:
         if self._calls_cache is None:
             assert self.problem.asserts
-            self._calls_cache = record_calls(self.problem.asserts, self.limits)
+            self._calls_cache = record_reference_calls(self.problem.asserts, self.limits)
         return self._calls_cache
 
     def _wrong_programs(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from random import Random
 from typing import cast
 
 from marft.agents.loop_threads import UserCodeError, run_user_code
-from marft.agents.renderer import Message, build_messages
+from marft.agents.prompt_messages import Message, build_messages
 from marft.agents.task_copies import copy_task
 from marft.common.seeds import derive_seed
 from marft.common.types import AgentProfile, Observation, Task, Tool, ToolCall

@@ -15,7 +15,7 @@ from marft.cli.output import Output, OutputMode, open_output
 from marft.config import RunSettings, load_recipe
 from marft.config.load import override_keys
 from marft.runs.run_folder import RunFolder
-from marft_lab.synthesis.filtering import FilterStage
+from marft_lab.synthesis.filtering import FilterCounts
 from marft_lab.synthesis.manifest import SynthesisResult
 from marft_lab.synthesis.overrides import check_teacher, teacher_overrides
 from marft_lab.synthesis.settings import SynthesisSettings
@@ -137,7 +137,7 @@ def _print_summary(result: SynthesisResult, out: Output) -> None:
     out.emit("done", path=result.path, episodes=result.episodes, rows=result.rows, funnel=funnel)
 
 
-def _build_table(stages: Sequence[FilterStage]) -> Table:
+def _build_table(stages: Sequence[FilterCounts]) -> Table:
     """Return the filter funnel as a table, with a row per stage and a row per rejection reason."""
     table = Table(box=None, pad_edge=False)
     for heading in ("", "episodes", "left out", "kept"):

@@ -31,7 +31,7 @@ UNIT_BYTES = {"memory": 2**30}  # bytes per GiB
 RETRY_SECONDS = 1.0  # delay before a retry after the loss of a node
 
 
-class RayLauncher:
+class RayProcessLauncher:
     """Starter for processes in a Ray placement group, with a bundle per process.
 
     Args:

@@ -97,6 +97,6 @@ class ClusterSettings(Cluster):
         settings = self
         if gpus is not None:
             settings = self.model_copy(update={kind: self.resources_for(kind).model_copy(update={"gpus": gpus})})
-        from marft_lab.cluster.launcher import RayLauncher  # imported here because only this method needs Ray
+        from marft_lab.cluster.launcher import RayProcessLauncher  # imported here because only this method needs Ray
 
-        return RayLauncher(run, settings, kind, count)
+        return RayProcessLauncher(run, settings, kind, count)

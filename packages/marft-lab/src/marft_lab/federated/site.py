@@ -182,7 +182,7 @@ class SiteTrainer:
         newest = self.folder.newest_checkpoint()
         callback.current_step = newest.state.step if newest else 0
         if not callback.wants_stop():
-            train(run, folder, resume=resume, overwrite=overwrite, callback=callback)
+            train(run, folder, resume=resume, overwrite=overwrite, callbacks=[callback])
 
     def _build_update(self, request: TrainRequest, newest: CheckpointRecord, progress: RoundProgress) -> Update:
         run, federation = self.load_recipe(), self.assignment.federation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from marft.agents.renderer import PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import PromptTooLongError, TruncationPolicy
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, AgentProfile, Prompt, SamplingParams
 from marft.rollout.local_runner import LocalRolloutRunner

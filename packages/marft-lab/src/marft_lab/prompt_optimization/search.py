@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from marft.agents.game import Attempt
-from marft.agents.renderer import PromptTooLongError
+from marft.agents.prompt_messages import PromptTooLongError
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError
 from marft.common.prompt_history import PromptHistory, PromptScore, PromptVersion

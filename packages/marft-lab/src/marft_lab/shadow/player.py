@@ -15,7 +15,7 @@ from marft_lab.shadow.settings import ShadowSettings
 from marft_lab.shadow.stubs import build_replays, with_stub_tools
 from marft_serve.serving.loader import load_team
 from marft_serve.serving.settings import ServedTeam
-from marft_serve.serving.team_handler import QuestionEnvironment
+from marft_serve.serving.team_handler import RequestEnvironment
 
 STREAM = "shadow"
 WaitFor = Callable[[Coroutine[object, object, Episode]], Episode]
@@ -91,7 +91,7 @@ def play_session(game: Game, wait_for: WaitFor, settings: ShadowSettings, sessio
         session: recorded session.
     """
     task = Task(session.task.id, session.task.prompt)
-    question, tools = QuestionEnvironment(task.prompt), build_replays(game.tools, session)
+    question, tools = RequestEnvironment(task.prompt), build_replays(game.tools, session)
     game = replace(game, environment=question, tools=tools, timeout=NO_TIMEOUT)
     with block_effects(network=settings.allow_endpoints) as effects:
         try:

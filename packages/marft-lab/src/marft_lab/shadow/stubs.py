@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft.agents.renderer import parse_arguments
+from marft.agents.prompt_messages import parse_arguments
 from marft.agents.tool_sources import StatelessSource, ToolSource
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python, PythonSource

@@ -14,7 +14,7 @@ BALANCE_REASON = "more of its kind of task than of the rarest"
 
 
 @dataclass(frozen=True, slots=True)
-class FilterStage:
+class FilterCounts:
     """Statistics of one funnel stage.
 
     Args:
@@ -32,25 +32,25 @@ class FilterStage:
         """Number of kept episodes."""
         return self.came - sum(self.dropped.values())
 
-    def format_lines(self) -> list[str]:
+    def format_rejections(self) -> list[str]:
         """Return a line per rejection reason.
 
-        >>> FilterStage("success", 3, {"not solved": 2}).format_lines()
+        >>> FilterCounts("success", 3, {"not solved": 2}).format_rejections()
         ['success: 2 × not solved']
         """
         return [f"{self.name}: {count} × {reason}" for reason, count in self.dropped.items()]
 
 
-def build_stage(name: str, count: int, rejections: Rejections) -> FilterStage:
+def build_stage(name: str, count: int, rejections: Rejections) -> FilterCounts:
     """Return the statistics of a stage with ``count`` incoming episodes."""
-    return FilterStage(name, count, dict(sorted(Counter(rejections.values()).items())))
+    return FilterCounts(name, count, dict(sorted(Counter(rejections.values()).items())))
 
 
 def apply_filters(
     candidates: Sequence[Candidate], filters: Sequence[Filter], context: FilterContext
-) -> tuple[list[Candidate], list[FilterStage]]:
+) -> tuple[list[Candidate], list[FilterCounts]]:
     """Apply filters in order; return the kept candidates, and the statistics of each filter."""
-    remaining, stages = [*candidates], list[FilterStage]()
+    remaining, stages = [*candidates], list[FilterCounts]()
     for episode_filter in filters:
         copies = [replace(candidate, episode=copy_episode_task(candidate.episode)) for candidate in remaining]
         rejections = episode_filter.reject(

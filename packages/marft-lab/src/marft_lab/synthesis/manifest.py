@@ -13,7 +13,7 @@ from marft.common import atomic
 from marft.common.version import __version__
 from marft.config.plugin_types import FilterPart
 from marft.config.run import RunSettings
-from marft_lab.synthesis.filtering import FilterStage
+from marft_lab.synthesis.filtering import FilterCounts
 from marft_lab.synthesis.settings import SynthesisSettings
 from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER
 
@@ -54,12 +54,12 @@ class SynthesisResult:
     path: Path
     rows: Mapping[str, int]
     episodes: int
-    stages: Sequence[FilterStage]
+    stages: Sequence[FilterCounts]
 
 
 def write_rows(
     folder: Path, rows: Sequence[Mapping[str, Any]], origin: RowSource, filters: Sequence[Mapping[str, object]],
-    stages: Sequence[FilterStage],
+    stages: Sequence[FilterCounts],
 ) -> SynthesisResult:  # fmt: skip
     """Write rows and manifest, and replace earlier files.
 

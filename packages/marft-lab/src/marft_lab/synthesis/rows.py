@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marft.agents.renderer import tool_call_messages
+from marft.agents.prompt_messages import tool_call_messages
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.types import Action, ActionKey, Episode, Tool
 from marft_serve.traces.replay import ReplayedTurn

@@ -24,7 +24,7 @@ from marft.inference.runtime import build_renderer
 from marft.models.tokenizer_format import load_formats
 from marft.runs.run_folder import RunFolder
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
-from marft_lab.synthesis.filtering import FilterStage, apply_filters, build_stage, reject_over_cap, reject_unbalanced
+from marft_lab.synthesis.filtering import FilterCounts, apply_filters, build_stage, reject_over_cap, reject_unbalanced
 from marft_lab.synthesis.manifest import RowSource, SynthesisResult, filter_settings, write_rows
 from marft_lab.synthesis.rows import build_rows, episode_name, to_trace
 from marft_lab.synthesis.settings import SynthesisSettings
@@ -80,7 +80,9 @@ def synthesize(
         kept_episodes, stages = _filter_episodes(run, teacher, episodes, note)
         if not kept_episodes:
             raise ValueError(
-                "\n  ".join([f"{NO_ROWS_MESSAGE}:", *(reason for item in stages for reason in item.format_lines())])
+                "\n  ".join(
+                    [f"{NO_ROWS_MESSAGE}:", *(reason for item in stages for reason in item.format_rejections())]
+                )
             )
         origin = RowSource(run, teacher.description, tuple(item.name for item in stages))
         rows = [
@@ -101,7 +103,7 @@ def build_filters(run: RunSettings) -> list[FilterPart]:
 
 def _filter_episodes(
     run: RunSettings, teacher: Teacher, episodes: Sequence[Episode], note: Callable[[str], None]
-) -> tuple[list[KeptEpisode], list[FilterStage]]:
+) -> tuple[list[KeptEpisode], list[FilterCounts]]:
     """Return the kept episodes, and the rejections of each stage."""
     tally = SkipCounter()
     formats = load_formats(run)
@@ -149,7 +151,7 @@ def _build_candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Can
     ]
 
 
-def _retell(stage: TraceReplayer, seed: int, episodes: Sequence[Episode]) -> tuple[list[KeptEpisode], FilterStage]:
+def _retell(stage: TraceReplayer, seed: int, episodes: Sequence[Episode]) -> tuple[list[KeptEpisode], FilterCounts]:
     """Keep the episodes that the recipe's team can retell with the same outcome."""
     kept_episodes, rejections = list[KeptEpisode](), dict[int, str]()
     retold_by_name = {

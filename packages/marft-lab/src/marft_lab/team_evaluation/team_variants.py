@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marft.agents.agents import Agents
-from marft.agents.renderer import Channel, Message
+from marft.agents.prompt_messages import Channel, Message
 from marft.agents.team import Team
 from marft.common.types import JointAction, Observation
 
@@ -53,7 +53,7 @@ def with_muted_agents(team: Team, roles: Sequence[str]) -> Team:
     return replace(team, channel=MutedChannel(team.channel, tuple(roles)))
 
 
-def with_swapped_policies(team: Team, policies: Mapping[str, str]) -> Team:
+def with_replaced_policies(team: Team, policies: Mapping[str, str]) -> Team:
     """Return a team with replaced policies.
 
     Args:

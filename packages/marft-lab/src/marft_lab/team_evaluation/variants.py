@@ -27,7 +27,7 @@ from marft.runs.checkpoints import load_policies
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.state_schema import read_learned_prompts
 from marft.runs.user_code import hash_user_code
-from marft_lab.team_evaluation.team_variants import with_muted_agents, with_single_agent, with_swapped_policies
+from marft_lab.team_evaluation.team_variants import with_muted_agents, with_replaced_policies, with_single_agent
 
 BASE = "base"
 STREAM = "test/worth"  # random stream of all arms: unchanged parts are sampled as for the team
@@ -59,7 +59,7 @@ class TeamVariant:
 
     def build_team(self, team: Team) -> Team:
         """Return this arm's team."""
-        team = with_swapped_policies(team, self.policy_swaps) if self.policy_swaps else team
+        team = with_replaced_policies(team, self.policy_swaps) if self.policy_swaps else team
         team = with_muted_agents(team, self.muted_roles) if self.muted_roles else team
         return with_single_agent(team, self.single_role) if self.single_role else team
 

@@ -94,7 +94,7 @@ def sample_outcome(prediction: Prediction, uniform: float) -> Outcome:
     return prediction.outcomes[min(index, len(prediction.outcomes) - 1)]
 
 
-def is_truncated(episode: Episode) -> bool:
+def is_stopped_by_uncertainty(episode: Episode) -> bool:
     """Return True if an imagined episode was truncated by the model's uncertainty."""
     return any(TRUNCATED in transition.declared.measures for transition in episode.transitions[-1:])
 

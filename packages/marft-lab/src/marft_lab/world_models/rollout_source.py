@@ -26,7 +26,7 @@ from marft.rollout.async_rollout.wrapper import RolloutSourceWrapper
 from marft.rollout.rollout_batch import RolloutBatch, play_with_forks, rewards_vary
 from marft.rollout.runner import RolloutRunner, ignore_episode
 from marft.runs.checkpoints import State
-from marft_lab.world_models.environment import UNCERTAINTY, ModelEnvironment, is_truncated, mark_imagined
+from marft_lab.world_models.environment import UNCERTAINTY, ModelEnvironment, is_stopped_by_uncertainty, mark_imagined
 from marft_lab.world_models.experience_buffer import ExperienceBuffer, WorldModelState, read_state, write_state
 from marft_lab.world_models.interface import FittableModel, History, WorldModel
 from marft_lab.world_models.settings import DynaSettings
@@ -75,7 +75,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         was_enabled = self.model_state.trust.enabled
         errors = self._update_model(real, state.step)
         imagined = self._play_imagined(state.step)
-        usable = [episode for episode in imagined if episode.is_scored and not is_truncated(episode)]
+        usable = [episode for episode in imagined if episode.is_scored and not is_stopped_by_uncertainty(episode)]
         if self._run.algorithm.dynamic_sampling:
             groups = group_indices([episode.task.id for episode in usable])
             kept_groups = [group for group in groups if rewards_vary([usable[index] for index in group], self._run)]
@@ -203,7 +203,7 @@ def _episode_metrics(imagined: Sequence[Episode], usable: Sequence[Episode], tot
     metrics = {
         "imagined/episodes": float(len(imagined)),
         "imagined/share": len(usable) / total,
-        "imagined/rejected": float(sum(is_truncated(episode) for episode in imagined)),
+        "imagined/rejected": float(sum(is_stopped_by_uncertainty(episode) for episode in imagined)),
         "imagined/failed": float(sum(not episode.is_scored for episode in imagined)),
     }
     if usable:

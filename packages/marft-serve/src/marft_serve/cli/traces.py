@@ -91,7 +91,7 @@ def run_sft(
     with open_output(output_mode) as out:
         with out.build_callback(folder.path, [agent.role for agent in run.agents], 0, "imitating") as callback:
             result = warm_start(
-                run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+                run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=[callback]
             )
         write_report(folder)
         step, stopped = result.state.step, result.state.step < result.steps

@@ -179,7 +179,7 @@ class Gateway:
     async def _play_episode(self, session: Session, number: int) -> Episode:
         from marft.agents.game import Attempt
         from marft.agents.play import play
-        from marft_serve.serving.team_handler import QuestionEnvironment
+        from marft_serve.serving.team_handler import RequestEnvironment
 
         rollouts = self._rollouts
         graded_by = "program" if session.graded else "environment"
@@ -188,7 +188,7 @@ class Gateway:
         )
         game = replace(rollouts.game, team=replace(rollouts.game.team, organization=program))
         if session.graded:
-            game = replace(game, environment=QuestionEnvironment(session.task.prompt))
+            game = replace(game, environment=RequestEnvironment(session.task.prompt))
         episode = await play(game, Attempt(session.task, STREAM, number))
         return episode if session.graded else await rollouts.compose(episode)
 

@@ -68,7 +68,7 @@ def score(
 def sft(
     recipe: RecipeLike | Run, traces: Traces = (), changes: RecipeChanges = (), /, *,
     roles: Mapping[str, str] | None = None, resume: bool = False, start_from: str | Path | None = None,
-    overwrite: bool = False, callback: Callback | None = None, given: Iterable[Any] = (), **more: Any,
+    overwrite: bool = False, callbacks: Sequence[Callback] = (), given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
     """Warm start a team from traces by imitation; return the run.
 
@@ -83,7 +83,7 @@ def sft(
         resume: True to resume the run ``recipe``, exactly as if it had never stopped.
         start_from: checkpoint folder with the initial weights.
         overwrite: True to replace an existing run.
-        callback: callbacks for progress and messages; optional.
+        callbacks: callbacks that observe the run, called in order. Without one, notes become warnings.
 
     Raises:
         ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
@@ -98,7 +98,7 @@ def sft(
         warm_start(*arguments, **options)
 
     return train_run(
-        run, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+        run, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=callbacks
     )
 
 

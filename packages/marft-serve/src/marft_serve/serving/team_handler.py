@@ -24,7 +24,7 @@ from marft.agents.engine import engine_problem
 from marft.agents.environment import Split
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.renderer import ChatMessage, Message
+from marft.agents.prompt_messages import ChatMessage, Message
 from marft.agents.stop_strings import find_stop_string
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
@@ -173,7 +173,7 @@ class TeamHandler:
     async def _answer_as_team(
         self, request: ParsedRequest, name: str, team: Team, watcher: _ProgressWatcher
     ) -> RequestResult:
-        question = QuestionEnvironment(build_task_text(request.chat.messages))
+        question = RequestEnvironment(build_task_text(request.chat.messages))
         game = replace(self.game, team=team, environment=question, callback=watcher)
         episode = await self._play_episode(
             game, Task(name, question.text), request.chat.recorded_options.get("seed"), question
@@ -194,7 +194,7 @@ class TeamHandler:
         organization = SingleAgentOrganization(
             role, [replace(chat, token_stream=live) for live in live_actions] or [chat] * request.count
         )
-        question = QuestionEnvironment(build_task_text(request.chat.messages))
+        question = RequestEnvironment(build_task_text(request.chat.messages))
         game = replace(self.game, team=replace(team, organization=organization), environment=question)
         episode = await self._play_episode(game, Task(name, question.text), chat.recorded_options.get("seed"))
         if organization.error is not None:
@@ -202,7 +202,7 @@ class TeamHandler:
         return _build_result(tuple(organization.replies), episode)
 
     async def _play_episode(
-        self, game: Game, task: Task, seed: float | None, question: QuestionEnvironment | None = None
+        self, game: Game, task: Task, seed: float | None, question: RequestEnvironment | None = None
     ) -> Episode:
         """Play an episode for a request.
 
@@ -243,7 +243,7 @@ class TeamHandler:
         return RequestError(500, "team_failed", message)
 
 
-class QuestionEnvironment:
+class RequestEnvironment:
     """Environment and session for a single request: shows a text and stores the team's answer."""
 
     def __init__(self, text: str) -> None:
@@ -254,7 +254,7 @@ class QuestionEnvironment:
         """Return no tasks."""
         return ()
 
-    def start(self, task: Task, seed: int) -> QuestionEnvironment:  # noqa: ARG002
+    def start(self, task: Task, seed: int) -> RequestEnvironment:  # noqa: ARG002
         """Return this object as the session."""
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool, ToolCall
@@ -244,7 +244,7 @@ def build_chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessa
     """Return a chat from a single agent's view.
 
     The agent's own turns have the role ``assistant``. Messages of other agents become user messages without tool
-    calls, in the format of :func:`marft.agents.renderer.build_messages`.
+    calls, in the format of :func:`marft.agents.prompt_messages.build_messages`.
 
     Raises:
         UnreadableError: the chat is empty, or a tool result belongs to no earlier call.

@@ -17,7 +17,7 @@ import numpy as np
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.chat import Chat, ChatRefusedError
-from marft.agents.renderer import parse_arguments
+from marft.agents.prompt_messages import parse_arguments
 from marft.agents.tool_sources import StatelessSource
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import (

@@ -16,7 +16,7 @@ from marft.agents.environment import Split
 from marft.agents.game import Attempt, Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.play import play
-from marft.agents.renderer import TruncationPolicy
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.sandbox.runner import terminate_all
 from marft.common.types import Episode, Task
 from marft.config.run import RunSettings

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.common.texts import replace_surrogates
 from marft.common.usage import Usage
 from marft_serve.gateway.protocol.parsing import ClientToolCall

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marft.agents.renderer import ChatMessage, NotExact, parse_arguments, tool_call_messages
+from marft.agents.prompt_messages import ChatMessage, NotExact, parse_arguments, tool_call_messages
 from marft.common.reasoning import CHANNEL_DELIMITERS, THINK_END, THINK_START
 from marft.common.texts import format_error
 from marft.common.types import TokenIds, Tool, ToolCall

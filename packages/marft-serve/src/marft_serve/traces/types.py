@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.common.texts import single_line
 from marft.common.types import Task, Tool, ToolCall
 from marft.common.usage import Usage

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from marft.common.callbacks import Callback, NullCallback
+from marft.common.callbacks import Callback, CallbackList
 from marft.common.errors import RunError
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
 from marft.models.tokenizer_format import load_formats
+from marft.runs.callback_state import write_callback_states
 from marft.runs.checkpoints import CheckpointManager, State
-from marft.runs.metric_sinks import MetricSinks
+from marft.runs.logger_callback import LoggerCallback
+from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
 from marft.trainer.bin_packing import input_length
 from marft.trainer.learner_state import find_non_finite
@@ -51,9 +54,9 @@ class WarmStartResult:
 
 def warm_start(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
-    overwrite: bool = False, callback: Callback | None = None,
+    overwrite: bool = False, callbacks: Sequence[Callback] = (),
 ) -> WarmStartResult:  # fmt: skip
-    """Imitate the traces of a recipe (``sft.traces``) to the end, or until the observer stops the run.
+    """Imitate the traces of a recipe (``sft.traces``) to the end, or until a callback stops the run.
 
     Args:
         run: the recipe.
@@ -61,13 +64,13 @@ def warm_start(
         resume: True to resume from the last checkpoint.
         start_from: checkpoint folder with the initial weights.
         overwrite: True to replace an existing run.
-        callback: callbacks for progress and messages; optional.
+        callbacks: callbacks that observe the run, before those of the recipe.
 
     Raises:
         ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
         RunError: a step produced a non-finite value.
     """
-    callback = callback or NullCallback()
+    callback = CallbackList([*callbacks, *(part.model_copy(deep=True) for part in run.callbacks)])
     if not SftSettings.from_run(run).traces:
         raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --traces traces.jsonl")
     with folder.acquire_lock():
@@ -83,6 +86,7 @@ def warm_start(
         learner = SftLearner(run, policies, len(steps), SftSettings.from_run(run).build_optimizer(run, len(steps)))
         state = init.load(policies, learner)
         state = init.with_digest(state, SFT_PREFIX + data.digest, "turns of the traces")
+        init.restore_callbacks(callback)
         init.commit(state, policies, learner)
         state, held_out_loss = _TrainLoop(run, folder, policies, learner, data, callback).train(state, steps)
         return WarmStartResult(state, len(steps), skip_counter, held_out_loss)
@@ -99,17 +103,18 @@ class _TrainLoop:
     policies: PolicyRegistry
     learner: SftLearner
     data: ImitationData
-    callback: Callback
+    callbacks: CallbackList
 
     def train(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
         """Train from the current step to the end; return the final state and the loss on the held-out turns."""
         run, checkpoints = self.run, CheckpointManager(self.folder, self.run.checkpoints)
         held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).eval_every
-        with MetricSinks(run, self.folder, state.step, self.callback) as sinks:
-            self.callback.on_train_start(state.step, len(steps))
+        with CallbackList(list(self.callbacks)) as callbacks, closing(MetricsLog(self.folder.metrics)) as log:
+            callbacks.add(LoggerCallback(run, self.folder, state.step, self.callbacks.on_note))
+            callbacks.on_train_start(state.step, len(steps))
             if self.data.held_out:
-                sinks.note(f"held out: {held_out_loss.mean():.4f} nats a token after step {state.step}")
-            stop = self.callback.wants_stop()
+                callbacks.on_note(f"held out: {held_out_loss.mean():.4f} nats a token after step {state.step}")
+            stop = callbacks.wants_stop()
             while state.step < len(steps) and not stop:
                 state, metrics = self._run_step(state, steps)
                 last = state.step == len(steps)
@@ -120,12 +125,12 @@ class _TrainLoop:
                         state = replace(
                             state, best_step=state.step, best_score=-held_out_loss.mean(), best_by=HELD_OUT_LOSS
                         )
-                sinks.write(state.step, metrics)
-                self.callback.on_step_end(state.step, metrics)
-                stop = self.callback.wants_stop()
+                log.append({"step": state.step, **metrics})
+                callbacks.on_step_end(state.step, metrics)
+                stop = callbacks.wants_stop()
                 save_due = state.step % run.checkpoints.every == 0 or state.step == state.best_step
                 if last or stop or save_due:
-                    checkpoints.save(state, run, self.policies, self.learner, sinks.log_digest())
+                    checkpoints.save(state, run, self.policies, self.learner, log.current_digest(), self._save_extra)
         return state, held_out_loss.mean()
 
     def _run_step(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, dict[str, float]]:
@@ -154,6 +159,9 @@ class _TrainLoop:
             "tokens_per_second/learning": sum(map(input_length, samples)) / seconds,
         }
         return replace(state, step=state.step + 1), metrics
+
+    def _save_extra(self, folder: Path) -> None:
+        write_callback_states(folder, self.callbacks.state_dict())
 
     def _measure_held_out(self) -> SftLoss:
         return self.learner.evaluate(self.data.held_out)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from marft.common.callbacks import Callback
 from marft.common.texts import format_error, single_line
@@ -115,67 +114,43 @@ class LiveExporter:
 
 
 class TracingCallback(Callback):
-    """Observer that exports episodes and forwards all events to another observer."""
-
-    def __init__(self, callback: Callback, exporter: LiveExporter) -> None:
-        self._callback, self._exporter = callback, exporter
-        self._reported = False
-
-    def on_train_start(self, completed_steps: int, steps: int) -> None:
-        """Forward the event."""
-        self._callback.on_train_start(completed_steps, steps)
-
-    def on_episode(self, episode: Episode) -> None:
-        """Export the episode and forward the event."""
-        self._exporter.add_episode(episode)
-        self._callback.on_episode(episode)
-
-    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
-        """Forward the event; report the first export error."""
-        self._callback.on_step_end(step, metrics)
-        if self._exporter.problem and not self._reported:
-            self._reported = True
-            self._callback.on_note(f"traces: {self._exporter.problem}. The run goes on, and this is said once")
-
-    def on_guard(self, step: int, name: str, sentence: str) -> None:
-        """Forward the event."""
-        self._callback.on_guard(step, name, sentence)
-
-    def on_note(self, text: str) -> None:
-        """Forward the message."""
-        self._callback.on_note(text)
-
-    def wants_stop(self) -> bool:
-        """Return the other observer's answer."""
-        return self._callback.wants_stop()
-
-
-@contextmanager
-def export_live(
-    settings: TracingSettings, callback: Callback, run: str, recipe: Mapping[str, object], hint: str = ""
-) -> Iterator[Callback]:
-    """Context manager with an observer that also exports episodes; without an endpoint, the original observer.
+    """Callback that exports episodes, and reports what was not sent.
 
     Args:
-        settings: export settings.
-        callback: the original observer.
+        settings: export settings, with an endpoint.
         run: identity of the run, for reproducible ids.
         recipe: the recipe as a plain table.
+        note: callback for messages to the user.
         hint: hint for exporting dropped episodes later.
 
     Raises:
         ValueError: a package is missing, or a header in the environment is invalid.
     """
-    if not settings.otlp:
-        yield callback
-        return
-    tracer = Tracer(run, TeamMetadata.from_table(recipe), settings.content)
-    exporter = LiveExporter(tracer, settings.otlp, timeout=settings.timeout_seconds, queue_size=settings.queue)
-    try:
-        yield TracingCallback(callback, exporter)
-    finally:
-        exporter.close()
-        if exporter.dropped:
-            callback.on_note(
-                f"traces: {exporter.dropped} episodes were not sent to {settings.otlp}: {exporter.problem}{hint}"
+
+    def __init__(
+        self, settings: TracingSettings, run: str, recipe: Mapping[str, object], note: Callable[[str], None],
+        hint: str = "",
+    ) -> None:  # fmt: skip
+        tracer = Tracer(run, TeamMetadata.from_table(recipe), settings.content)
+        self.exporter = LiveExporter(tracer, settings.otlp, timeout=settings.timeout_seconds, queue_size=settings.queue)
+        self._url, self._note, self._hint = settings.otlp, note, hint
+        self._reported = False
+
+    def on_episode(self, episode: Episode) -> None:
+        """Export the episode."""
+        self.exporter.add_episode(episode)
+
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        """Report the first export error."""
+        if self.exporter.problem and not self._reported:
+            self._reported = True
+            self._note(f"traces: {self.exporter.problem}. The run goes on, and this is said once")
+
+    def on_train_end(self, error: BaseException | None) -> None:  # noqa: ARG002
+        """Send what is queued, and report the episodes that were dropped."""
+        self.exporter.close()
+        if self.exporter.dropped:
+            self._note(
+                f"traces: {self.exporter.dropped} episodes were not sent to {self._url}: "
+                f"{self.exporter.problem}{self._hint}"
             )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from marft.agents.renderer import Message, build_messages, parse_arguments
+from marft.agents.prompt_messages import Message, build_messages, parse_arguments
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.types import Action, Episode, ToolCall
 from marft_serve.tracing.span import sanitize_text

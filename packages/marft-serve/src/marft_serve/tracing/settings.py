@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, field_validator
@@ -41,11 +40,11 @@ class TracingSettings(TrainingSection):
             )
         return url
 
-    @contextmanager
-    def observe(self, observer: Callback, run: RunSettings, folder: RunFolder) -> Iterator[Callback]:
-        """Context manager with an observer that also exports the run's episodes."""
-        from marft_serve.tracing.live_exporter import export_live
+    def callbacks(self, run: RunSettings, folder: RunFolder, note: Callable[[str], None]) -> Sequence[Callback]:
+        """Return the callback that exports the run's episodes, if an endpoint is set."""
+        if not self.otlp:
+            return ()
+        from marft_serve.tracing.live_exporter import TracingCallback
 
         hint = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
-        with export_live(self, observer, folder.identity(), run.model_dump(mode="json"), hint) as tracing_callback:
-            yield tracing_callback
+        return (TracingCallback(self, folder.identity(), run.model_dump(mode="json"), note, hint),)

@@ -122,7 +122,7 @@ class Run:
             raise MissingError(f"{self.id} has no recorded episodes; train with training.record_episodes_every = 1")
         return names[-1]
 
-    def get_all_episodes(self) -> tuple[EpisodeTable, int, int]:
+    def indexed_episodes(self) -> tuple[EpisodeTable, int, int]:
         """Return all indexed training episodes, the number of indexed steps, and the number of recorded steps."""
         files = self.index.list_steps()
         indexed = [file for file in files if isinstance(file, FileIndex)]

@@ -93,7 +93,7 @@ def get_episodes(run: Run, step: str, query: EpisodeQuery, offset: int, limit: i
     if step:
         table, indexed_count, file_count = EpisodeTable([run.get_episodes(step)]), 1, 1
     else:
-        table, indexed_count, file_count = run.get_all_episodes()
+        table, indexed_count, file_count = run.indexed_episodes()
     numbers = table.search(query, run.log.get_guards)
     rows = table.find_rows(numbers[offset : offset + limit])
     return {

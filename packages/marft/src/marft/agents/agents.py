@@ -9,7 +9,7 @@ from typing import Literal
 
 from marft.agents.chat import Chat, Reply
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.renderer import Renderer, TruncationPolicy
+from marft.agents.prompt_messages import Renderer, TruncationPolicy
 from marft.agents.tool_sources import ToolUse
 from marft.common.types import Action, AgentProfile, Normalization, Observation, SamplingParams
 from marft.config.settings import did_you_mean

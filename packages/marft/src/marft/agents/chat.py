@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.agents.streaming import TokenStream
 from marft.common.reasoning import StopString
 from marft.common.token_data import Grammar
@@ -49,7 +49,7 @@ class Chat:
 
     Args:
         messages: in the format of chat templates. Tool calls and their results are matched by position
-            (:func:`~marft.agents.renderer.tool_call_messages`).
+            (:func:`~marft.agents.prompt_messages.tool_call_messages`).
         tools: the client's tools; the client executes the calls itself.
         calls: whether to parse tool calls in the response.
         max_tokens: maximum tokens in the response; the recipe's limit applies as well.

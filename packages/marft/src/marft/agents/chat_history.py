@@ -19,8 +19,8 @@ from marft.agents.chat import Chat, ChatRefusedError, Reply
 from marft.agents.communication import ReceivedMessage
 from marft.agents.conversation import Conversation, Node
 from marft.agents.conversation_memory import REASONING_DROPPED, PolicyTemplate, PromptRequest
+from marft.agents.prompt_messages import ChatMessage, Message, Renderer
 from marft.agents.quote_tracker import QuoteTracker, iter_texts
-from marft.agents.renderer import ChatMessage, Message, Renderer
 from marft.agents.stop_strings import find_stop_string, strip_stop_string
 from marft.common.types import Action, Prompt, TokenIds, ToolCall
 

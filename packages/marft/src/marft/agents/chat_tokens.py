@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marft.agents.chat import Chat, ChatRefusedError
 from marft.agents.chat_history import CHARACTERS_PER_TOKEN, MAX_MESSAGES
-from marft.agents.renderer import Renderer
+from marft.agents.prompt_messages import Renderer
 
 
 def count_chat_tokens(renderer: Renderer, policy: str, chat: Chat) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from marft.agents.agents import Agent, MessageOverride, VisibleAction
-from marft.agents.renderer import Channel, Message, PromptTooLongError, Renderer
+from marft.agents.prompt_messages import Channel, Message, PromptTooLongError, Renderer
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import Action, Observation, Prompt
 

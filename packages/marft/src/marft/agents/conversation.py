@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marft.agents.renderer import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, NotExact
 from marft.common.types import TokenIds
 
 

@@ -26,7 +26,7 @@ from marft.agents.communication import (
     render_prompt,
 )
 from marft.agents.conversation import Conversation, Node
-from marft.agents.renderer import Channel, ChatMessage, NotExact, Renderer, build_messages
+from marft.agents.prompt_messages import Channel, ChatMessage, NotExact, Renderer, build_messages
 from marft.agents.stop_strings import strip_stop_string
 from marft.common.errors import EpisodeFailedError
 from marft.common.token_data import TokenSource

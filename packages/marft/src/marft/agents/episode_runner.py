@@ -31,8 +31,8 @@ from marft.agents.generation import (
 from marft.agents.helpers import HelperCall
 from marft.agents.loop_threads import is_canceled
 from marft.agents.outcome import Outcome
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.quote_tracker import QuoteTracker
-from marft.agents.renderer import TruncationPolicy
 from marft.agents.streaming import ActionStart
 from marft.agents.tool_executor import ToolExecutor
 from marft.common.error_origin import describe_error

@@ -10,7 +10,7 @@ from marft.agents.engine import Sampler
 from marft.agents.environment import Environment
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.prompt_injection import PromptInjection, inject_message
-from marft.agents.renderer import Message, Renderer
+from marft.agents.prompt_messages import Message, Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
 from marft.agents.tool_sources import ToolSource

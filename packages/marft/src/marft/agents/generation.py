@@ -15,7 +15,7 @@ from marft.agents.chat import Chat, ChatRefusedError
 from marft.agents.chat_history import ChatHistory
 from marft.agents.engine import Sampler
 from marft.agents.helpers import HelperCall, HelperReply
-from marft.agents.renderer import NO_TOKENS, ChatMessage, NotExact, Renderer
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact, Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.tool_executor import ToolExecutor
 from marft.common.errors import EpisodeFailedError, RowFailedError

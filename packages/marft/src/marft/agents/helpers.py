@@ -14,7 +14,7 @@ import numpy as np
 from marft.agents.agents import Agent
 from marft.agents.chat_history import CHARACTERS_PER_TOKEN
 from marft.agents.engine import Sampler
-from marft.agents.renderer import NO_TOKENS, Message, PromptTooLongError, Renderer, TruncationPolicy
+from marft.agents.prompt_messages import NO_TOKENS, Message, PromptTooLongError, Renderer, TruncationPolicy
 from marft.common.errors import EpisodeFailedError
 from marft.common.helper_calls import HelperCallRecord
 from marft.common.types import ActionKey, AgentProfile, Completion, LogProbs, Observation, SamplingParams, TokenIds

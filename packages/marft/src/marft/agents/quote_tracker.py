@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from marft.agents.chat import Chat
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.common.reasoning import measure_reasoning
 from marft.common.types import Action
 

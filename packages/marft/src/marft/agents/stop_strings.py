@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft.agents.renderer import Renderer
+from marft.agents.prompt_messages import Renderer
 from marft.common.types import TokenIds
 
 

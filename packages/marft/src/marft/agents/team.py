@@ -9,7 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 from marft.agents.agents import Agent, Agents
 from marft.agents.channels.raw import Raw
 from marft.agents.helpers import HelperConfig
-from marft.agents.renderer import Channel, TruncationPolicy
+from marft.agents.prompt_messages import Channel, TruncationPolicy
 from marft.agents.tool_sources import ToolUse
 from marft.common.prompt_history import PromptVersion
 from marft.common.types import AgentProfile, JointAction, Observation, Task

@@ -86,7 +86,7 @@ def train(
     with open_output(output_mode) as out:
         with out.build_callback(folder.path, roles, run.training.show_samples_every, "training") as callback:
             state = run_training(
-                run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+                run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=[callback]
             )
         write_report(folder)
         stopped = state.step < steps

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.cli.outcomes import render_outcome
 from marft.common.errors import RunError
 from marft.common.texts import sanitize, single_line

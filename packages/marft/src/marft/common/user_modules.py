@@ -292,7 +292,7 @@ def set_note_listener(listener: Callable[[str], None]) -> None:
     _note_listeners[:] = [listener]
 
 
-def send_note(text: str) -> None:
+def notify_once(text: str) -> None:
     """Pass a note to the listeners, once per text. Without a listener, issue a warning."""
     if text and text not in _sent_notes:
         _sent_notes.add(text)

@@ -20,7 +20,7 @@ from marft.common.user_modules import is_export
 from marft.config.algorithm import reduce_to_changes
 from marft.config.api_keys import SECRET_NAME
 from marft.config.bundled import bundled_names, bundled_recipe
-from marft.config.changes import NAME_KEYS, flatten_changes
+from marft.config.overrides import NAME_KEYS, flatten_changes
 from marft.config.paths import RECIPE_FOLDER, expand_user, register_module_folder
 from marft.config.python_objects import check_objects, object_name, replace_objects
 from marft.config.run import RunSettings

@@ -117,6 +117,7 @@ PLUGIN_SPECS: Mapping[str, PluginSpec] = {
         {"mixing_weights": Method(("sites", "counts"))},
         attributes={"count_unit": ("", "episodes", "tokens")},
     ),
+    "callbacks": PluginSpec("a callback", "marft.config.plugin_types.CallbackPart", {}),
     "sinks": PluginSpec(
         "a sink",
         "marft.config.plugin_types.SinkPart",
@@ -168,7 +169,7 @@ def class_problems(kind: str, cls: type) -> list[str]:
         matching = [
             candidate.label
             for candidate_kind, candidate in PLUGIN_SPECS.items()
-            if candidate_kind != kind and _matches_kind(candidate_kind, cls)
+            if candidate_kind != kind and candidate.methods and _matches_kind(candidate_kind, cls)
         ]
         problems += [f"it looks like {matching[0]}"] if matching else []
     return problems

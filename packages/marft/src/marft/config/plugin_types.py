@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny
 
+from marft.common.callbacks import Callback
 from marft.common.packages import install_command
 from marft.common.types import Task
 from marft.config.plugins import Plugin, resolver
@@ -269,6 +270,14 @@ class SinkPart(Plugin):
         return install_command(self.extra) if self.extra else f"pip install {self.package}"
 
 
+class CallbackPart(Plugin, Callback):
+    """Base class for callbacks in a recipe (``[[callbacks]]``). Its fields are its keys, its methods handle the events.
+
+    A run uses a copy. Keep what changes in private attributes (``pydantic.PrivateAttr``), and return what a resumed run
+    needs from ``state_dict``.
+    """
+
+
 EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]
 EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
@@ -277,6 +286,7 @@ FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
 CombinerPlugin = Annotated[SerializeAsAny[CombinerPart], resolver("combiners")]
+CallbackPlugin = Annotated[SerializeAsAny[CallbackPart], resolver("callbacks")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 ProposerPlugin = Annotated[SerializeAsAny[ProposerPart], resolver("proposers")]
 OptionalMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]

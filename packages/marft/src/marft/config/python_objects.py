@@ -142,7 +142,7 @@ def _recipe_value(value: Any, text: str, key_path: Sequence[str]) -> Any:
     if isinstance(value, BaseModel):  # a plugin instance
         dumped = value.model_dump(mode="json", exclude_none=True)
         return {tag: text, **{key: inner for key, inner in dumped.items() if key in type(value).model_fields}}
-    in_list = len(key_path) == 2 and key_path[0] in ("rewards", "sinks", "tools")
+    in_list = len(key_path) == 2 and key_path[0] in ("callbacks", "rewards", "sinks", "tools")
     if ".".join(key_path) in PLUGIN_TABLES or (in_list and isinstance(value, type) and issubclass(value, BaseModel)):
         return {tag: text}
     return {"name": "function", "call": text} if in_list else text

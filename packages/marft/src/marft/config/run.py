@@ -27,6 +27,7 @@ from marft.config.opposing_sides import side_problems
 from marft.config.paths import ExpandUser
 from marft.config.placement import find_cluster
 from marft.config.plugin_types import (
+    CallbackPlugin,
     ChannelPlugin,
     EnginePlugin,
     EnvironmentPlugin,
@@ -148,6 +149,7 @@ class RunSettings(Settings):
     checkpoints: CheckpointSettings = CheckpointSettings()  # checkpoint schedule and retention
     evaluation: EvaluationSettings = EvaluationSettings()  # evaluation on held-out tasks
     guards: GuardSettings = GuardSettings()  # thresholds of training guards
+    callbacks: Annotated[tuple[CallbackPlugin, ...], Strict(False)] = ()  # callbacks that observe training
     # metric loggers besides metrics.jsonl; []: none
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)

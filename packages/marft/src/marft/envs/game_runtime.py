@@ -14,7 +14,7 @@ from marft.agents.environment import Environment
 from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.team import Team
-from marft.agents.tools.tool_registry import ToolRegistry
+from marft.agents.tools.run_tools import RunTools
 from marft.common.token_data import Grammar
 from marft.common.usage import sum_counts
 from marft.config.agents import AgentSettings
@@ -44,7 +44,7 @@ class GameRuntime:
     ) -> None:
         self._terms = terms
         with ExitStack() as exit_stack:  # closes the started components if a later step fails
-            self.tool_registry = ToolRegistry(run)
+            self.tool_registry = RunTools(run)
             exit_stack.callback(self.tool_registry.close)
             self.game = Game(
                 environment=cast("Environment", run.environment),
@@ -98,7 +98,7 @@ def open_terms(
     return terms
 
 
-def _build_team(run: RunSettings, tool_registry: ToolRegistry, renderer: ChatRenderer) -> Team:
+def _build_team(run: RunSettings, tool_registry: RunTools, renderer: ChatRenderer) -> Team:
     team = Team.from_settings(run, tool_registry.attach_tools)
     for agent in team.agents:
         settings = next(candidate for candidate in run.agents if candidate.role == agent.role)

@@ -38,7 +38,7 @@ class Curve:
     image: Markup
 
 
-def main_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+def draw_main_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """Return the most important curves with data in ``metrics.jsonl``."""
     return _build_curves(rows, map(catalog_metric, MAIN_METRICS))
 

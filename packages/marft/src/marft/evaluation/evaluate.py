@@ -13,8 +13,8 @@ from marft.agents.team import Team
 from marft.common.types import Episode, Task
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.cohorts import collect_fields
+from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
 from marft.evaluation.intervals import mean_interval
-from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.serialization import MAX_EXAMPLES, episode_to_dict
 from marft.evaluation.shares import clustered_interval, compute_pass_ratios
 from marft.evaluation.tool_definitions import ToolDefinitions

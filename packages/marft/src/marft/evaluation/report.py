@@ -20,7 +20,7 @@ from marft.evaluation.checkpoint_results import (
     format_passes,
     list_measures,
 )
-from marft.evaluation.curves import compare_curves, main_curves, other_curves
+from marft.evaluation.curves import compare_curves, draw_main_curves, other_curves
 from marft.evaluation.episode_graph import draw_episode
 from marft.evaluation.guards.monitor import replay_messages
 from marft.evaluation.html_pages import render_page, to_svg
@@ -65,7 +65,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         most_cohorts=MAX_COHORTS,
         beside=compare_curves(read_metrics_by_run([folder, *against])) if against else [],
         graph=recorded.draw_graph(),
-        curves=main_curves(metrics),
+        curves=draw_main_curves(metrics),
         others=other_curves(metrics),
         samples=_evaluation_samples(evaluations) or recorded.samples(),
         # last, because the calls above collect the unreadable files

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.chat import Chat, Constraint
-from marft.agents.renderer import tool_call_messages
+from marft.agents.prompt_messages import tool_call_messages
 from marft.common.texts import format_error
 from marft.common.token_data import Grammar
 from marft.common.types import Tool

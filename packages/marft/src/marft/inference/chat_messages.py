@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.renderer import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, NotExact
 from marft.common.reasoning import DELIMITER_PAIRS, THINK_END, THINK_START
 from marft.common.texts import format_error
 from marft.common.types import TokenIds, Tool

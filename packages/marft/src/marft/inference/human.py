@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from marft.agents.renderer import Renderer
+from marft.agents.prompt_messages import Renderer
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, TokenIds, VersionRange
 
 AskFunction = Callable[[str, Sequence[str]], str]  # role, options (empty: free text) → the person's answer

@@ -15,7 +15,7 @@ from marft.models.devices import to_device
 from marft.models.packed_rows import PackedRows
 from marft.models.prefix_cache import Prefix, PrefixCache, concat_prefixes
 from marft.models.prefix_tree import PrefixTree, Span
-from marft.models.tree_attention import CachedKeys
+from marft.models.tree_attention import CachedKeyValues
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class Prefill:
         if self.cached_rows is not None and self.backbone.benefits_from_tree(tree, total_tokens):
             self.tokens.computed += len(tree.ids)
             packed = PackedRows.from_tree(tree, self.backbone.device)
-            cached_keys = CachedKeys(*concat_prefixes(cached, self.backbone.num_layers)) if cached else None
+            cached_keys = CachedKeyValues(*concat_prefixes(cached, self.backbone.num_layers)) if cached else None
             hidden = self.cached_rows.prefill_tree(packed, slots, cached_keys)
             last = [int(places[-1]) - tree.cached_keys for places in tree.token_indices]
         else:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from marft.agents.engine import Weights
-from marft.agents.renderer import Renderer
+from marft.agents.prompt_messages import Renderer
 from marft.common.errors import EpisodeFailedError
 from marft.common.seeds import derive_seed
 from marft.common.texts import cut_at_stop

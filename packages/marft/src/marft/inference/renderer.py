@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.chat import Chat
-from marft.agents.renderer import (
+from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
     Message,

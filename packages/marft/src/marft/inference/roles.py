@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.renderer import ChatMessage
+from marft.agents.prompt_messages import ChatMessage
 from marft.common.reasoning import THINK_END, THINK_START
 from marft.models.chat_templates import RENDER_ERRORS
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
 from marft.agents.engine import Engine
-from marft.agents.renderer import TruncationPolicy
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.common.registry import bundled_plugins
 from marft.common.types import ActionKey, AgentProfile, SamplingParams, TokenIds
 from marft.config.models import local_model

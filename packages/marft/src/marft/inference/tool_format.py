@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.renderer import NO_TOKENS, NotExact, tool_call_messages
+from marft.agents.prompt_messages import NO_TOKENS, NotExact, tool_call_messages
 from marft.agents.streaming import text_before
 from marft.common.reasoning import THINK_END, THINK_START, StopString, ends_in_reasoning, measure_first_reasoning
 from marft.common.texts import format_error, replace_surrogates

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft.agents.renderer import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, NotExact
 from marft.common.reasoning import DELIMITERS
 from marft.common.types import TokenIds, Tool
 from marft.inference.chat_messages import (

@@ -14,7 +14,7 @@ from marft.models.kv_cache import KVCache
 from marft.models.native_forward import NativeDecodeCache
 from marft.models.packed_rows import PackedRows
 from marft.models.prefix_tree import PrefixTree
-from marft.models.tree_attention import CachedKeys, TreePlan
+from marft.models.tree_attention import CachedKeyValues, TreePlan
 
 INITIAL_CAPACITY = 64  # cache room for new tokens beyond the longest prompt
 
@@ -65,7 +65,7 @@ class PackedDecodeCache:
         plan = PackedPlan(rows.lengths, self.backbone.device, self.kv_cache, slots)
         return self.backbone.hidden_states(rows, plan)
 
-    def prefill_tree(self, rows: PackedRows, slots: list[list[int]], cached: CachedKeys | None) -> Tensor:
+    def prefill_tree(self, rows: PackedRows, slots: list[list[int]], cached: CachedKeyValues | None) -> Tensor:
         """Prefill a prefix tree with cached prefixes ``cached`` into slots; return the hidden states [N, D]."""
         assert rows.tree is not None
         max_length = max(len(places) for places in rows.tree.token_indices)

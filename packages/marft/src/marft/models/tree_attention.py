@@ -44,7 +44,7 @@ class AttentionBlock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CachedKeys:
+class CachedKeyValues:
     """Cached keys and values by layer, [S, K, D] each."""
 
     keys: Sequence[Tensor]
@@ -64,7 +64,7 @@ class TreePlan:
         self,
         tree: PrefixTree,
         device: torch.device,
-        cached: CachedKeys | None = None,
+        cached: CachedKeyValues | None = None,
         cache: KVCache | None = None,
         slots: list[list[int]] | None = None,
     ) -> None:

@@ -32,7 +32,7 @@ from marft.inference.endpoints.limits import LimitsFactory
 from marft.inference.endpoints.responses import to_metrics
 from marft.rewards.cached_scorer import CachedScorer
 from marft.rewards.score_parser import parse_score
-from marft.rewards.terms import Roles, Term, TermReward, reward_last_step, unknown_roles
+from marft.rewards.terms import Roles, Term, TermReward, reward_last_step, unknown_role_problems
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 KNOWN_PLACEHOLDERS = ("task", "answer", "transcript", "mark", "lowest", "highest", "format")
@@ -101,7 +101,7 @@ class Judge(Term):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield problems with this term in a team with these roles."""
-        yield from unknown_roles(self.agents, roles)
+        yield from unknown_role_problems(self.agents, roles)
 
     def open(self, answer_roles: Sequence[str]) -> Judge:
         """Return a copy connected to the judge model.

@@ -232,7 +232,7 @@ class Format(Term):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield problems with this term in a team with these roles."""
-        yield from unknown_roles(self.agents, roles)
+        yield from unknown_role_problems(self.agents, roles)
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the number of matching texts for each step and author."""
@@ -298,7 +298,7 @@ def unique_names(terms: Sequence[Term]) -> list[str]:
     return names
 
 
-def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
+def unknown_role_problems(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
     """Yield problems with a term for ``agents`` in a team with ``roles``."""
     for agent in agents:
         if agent not in roles:

@@ -16,10 +16,11 @@ FREE_SETTINGS = (
     "training.record_*", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
     "rollout.max_concurrent_episodes", "rollout.timeout_seconds", "rollout.workers", "rollout.max_retries",
     "rollout.max_policy_lag", "cluster", "cluster.*", "*.endpoint.url",
-    "sft.traces", "sft.eval_every", "sinks", "*.endpoint.api_key_variable",
+    "sft.traces", "sft.eval_every", "sinks", "callbacks", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.max_retries", "*.endpoint.requests_per_minute",
     "*.endpoint.max_concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
-    "tracing.*", "synthesis.*",
+    "tracing.*",
+    "synthesis.*",
     "shadow.*",
 )  # fmt: skip
 ABSENT = "absent"

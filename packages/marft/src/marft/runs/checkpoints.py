@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.toml"
 CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
+BEST_METRICS = ("validation_accuracy", "validation_reward", "reward")  # metrics for the best checkpoint, by priority
 CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
 
@@ -54,6 +56,24 @@ class State:
     set_aside: Mapping[str, str] = field(default_factory=dict)  # excluded tasks by ID, with the reasons
     curriculum: CurriculumState | None = None  # difficulty levels in use
     profiles: PromptHistory | None = None  # learned prompts of agents
+
+    def update_best(self, metrics: Mapping[str, float], names: Sequence[str]) -> State:
+        """Return the state with the best checkpoint updated.
+
+        A metric with higher priority in ``BEST_METRICS`` replaces metrics with lower priority, regardless of their
+        values.
+
+        Args:
+            metrics: metrics of the step.
+            names: metrics in ``BEST_METRICS`` that count at this step.
+        """
+        name = next((name for name in names if not math.isnan(metrics.get(name, math.nan))), "")
+        best_rank = BEST_METRICS.index(self.best_by) if self.best_step else len(BEST_METRICS)
+        if not name or BEST_METRICS.index(name) > best_rank:
+            return self
+        if BEST_METRICS.index(name) < best_rank or metrics[name] > self.best_score:
+            return replace(self, best_step=self.step, best_score=metrics[name], best_by=name)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from pydantic_core import PydanticCustomError
 
 from marft.common import atomic
 from marft.common.version import __version__
-from marft.config.changes import flatten_changes
 from marft.config.load import load_recipe, override_keys, to_toml
 from marft.config.names import check_run_name
+from marft.config.overrides import flatten_changes
 from marft.config.paths import expand_user
 from marft.config.python_objects import MissingObjectError, replace_objects
 from marft.config.run import RunSettings

@@ -29,8 +29,8 @@ from marft.trainer.credit.consistency import spearman
 from marft.trainer.critic import compute_explained_variance
 from marft.trainer.interfaces import Floats, LossInputs, Stateful, flatten_actions
 from marft.trainer.learner import CreditedBatch, Learner
+from marft.trainer.learner_metrics import advantage_metrics, compute_gradient_shares, measure_gradient_share
 from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.metrics import advantage_metrics, compute_gradient_shares, measure_gradient_share
 
 FIT_FILES = 8  # maximum recorded steps to fit a critic on
 FIT_EPOCHS = 25  # epochs of the fit

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from marft.common.callbacks import Callback
 from marft.common.types import Action, Episode
 from marft.config.models import local_model
 from marft.config.run import RunSettings
@@ -109,8 +110,8 @@ class Utilization:
         return self.run.algorithm.epochs * min_seconds / (seconds * self.run.training.ranks)
 
 
-class GpuMonitor:
-    """GPU monitor: peak memory and utilization per step.
+class GpuMonitor(Callback):
+    """Callback that adds the peak memory and the utilization of the GPU to the metrics of each step.
 
     Args:
         run: recipe of the run.
@@ -121,8 +122,16 @@ class GpuMonitor:
         self.device = device
         self.utilization = Utilization.from_run(run, device_name(device))
 
-    def begin(self) -> None:
-        """Reset the peak memory at the start of a step."""
+    def on_train_start(self, completed_steps: int, steps: int) -> None:  # noqa: ARG002
+        """Reset the peak memory."""
+        reset_peak_memory(self.device)
+
+    def on_update(self, step: int, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:  # noqa: ARG002
+        """Add the metrics of a step."""
+        metrics |= self.metrics(episodes, metrics["seconds/learning"])
+
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        """Reset the peak memory for the next step."""
         reset_peak_memory(self.device)
 
     def metrics(self, episodes: Sequence[Episode], seconds: float) -> dict[str, float]:

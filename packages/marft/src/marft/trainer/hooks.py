@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from marft.config.sections import Section
@@ -74,14 +73,15 @@ class TrainingSection(Section):
         """
         return None
 
-    def observe(
-        self,
-        observer: Callback,
-        run: RunSettings,  # noqa: ARG002
-        folder: RunFolder,  # noqa: ARG002
-    ) -> AbstractContextManager[Callback]:
-        """Return a context manager for an observer that also reports to the section.
+    def callbacks(self, run: RunSettings, folder: RunFolder, note: Callable[[str], None]) -> Sequence[Callback]:  # noqa: ARG002
+        """Return the section's callbacks; none by default. Their state is not saved in checkpoints.
 
-        The new observer replaces ``observer`` inside the context.
+        Args:
+            run: recipe of the run.
+            folder: folder of the run.
+            note: callback for messages to the user.
+
+        Raises:
+            ValueError: a package is missing, or a setting of the machine is invalid.
         """
-        return nullcontext(observer)
+        return ()

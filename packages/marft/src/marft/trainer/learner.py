@@ -32,19 +32,19 @@ from marft.trainer.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.metrics import (
+from marft.trainer.learner_metrics import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
-    compute_effective_sizes,
     compute_gradient_shares,
+    compute_relative_ess,
     measure_base_kl,
     measure_kl,
     sample_per_agent,
     select_first_per_agent,
 )
+from marft.trainer.learner_state import find_non_finite
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.objectives.pairs import PairObjective
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, select_prefix
 from marft.trainer.preference_batch import PreferenceBatch
@@ -352,7 +352,7 @@ class Learner:
             rates
             | accumulator.means()
             | compute_gradient_shares(accumulator, self.roles)
-            | compute_effective_sizes(accumulator, self.roles)
+            | compute_relative_ess(accumulator, self.roles)
             | sums
         )
         return metrics, update.old, update.credit_log.merge_ranks(self.ranks)

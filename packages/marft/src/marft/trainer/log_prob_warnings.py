@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from marft.common.callbacks import Callback
 from marft.config.algorithm import AlgorithmSettings
 
 PACKING_TOLERANCE = 1e-4  # nats per token, between scores of the same weights
@@ -20,8 +21,8 @@ ENGINE_WARNING = (
 )
 
 
-class LogProbWarnings:
-    """Monitor of log-probability metrics; warns once per problem, with the fix.
+class LogProbWarnings(Callback):
+    """Callback that monitors log-probability metrics, and warns once per problem, with the fix.
 
     Args:
         settings: settings of the algorithm.
@@ -32,7 +33,7 @@ class LogProbWarnings:
         self._settings, self._note = settings, note
         self._warned: set[str] = set()
 
-    def check(self, metrics: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
         """Check the metrics of a step."""
         packing_mismatch = metrics.get("packing_difference", 0.0)
         if packing_mismatch > PACKING_TOLERANCE:

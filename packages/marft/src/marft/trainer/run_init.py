@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marft.common import atomic
+from marft.common.callbacks import CallbackList
 from marft.common.types import Task
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
 from marft.models.policy_registry import PolicyRegistry
+from marft.runs.callback_state import read_callback_states
 from marft.runs.changes import change_notes, check_changes
 from marft.runs.checkpoints import (
     CheckpointManager,
@@ -124,6 +126,15 @@ class RunInit:
                 f"{self.folder.checkpoints / checkpoint_name(state.step)}"
             )
         return replace(state, tasks=digest)
+
+    def restore_callbacks(self, callbacks: CallbackList) -> None:
+        """Restore the state of callbacks when a run resumes.
+
+        Raises:
+            ValueError: the run lacks a callback whose state the checkpoint holds, or the state cannot be read.
+        """
+        if self.record and self.resume:
+            callbacks.load_state_dict(read_callback_states(self.record.path))
 
     def commit(self, state: State, models: PolicyRegistry, learner: TrainState) -> None:
         """Claim the folder after all checks, and rewind its log to ``state``.

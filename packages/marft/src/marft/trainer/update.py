@@ -33,15 +33,15 @@ from marft.trainer.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
-from marft.trainer.line_search import backtrack_update, scale_to_budget
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.metrics import (
+from marft.trainer.learner_metrics import (
     measure_gradient_share,
     measure_mismatch,
     measure_tokens,
     measure_units,
     measure_weights,
 )
+from marft.trainer.line_search import backtrack_update, scale_to_budget
+from marft.trainer.metric_accumulator import MetricAccumulator
 from marft.trainer.minibatches import Minibatch, split_minibatches
 from marft.trainer.objectives.pairs import PairObjective
 from marft.trainer.objectives.terms import kl_terms, sampler_weights

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marft.agents.chat import Chat, Constraint, Reply
-from marft.agents.renderer import parse_arguments
+from marft.agents.prompt_messages import parse_arguments
 from marft.agents.streaming import ActionStart
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.agents.chat import Constraint
-from marft.agents.renderer import ChatMessage, parse_arguments
+from marft.agents.prompt_messages import ChatMessage, parse_arguments
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool
 from marft_serve.gateway.errors import RequestError
@@ -212,17 +212,10 @@ class ClientMessage:
 def build_chat_messages(messages: Iterable[ClientMessage], allow_partial: bool = False) -> tuple[ChatMessage, ...]:
     """Convert messages for chat templates.
 
-    The ids of tool calls are replaced by their positions, as in :func:`marft.agents.renderer.tool_call_messages`. So a
-    prompt does not depend on the ids of a client. The results of a turn's calls are in the order of the calls,
-    since many templates show no ids. A turn whose calls all lack a result stays unchanged.
-
-    Args:
-        messages: the messages.
-        allow_partial: True to allow a turn in which only some calls have a result.
-
-    Raises:
-        RequestError: there are no messages; two calls of a turn have the same id; a result belongs to no call of the
-            previous turn, or to a call that already has a result; only some calls of a turn have a result.
+    The ids of tool calls are replaced by their positions, as in
+    :func:`marft.agents.prompt_messages.tool_call_messages`. So a prompt does not depend on the ids of a client. The
+    results of a turn's calls are in the order of the calls, since many templates show no ids. A turn whose calls all
+    lack a result stays unchanged.
     """
     chat, open_calls = list[ChatMessage](), _OpenCalls()
     for message in messages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.config.plugins import Plugin
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.common.reasoning import strip_reasoning
 from marft.config.patterns import Pattern, find_last_group
 from marft.config.plugins import Plugin

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from marft.agents.renderer import Message
+from marft.agents.prompt_messages import Message
 from marft.config.plugins import Plugin
 from marft.config.settings import Count
 

@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from marft.agents.loop_threads import LoopThread
-from marft.agents.tools.input_limiter import MAX_MESSAGE_BYTES, InputLimiter, check_tool_count, redirect_library_log
 from marft.agents.tools.mcp_results import format_result
+from marft.agents.tools.server_traffic import MAX_MESSAGE_BYTES, ServerTraffic, check_tool_count, redirect_library_log
 from marft.agents.tools.transports import bounded_client, standard_streams
 from marft.common.processes import SUBREAPER
 from marft.common.types import Tool
@@ -171,7 +171,7 @@ class _Link:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.limiter = InputLimiter()
+        self.limiter = ServerTraffic()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._close_event = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -196,7 +196,7 @@ class _Link:
 
     def explain_error(self, error: BaseException) -> str:
         """Return an error in one line, with notes on invalid data from the server."""
-        notes = _mask_headers(self.limiter.describe(), self.settings)
+        notes = _mask_headers(self.limiter.describe_faults(), self.settings)
         reason = _first_cause(error, self.settings)
         return notes if self.limiter.fault else "; ".join(part for part in (reason, notes) if part)
 
@@ -237,7 +237,7 @@ async def _skip_validation(name: str, result: CallToolResult) -> None:
     """
 
 
-async def _build_client(settings: ServerSettings, stack: AsyncExitStack, limiter: InputLimiter) -> Client:
+async def _build_client(settings: ServerSettings, stack: AsyncExitStack, limiter: ServerTraffic) -> Client:
     from mcp import Client
     from mcp.client.stdio import get_default_environment
     from mcp.client.streamable_http import streamable_http_client
@@ -271,7 +271,7 @@ def result_text(result: CallToolResult, secrets: Collection[str] = ()) -> str:
     return text
 
 
-def _http_client(settings: ServerSettings, limiter: InputLimiter) -> AsyncClient:
+def _http_client(settings: ServerSettings, limiter: ServerTraffic) -> AsyncClient:
     from httpx2 import Timeout
 
     headers = {name: read_api_key(variable) for name, variable in settings.header_variables.items()}

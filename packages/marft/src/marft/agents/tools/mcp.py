@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.agents.tools.connection import Connection
-from marft.agents.tools.input_limiter import MAX_NAME_CHARACTERS, check_tool_sizes
+from marft.agents.tools.server_traffic import MAX_NAME_CHARACTERS, check_tool_sizes
 from marft.common.packages import install_command
 from marft.common.texts import single_line
 from marft.common.types import Task, Tool

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
-from marft.agents.tools.input_limiter import MAX_MESSAGE_BYTES, InputLimiter, LimitExceededError
+from marft.agents.tools.server_traffic import MAX_MESSAGE_BYTES, LimitExceededError, ServerTraffic
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -25,7 +25,7 @@ CHUNK = 65536
 
 @asynccontextmanager
 async def standard_streams(
-    command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], limiter: InputLimiter
+    command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], limiter: ServerTraffic
 ) -> AsyncIterator[TransportStreams]:
     """Start a server in a session of its own and exchange messages by lines; end the server on exit.
 
@@ -58,7 +58,7 @@ async def standard_streams(
 async def _forward_output(
     process: asyncio.subprocess.Process,
     receive_queue: MemoryObjectSendStream[SessionMessage | Exception],
-    limiter: InputLimiter,
+    limiter: ServerTraffic,
 ) -> None:
     """Forward the server's messages, up to the first that exceeds a limit."""
     import anyio
@@ -79,11 +79,11 @@ async def _forward_output(
                         await receive_queue.send(SessionMessage(message))
 
 
-async def _read_line(output: asyncio.StreamReader, limiter: InputLimiter) -> bytes:
+async def _read_line(output: asyncio.StreamReader, limiter: ServerTraffic) -> bytes:
     """Return the next line, or ``b""`` at the end.
 
     Raises:
-        TooMuchError: the line is too long.
+        LimitExceededError: the line is too long.
     """
     try:
         return await output.readline()
@@ -93,7 +93,7 @@ async def _read_line(output: asyncio.StreamReader, limiter: InputLimiter) -> byt
 
 async def _forward_input(
     process: asyncio.subprocess.Process, send_queue: MemoryObjectReceiveStream[SessionMessage],
-    receive_queue: MemoryObjectSendStream[SessionMessage | Exception], limiter: InputLimiter,
+    receive_queue: MemoryObjectSendStream[SessionMessage | Exception], limiter: ServerTraffic,
 ) -> None:  # fmt: skip
     """Forward our messages. Once the server stops accepting input, close its output stream too."""
     from mcp_types import JSONRPCRequest
@@ -138,7 +138,7 @@ async def _drain(output: asyncio.StreamReader) -> None:
             pass
 
 
-def bounded_client(headers: Mapping[str, str], timeout: Timeout, limiter: InputLimiter) -> AsyncClient:
+def bounded_client(headers: Mapping[str, str], timeout: Timeout, limiter: ServerTraffic) -> AsyncClient:
     """Return an HTTP client with limits on received data."""
     from httpx2 import AsyncByteStream, AsyncClient, StreamError
 

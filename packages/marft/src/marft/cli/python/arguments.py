@@ -55,17 +55,20 @@ def to_objects(objects: object) -> list[Any]:
     return list(objects)
 
 
-def check_callback(callback: object) -> None:
-    """Check for a callback or None.
+def check_callbacks(callbacks: object) -> None:
+    """Check for a list of callbacks.
 
     Raises:
-        ValueError: the value is not a callback.
+        ValueError: the value is not a list of callbacks.
     """
-    if callback is not None and not isinstance(callback, Callback):
-        raise ValueError(
-            "callback is an object of a class that derives from marft.Callback, and this is "
-            f"{_describe_value(callback)}"
-        )
+    if isinstance(callbacks, str | bytes) or not isinstance(callbacks, Sequence):
+        raise ValueError(f"callbacks is a list, callbacks=[…], and this is {_describe_value(callbacks)}")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(
+                "callbacks are objects of a class that derives from marft.Callback, and one is "
+                f"{_describe_value(callback)}"
+            )
 
 
 def to_names(names: object, label: str, example: str) -> list[str]:

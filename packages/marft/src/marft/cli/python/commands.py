@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from marft.cli.python.arguments import (
     check_arguments,
-    check_callback,
+    check_callbacks,
     check_count,
     check_path,
     is_path,
@@ -90,10 +90,10 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
 
 def train(
     recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, resume: bool = False, resume_or_start: bool = False,
-    start_from: str | Path | None = None, overwrite: bool = False, callback: Callback | None = None,
+    start_from: str | Path | None = None, overwrite: bool = False, callbacks: Sequence[Callback] = (),
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
-    """Train a team until its last step or until the callback stops training, and return the run.
+    """Train a team until its last step or until a callback stops training, and return the run.
 
     Args:
         recipe: as in :func:`load_recipe`; or the folder of a run, to resume it.
@@ -102,7 +102,7 @@ def train(
         resume_or_start: resume the run if it exists, else start it.
         start_from: checkpoint folder whose weights a new run starts with.
         overwrite: replace an existing run of the same name.
-        callback: callback for progress. Without one, notes become warnings.
+        callbacks: callbacks that observe the run, called in order. Without one, notes become warnings.
         program: function ``solve(task, clients)`` that acts as the team and prompts the agents over HTTP (docs:
             gateway).
         given: as in :func:`load_recipe`.
@@ -128,13 +128,13 @@ def train(
         run_training(*arguments, **options)
 
     return train_run(
-        settings, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callback=callback
+        settings, folder, run_trainer, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=callbacks
     )
 
 
 def train_run(
     run: RunSettings, folder: RunFolder | None, run_trainer: Callable[..., None], *, resume: bool,
-    start_from: str | Path | None, overwrite: bool, callback: Callback | None,
+    start_from: str | Path | None, overwrite: bool, callbacks: Sequence[Callback],
 ) -> Run:  # fmt: skip
     """Train a run, by rewards or by imitation, and return it with its report.
 
@@ -142,7 +142,7 @@ def train_run(
         folder: folder of an existing run; None: the recipe's folder.
         run_trainer: function that trains the run.
     """
-    check_callback(callback)
+    check_callbacks(callbacks)
     if start_from is not None:
         check_path(start_from, "start_from: a checkpoint")
     check_trainable(run)
@@ -157,7 +157,12 @@ def train_run(
 
         source = None if start_from is None else expand_user(start_from)
         run_trainer(
-            run, folder, resume=resume, start_from=source, overwrite=overwrite, callback=callback or WarningCallback()
+            run,
+            folder,
+            resume=resume,
+            start_from=source,
+            overwrite=overwrite,
+            callbacks=list(callbacks) or [WarningCallback()],
         )
         write_report(folder)
     return Run(folder, tuple(run.python_objects.values()))

@@ -94,7 +94,7 @@ class WorkerPool:
             else:
                 return
 
-    async def episode(self, rollout: RetriedRollout) -> Episode:
+    async def wait_for_episode(self, rollout: RetriedRollout) -> Episode:
         """Wait for the rewarded episode of an attempt in progress.
 
         Raises:

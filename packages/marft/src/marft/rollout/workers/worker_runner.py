@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import cast
 
 from marft.agents.game import Attempt
-from marft.agents.renderer import Channel
+from marft.agents.prompt_messages import Channel
 from marft.agents.rollout import run_bounded
 from marft.agents.team import Organization, Team
 from marft.common.processes.launcher import ProcessHandle, start_all
@@ -129,7 +129,7 @@ class WorkerRolloutRunner:
             return rollout
 
         try:
-            return await run_bounded(self._gate, attempts, begin, self._pool.episode, on_done)
+            return await run_bounded(self._gate, attempts, begin, self._pool.wait_for_episode, on_done)
         except BaseException:
             await asyncio.shield(self._pool.cancel())
             raise

@@ -22,7 +22,7 @@ from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, read_rec
 from marft.runs.episode_files import read_rows
 from marft.runs.export.manifest import CARD, RECIPE, list_unlisted, write_manifest
 from marft.runs.export.model_card import render_model_card
-from marft.runs.export.path_references import find_path_references, list_local_folders
+from marft.runs.export.path_references import find_folder_references, list_local_folders
 from marft.runs.export.recipe import ExportRecipe, export_recipe, trust_flag
 from marft.runs.export.weights import WeightExporter
 from marft.runs.run_folder import RunFolder
@@ -75,7 +75,7 @@ def export_run(
         weights = WeightExporter(run, record, export, staging)
         weights.write(merged)
         (staging / RECIPE).write_text(tomli_w.dumps(export.table, multiline_strings=True), encoding="utf-8")
-        references = list(find_path_references(staging, list_local_folders(folder, recipe)))
+        references = list(find_folder_references(staging, list_local_folders(folder, recipe)))
         table = _build_manifest(folder, record, recipe, export, weights, changed)
         if not table["evaluations"]:
             suffix = f" as {target_team.name}" if target_team else ""

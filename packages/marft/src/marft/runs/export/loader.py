@@ -41,12 +41,12 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, Any
             raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
     folder = export_folder / CODE_FOLDER if (export_folder / CODE_FOLDER).is_dir() else export_folder
     unknown_keys = sorted(set(table) - set(EXPORTED_KEYS))
-    user_modules.send_note(
+    user_modules.notify_once(
         f"{export.path}: {RECIPE} has keys of no export, which are not read: {unknown_keys}" if unknown_keys else ""
     )
     table = {key: table[key] for key in EXPORTED_KEYS if key in table}
     _check_unlisted(export, table, folder)
-    user_modules.send_note(export.note)
+    user_modules.notify_once(export.note)
     user_modules.add_root(user_modules.export_root(export_folder, folder, export.digests if trust_code else {}))
     return {**table, RECIPE_FOLDER: str(folder)}
 

@@ -58,7 +58,7 @@ def list_local_folders(folder: RunFolder, recipe: Mapping[str, Any]) -> list[str
     return [folder_path for folder_path in (path.rstrip("/") for path in folders) if folder_path.startswith("/")]
 
 
-def find_path_references(export: Path, folders: Sequence[str]) -> Iterator[PathReference]:
+def find_folder_references(export: Path, folders: Sequence[str]) -> Iterator[PathReference]:
     """Yield the places in an export that name a folder or a path inside it; the innermost folder counts."""
     longest_first = sorted(folders, key=len, reverse=True)
     pattern = re.compile("(?:" + "|".join(map(re.escape, longest_first)) + r")(?![\w-])")

@@ -6,7 +6,14 @@ from typing import ClassVar, Literal
 
 from marft.config.plugin_types import CreditPart
 from marft.trainer.credit.returns import agent_costs, agent_returns, group_names, team_costs, team_rewards
-from marft.trainer.credit.sides import Pairing, PairWeighting, Side, build_pairs, compute_action_weights, select_trained
+from marft.trainer.credit.sides import (
+    Pairing,
+    PairSide,
+    PairWeighting,
+    build_pairs,
+    compute_action_weights,
+    select_trained,
+)
 from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
@@ -48,15 +55,15 @@ class Preference(CreditPart):
             inputs.broadcast(advantages), trained=trained, groups=groups, comparisons=pairs, metrics=metrics
         )  # fmt: skip
 
-    def _team_sides(self, inputs: CreditInputs) -> list[Side]:
+    def _team_sides(self, inputs: CreditInputs) -> list[PairSide]:
         return [
-            Side(episode.task.id, "", float(reward), float(cost), select_trained(inputs, episode.actions))
+            PairSide(episode.task.id, "", float(reward), float(cost), select_trained(inputs, episode.actions))
             for episode, reward, cost in zip(
                 inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True
             )
         ]  # fmt: skip
 
-    def _agent_sides(self, inputs: CreditInputs) -> list[Side]:
+    def _agent_sides(self, inputs: CreditInputs) -> list[PairSide]:
         returns, costs = agent_returns(inputs), agent_costs(inputs)
         all_team_rewards, all_team_costs = team_rewards(inputs), team_costs(inputs)
         sides = []
@@ -67,5 +74,5 @@ class Preference(CreditPart):
                 if self.judged_by == "team":
                     reward, cost = float(all_team_rewards[number]), float(all_team_costs[number])
                 trained_keys = select_trained(inputs, [action for action in episode.actions if action.agent == agent])
-                sides.append(Side(episode.task.id, agent, reward, cost, trained_keys))
+                sides.append(PairSide(episode.task.id, agent, reward, cost, trained_keys))
         return sides

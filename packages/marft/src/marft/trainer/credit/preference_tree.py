@@ -8,7 +8,7 @@ from pydantic import Field
 
 from marft.config.plugin_types import CreditPart
 from marft.rollout.fork_plans.tree import CandidateTree, step_score
-from marft.trainer.credit.sides import Pairing, PairWeighting, Side, build_pairs, compute_action_weights
+from marft.trainer.credit.sides import Pairing, PairSide, PairWeighting, build_pairs, compute_action_weights
 from marft.trainer.credit.tree import is_candidate, state_key, state_name
 from marft.trainer.interfaces import CreditInputs, CreditOutput
 
@@ -46,7 +46,7 @@ class PreferenceTree(CreditPart):
             key = state_key(episode, action)
             names[k] = state_name(key)
             trained_keys = (action.key,) if inputs.is_trained(action) and not action.is_forced else ()
-            sides.append(Side(key, action.agent, step_score(episode, action), inputs.cost_of(k), trained_keys))
+            sides.append(PairSide(key, action.agent, step_score(episode, action), inputs.cost_of(k), trained_keys))
         pairs, metrics = build_pairs(sides, self.pairs, self.weights)
         advantages, paired = compute_action_weights(pairs, inputs.actions)
         trained = [bool(name) and trained_keys for name, trained_keys in zip(names, paired, strict=True)]

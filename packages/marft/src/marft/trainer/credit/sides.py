@@ -18,7 +18,7 @@ PairWeighting = Literal["equal", "gap"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class PairSide:
     """Side of a pair: an attempt, an agent's part of an attempt, or a single action.
 
     Args:
@@ -36,7 +36,7 @@ class Side:
     actions: tuple[ActionKey, ...]  # trained actions
 
     @property
-    def net(self) -> float:
+    def net_reward(self) -> float:
         """Reward net of KL costs."""
         return self.reward - self.cost
 
@@ -47,14 +47,15 @@ def select_trained(inputs: CreditInputs, actions: Sequence[Action]) -> tuple[Act
 
 
 def build_pairs(
-    sides: Sequence[Side], pairing: Pairing, weighting: PairWeighting
+    sides: Sequence[PairSide], pairing: Pairing, weighting: PairWeighting
 ) -> tuple[list[Comparison], dict[str, float]]:
     """Return the preference pairs within each group, and metrics.
 
     Pairs of equal rewards carry no information; they are dropped and counted. Pairs without a trained action are
     dropped too. Weights are scaled to mean 1.
 
-    >>> a, b = (Side("t", "", earned, 0.0, (ActionKey("s", "t", n, 0, "a", 0),)) for n, earned in enumerate((0.0, 1.0)))
+    >>> keys = [(ActionKey("s", "t", n, 0, "a", 0),) for n in range(2)]
+    >>> a, b = (PairSide("t", "", reward, 0.0, key) for reward, key in zip((0.0, 1.0), keys, strict=True))
     >>> found, metrics = build_pairs([a, b], "extremes", "equal")
     >>> found[0].better == b.actions, metrics["preference/pairs"], metrics["preference/equal_pairs"]
     (True, 1.0, 0.0)
@@ -73,20 +74,20 @@ def build_pairs(
             if abs(better.reward - worse.reward) < EQUAL_TOLERANCE:
                 equal += 1
             elif better.actions or worse.actions:
-                gap = max(0.0, better.net - worse.net) if weighting == "gap" else 1.0
+                gap = max(0.0, better.net_reward - worse.net_reward) if weighting == "gap" else 1.0
                 pairs.append(Comparison(better.actions, worse.actions, better.agent, gap))
     return _normalize_weights(pairs), {
         **metrics, "preference/pairs": float(len(pairs)), "preference/equal_pairs": float(equal),
     }  # fmt: skip
 
 
-def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side]]:
+def _pairs(group: Sequence[PairSide], pairing: Pairing) -> Iterator[tuple[PairSide, PairSide]]:
     """Yield the better and the worse side of each pair in a group.
 
     Sides are ordered by reward, then by reward net of costs. Equal sides keep their order, so the earlier attempt
     counts as better.
     """
-    ordered = sorted(group, key=lambda side: (-side.reward, -side.net))
+    ordered = sorted(group, key=lambda side: (-side.reward, -side.net_reward))
     if pairing == "all":
         yield from combinations(ordered, 2)
     else:

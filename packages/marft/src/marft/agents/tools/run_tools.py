@@ -27,7 +27,7 @@ class ToolPlugin(Protocol):
         """
 
 
-class ToolRegistry:
+class RunTools:
     """Tool sources and skills of a recipe; call :meth:`close` at the end.
 
     Raises:

@@ -77,7 +77,7 @@ def compute_gradient_shares(accumulator: MetricAccumulator, agents: Sequence[str
 def measure_weights(
     deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, weights_U: Tensor
 ) -> None:
-    """Add sampler correction weights; :func:`compute_effective_sizes` computes effective sample sizes."""
+    """Add sampler correction weights; :func:`compute_relative_ess` computes effective sample sizes."""
 
     def add(weights: Floats) -> None:
         agents = batch.unit_agents()
@@ -91,7 +91,7 @@ def measure_weights(
     deferred.add(weights_U, add)
 
 
-def compute_effective_sizes(accumulator: MetricAccumulator, agents: Sequence[str]) -> dict[str, float]:
+def compute_relative_ess(accumulator: MetricAccumulator, agents: Sequence[str]) -> dict[str, float]:
     """Return the relative effective sample size (Σw)² / (N Σw²), for the team and each agent.
 
     Agents without any weight are omitted.

@@ -26,7 +26,7 @@ class LimitExceededError(ValueError):
     """MCP server exceeded a limit."""
 
 
-class InputLimiter:
+class ServerTraffic:
     """Traffic counter for one server. ``fault`` describes the exceeded limit; afterwards, no more data is read."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class InputLimiter:
         """Count received data.
 
         Raises:
-            TooMuchError: the server sent too much after a single request.
+            LimitExceededError: the server sent too much after a single request.
         """
         self._bytes += size
         self._lines += lines
@@ -61,13 +61,13 @@ class InputLimiter:
     def record_fault(self, fault: str) -> LimitExceededError:
         """Store the first fault, and return an error."""
         self.fault = self.fault or fault
-        return LimitExceededError(self.describe())
+        return LimitExceededError(self.describe_faults())
 
     def message_too_long(self) -> LimitExceededError:
         """Return the error for a message larger than ``MAX_MESSAGE_BYTES``."""
         return self.record_fault(f"it sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB")
 
-    def describe(self) -> str:
+    def describe_faults(self) -> str:
         """Return the fault, invalid lines and the library's last log message, or ""."""
         parts = [self.fault] if self.fault else []
         if self._invalid_lines:
@@ -125,7 +125,7 @@ def check_tool_count(tools: int, pages: int) -> None:
     """Check the length of a server's tool list.
 
     Raises:
-        TooMuchError: the list has too many tools or pages.
+        LimitExceededError: the list has too many tools or pages.
     """
     if tools > MAX_TOOLS or pages > MAX_PAGES:
         raise LimitExceededError(

@@ -1,0 +1,65 @@
+"""Metrics of a training step: its rollouts, failures, validation and timing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from marft.envs.tasks import read_tasks
+from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
+from marft.evaluation.evaluate import evaluate
+from marft.evaluation.text_metrics.characters import format_rates
+from marft.rollout.async_rollout.sources import RolloutSource
+from marft.rollout.rollout_batch import RolloutBatch
+from marft.rollout.runner import FAILURE_METRICS, RolloutRunner
+
+
+def compute_rollout_metrics(rollouts: RolloutRunner, batch: RolloutBatch) -> dict[str, float]:
+    """Return metrics for a step's episodes, before training on them."""
+    roles, episodes = [agent.role for agent in rollouts.run.agents], batch.episodes
+    metrics = episode_metrics(episodes, roles, rollouts.version)
+    metrics |= format_rates([episode for episode in episodes if episode.is_scored], rollouts.run.guards.formats)
+    metrics |= batch.metrics | remote_metrics([*batch.recorded, *batch.imagined], roles)
+    sampled_actions = {action.key for episode in batch.recorded for action in episode.actions}
+    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, replayed actions counted once
+    return metrics
+
+
+def count_failures(rollouts: RolloutRunner) -> dict[str, float]:
+    """Return failure counts so far, by metric name."""
+    return {name: count for name, count in rollouts.usage().items() if name in FAILURE_METRICS}
+
+
+def validate(rollouts: RolloutRunner, source: RolloutSource) -> dict[str, float]:
+    """Return accuracy and reward on the validation tasks; unknown metrics are omitted."""
+    tasks = read_tasks(rollouts.run.environment, "validation")[: rollouts.run.evaluation.validation_tasks]
+    evaluation, episodes = evaluate(rollouts, "now", "sampled", tasks, split="validation")
+    source.exclude_validation(episodes)
+    metrics = {"validation_accuracy": evaluation.accuracy, "validation_reward": evaluation.reward}
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+class PhaseTimer:
+    """Timer with seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the seconds of the ``with`` block to a phase."""
+        started_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started_at
+
+    def total(self) -> float:
+        """Return the seconds of all phases."""
+        return math.fsum(self.seconds.values())
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds as metrics."""
+        return {**{f"seconds/{phase}": value for phase, value in self.seconds.items()}, "seconds": self.total()}
