@@ -216,6 +216,14 @@ def build_chat_messages(messages: Iterable[ClientMessage], allow_partial: bool =
     :func:`marft.agents.prompt_messages.tool_call_messages`. So a prompt does not depend on the ids of a client. The
     results of a turn's calls are in the order of the calls, since many templates show no ids. A turn whose calls all
     lack a result stays unchanged.
+
+    Args:
+        messages: the messages.
+        allow_partial: True to allow a turn in which only some calls have a result.
+
+    Raises:
+        RequestError: there are no messages; two calls of a turn have the same id; a result belongs to no call of the
+            previous turn, or to a call that already has a result; only some calls of a turn have a result.
     """
     chat, open_calls = list[ChatMessage](), _OpenCalls()
     for message in messages:
