@@ -335,7 +335,7 @@ class TestCallingOff:
 
         rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
         rollouts._gate = asyncio.Semaphore(2)
-        rollouts._pool = cast("Any", SimpleNamespace(play=play, episode=None, cancel=lambda: noted("called off"),
+        rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=None, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
         rollouts._engine = cast("Any", SimpleNamespace(wait_idle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
         with pytest.raises(ValueError, match="cannot be sent"):
