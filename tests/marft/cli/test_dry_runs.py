@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from marft.cli.handlers import _summarize_setup
 from marft.config import parse_recipe
+from marft.config.run import warn_idle_settings
 from marft.rollout.local_runner import LocalRolloutRunner
+from marft.trainer.setup import report_notes
 from tests.helpers import recipe
 
 REMOTE = {
@@ -74,6 +77,17 @@ def test_splits_that_training_does_not_need_may_be_empty(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match="has no tasks"):
         _summarize_setup(validated)
+
+
+@pytest.mark.parametrize("by", ["a dry run", "training"])
+def test_both_name_a_setting_that_does_nothing(by: str, tmp_path: Path) -> None:
+    idle = ("--algorithm.kl_stop", "0.1", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    run, notes = parse_recipe(table_of(tmp_path), idle), list[str]()
+    if by == "a dry run":
+        notes += _summarize_setup(run)
+    else:
+        report_notes(run, cast("Any", SimpleNamespace(slow_model_warnings=list)), notes.append)
+    assert [note for note in notes if "kl_stop" in note] == list(warn_idle_settings(run)) != []
 
 
 def add(a: int, b: int) -> int:

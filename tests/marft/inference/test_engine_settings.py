@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marft.config import parse_recipe, to_toml
-from marft.config.run import warn_idle_cluster
+from marft.config.run import warn_idle_cluster, warn_idle_settings
 from marft.inference.engine_settings import Vllm
 from tests.helpers import recipe, settings
 from tests.satellites import NEEDS_LAB
@@ -49,6 +49,7 @@ def test_a_cluster_that_no_process_of_a_run_is_started_in_is_named() -> None:
     address = ("--cluster.address", "auto")
     (said,) = warn_idle_cluster(settings("tiny", "runs", *address))
     assert said.startswith("[cluster]: the cluster is not joined")
+    assert said in list(warn_idle_settings(settings("tiny", "runs", *address)))
     for started in ((*VLLM,), ("--rollout.workers", "2"), ("--training.ranks", "2")):
         assert not list(warn_idle_cluster(settings("tiny", "runs", *address, *started)))
     assert not list(warn_idle_cluster(settings("tiny", "runs")))

@@ -20,8 +20,7 @@ from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
 from marft.common.texts import sanitize, single_line
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.helpers import warn_untrained_replies
-from marft.config.run import check_packages, check_prompt_space, check_trainable, warn_idle_kl_stop
+from marft.config.run import check_packages, check_prompt_space, check_trainable, warn_idle_settings
 from marft.envs.tasks import NoTasksError, check_step_limit, read_tasks
 from marft.evaluation.checkpoint_results import build_comparison_tables, describe_unevaluated
 from marft.evaluation.evaluate import ProgressCallback
@@ -130,7 +129,7 @@ def _summarize_setup(run: RunSettings) -> list[str]:
         sentences.append(
             f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
         )
-    return [*sentences, *warn_idle_kl_stop(run), *warn_untrained_replies(run)]
+    return [*sentences, *warn_idle_settings(run)]
 
 
 def _check_components(run: RunSettings, formats: Mapping[str, TokenizerFormat]) -> None:

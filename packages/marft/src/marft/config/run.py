@@ -13,7 +13,7 @@ from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
-from marft.config.helpers import HelperCallSettings, helper_problems
+from marft.config.helpers import HelperCallSettings, helper_problems, warn_untrained_replies
 from marft.config.models import (
     ModelSettings,
     PolicySettings,
@@ -311,6 +311,13 @@ def check_prompt_space(run: RunSettings, contexts: Mapping[str, int]) -> None:
                 f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
                 f"for a prompt in a context of {context} tokens"
             )
+
+
+def warn_idle_settings(run: RunSettings) -> Iterable[str]:
+    """Yield warnings for settings that have no effect in this run."""
+    yield from warn_idle_cluster(run)
+    yield from warn_idle_kl_stop(run)
+    yield from warn_untrained_replies(run)
 
 
 def warn_idle_kl_stop(run: RunSettings) -> Iterable[str]:

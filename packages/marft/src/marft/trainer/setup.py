@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from marft.common.callbacks import CallbackList
-from marft.config.helpers import warn_untrained_replies
-from marft.config.run import RunSettings, warn_idle_cluster, warn_idle_kl_stop
+from marft.config.run import RunSettings, warn_idle_settings
 from marft.evaluation.tool_definitions import collect_definitions, describe_changes, write_definitions
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.async_rollout.factory import open_source
@@ -25,8 +24,7 @@ from marft.trainer.run_init import RunInit
 
 def report_notes(run: RunSettings, models: PolicyRegistry, note: Callable[[str], None]) -> None:
     """Report settings that have no effect, and models that run slowly."""
-    notes = models.slow_model_warnings()
-    for text in (*notes, *warn_idle_cluster(run), *warn_idle_kl_stop(run), *warn_untrained_replies(run)):
+    for text in (*models.slow_model_warnings(), *warn_idle_settings(run)):
         note(text)
 
 
