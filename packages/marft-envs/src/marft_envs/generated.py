@@ -74,8 +74,10 @@ class GeneratedEnvironment(EnvironmentPart):
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
         wanted: dict[Split, int] = {
-            "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
-        }  # fmt: skip
+            "train": self.train_tasks,
+            "validation": self.held_out_tasks,
+            "test": self.held_out_tasks,
+        }
         if test_tasks := self.external_test_tasks():
             wanted["test"] = 0
         tasks: dict[Split, list[Task]] = {split: [] for split in wanted}

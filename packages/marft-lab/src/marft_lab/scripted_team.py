@@ -136,9 +136,12 @@ class ScriptedTeam:
     """
 
     def __init__(
-        self, run: RunSettings, script: ScriptedPolicy, formats: Mapping[str, TokenizerFormat] | None = None,
+        self,
+        run: RunSettings,
+        script: ScriptedPolicy,
+        formats: Mapping[str, TokenizerFormat] | None = None,
         on_turn: Callable[[ScriptedTurn], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         renderer = build_renderer(run, load_formats(run) if formats is None else formats)
         self.sampler = ScriptedSampler(script, renderer, run.seed, on_turn)
         with ExitStack() as resources:

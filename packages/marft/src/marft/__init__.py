@@ -56,7 +56,7 @@ __all__ = [
     "load_run",
     "tool",
     "train",
-]  # fmt: skip
+]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

@@ -43,10 +43,15 @@ def check_env(
     from marft_envs.env_check.target import find_keys
 
     limits = Limits(
-        tasks=num_tasks, most_steps=step_limit, middle_seconds=slow_ms / 1000, longest_seconds=max_call_ms / 1000,
-        hold_seconds=hold_ms / 1000, call_seconds=timeout, shown_characters=max_observation_chars,
+        tasks=num_tasks,
+        most_steps=step_limit,
+        middle_seconds=slow_ms / 1000,
+        longest_seconds=max_call_ms / 1000,
+        hold_seconds=hold_ms / 1000,
+        call_seconds=timeout,
+        shown_characters=max_observation_chars,
         processes=not in_process,
-    )  # fmt: skip
+    )
     words = options.parse_overrides(context, Path(environment), find_keys(environment))
     if not env_check.check_environment(environment, words, limits, output.output_mode(False, as_json)):
         raise typer.Exit(1)

@@ -49,9 +49,10 @@ def render_files(package: str) -> dict[str, str]:
     }
     seats = "\n\n".join(
         f'[[agents]]\nrole = "{seat.role}"\npolicy = "{seat.role}"\ninstructions = \'{seat.instructions}\''
-        + ("\nanswers = true" if seat.answers else "") + "\nsampling = { max_new_tokens = 32 }"
+        + ("\nanswers = true" if seat.answers else "")
+        + "\nsampling = { max_new_tokens = 32 }"
         for seat in TEAM_TEMPLATES[TEAM_SHAPE].agents
-    )  # fmt: skip
+    )
     words = {"PACKAGE": package, "KIND": kind, "SEATS": seats, "COMMANDS": next_commands()}
     return {name: re.sub(r"<<(\w+)>>", lambda match: words[match[1]], text) for name, text in texts.items()}
 

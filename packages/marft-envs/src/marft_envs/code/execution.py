@@ -129,15 +129,19 @@ class Limits:
         return SandboxSettings(
             timeout_seconds=programs * self.all_seconds + EXTRA_SECONDS,
             cpu_seconds=math.ceil(self.all_seconds * programs) + cpu,
-            memory_mb=self.memory_mb + EXTRA_MB, output_kb=min(MAX_OUTPUT_KB, 2 * programs * inputs * self.output_kb
-            + BYTES_PER_KB), isolation=self.isolation,
-        )  # fmt: skip
+            memory_mb=self.memory_mb + EXTRA_MB,
+            output_kb=min(MAX_OUTPUT_KB, 2 * programs * inputs * self.output_kb + BYTES_PER_KB),
+            isolation=self.isolation,
+        )
 
 
 def run_programs(
-    programs: Sequence[str], inputs: Sequence[CaseInput | EncodedCall], limits: Limits, setup_code: str = "",
+    programs: Sequence[str],
+    inputs: Sequence[CaseInput | EncodedCall],
+    limits: Limits,
+    setup_code: str = "",
     files: Mapping[str, bytes] | None = None,
-) -> list[list[Outcome]]:  # fmt: skip
+) -> list[list[Outcome]]:
     """Run every program on every input in a single jail. Programs in the same jail must trust each other.
 
     This call blocks, also while as many jails are open as the machine has cores. It is thread-safe.
@@ -162,11 +166,16 @@ def run_programs(
         return [[] for _ in programs]
     nonce = secrets.token_hex(16)
     request = {
-        "nonce": nonce, "programs": list(programs), "inputs": [program_input.to_request() for program_input in inputs],
-        "cpu_seconds": math.ceil(limits.seconds), "seconds": len(programs) * limits.all_seconds,
-        "output_bytes": limits.output_kb * BYTES_PER_KB, "memory_bytes": limits.memory_mb << 20, "before": setup_code,
+        "nonce": nonce,
+        "programs": list(programs),
+        "inputs": [program_input.to_request() for program_input in inputs],
+        "cpu_seconds": math.ceil(limits.seconds),
+        "seconds": len(programs) * limits.all_seconds,
+        "output_bytes": limits.output_kb * BYTES_PER_KB,
+        "memory_bytes": limits.memory_mb << 20,
+        "before": setup_code,
         "modules": _imported_modules(setup_code),
-    }  # fmt: skip
+    }
     sandbox_files = {sandbox_program.REQUEST_FILE: json.dumps(request).encode(), **_package_files(), **(files or {})}
     with _slots:
         sandbox_result = run_python(

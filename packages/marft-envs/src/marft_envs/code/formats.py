@@ -44,9 +44,14 @@ def parse_humaneval(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001 
         (tuple(plus), None) if plus else _parse_tests(split_check(row.text("test")), {"candidate": entry}, solution)
     )
     problem = Problem(
-        statement, entry, cases=cases, asserts=asserts, setup_code=prompt[: definition.start()],
-        program_start=prompt[definition.start() :], reference=solution,
-    )  # fmt: skip
+        statement,
+        entry,
+        cases=cases,
+        asserts=asserts,
+        setup_code=prompt[: definition.start()],
+        program_start=prompt[definition.start() :],
+        reference=solution,
+    )
     return ParsedRow(row.text("task_id"), problem)
 
 
@@ -158,19 +163,24 @@ def parse_codeforces(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001
     official = [_input_output_case(test) for test in _read_list(row, "official_tests")]
     hidden = [case for case in official if isinstance(case.input, StdinInput) and case.input.text not in shown_inputs]
     parts = [
-        _optional_text(row, "title"), _optional_text(row, "description"),
+        _optional_text(row, "title"),
+        _optional_text(row, "description"),
         *(
             f"{title}\n{_optional_text(row, key)}"
             for title, key in (("Input", "input_format"), ("Output", "output_format"))
         ),
         *map(_format_example, examples),
-        f"Note\n{_optional_text(row, 'note')}" if _optional_text(row, "note") else "", STDIN_STATEMENT,
-    ]  # fmt: skip
+        f"Note\n{_optional_text(row, 'note')}" if _optional_text(row, "note") else "",
+        STDIN_STATEMENT,
+    ]
     problem = Problem(
-        "\n\n".join(part for part in parts if part), examples=tuple(examples), cases=tuple(hidden),
-        checker=_optional_text(row, "generated_checker"), seconds=_read_limit(row, "time_limit", MAX_SECONDS),
+        "\n\n".join(part for part in parts if part),
+        examples=tuple(examples),
+        cases=tuple(hidden),
+        checker=_optional_text(row, "generated_checker"),
+        seconds=_read_limit(row, "time_limit", MAX_SECONDS),
         memory_mb=int(_read_limit(row, "memory_limit", MAX_MB)),
-    )  # fmt: skip
+    )
     return ParsedRow(_optional_text(row, "id"), problem)
 
 
@@ -211,15 +221,21 @@ def parse_plain(row: Row, example_count: int) -> ParsedRow:
 
 
 FORMATS: Mapping[str, Callable[[Row, int], ParsedRow]] = {
-    "apps": parse_apps, "codeforces": parse_codeforces, "humaneval": parse_humaneval,
-    "livecodebench": parse_livecodebench, "mbpp": parse_mbpp, "plain": parse_plain,
-}  # fmt: skip
+    "apps": parse_apps,
+    "codeforces": parse_codeforces,
+    "humaneval": parse_humaneval,
+    "livecodebench": parse_livecodebench,
+    "mbpp": parse_mbpp,
+    "plain": parse_plain,
+}
 FORMAT_COLUMNS = {
-    "apps": {"question", "input_output"}, "codeforces": {"official_tests", "description"},
+    "apps": {"question", "input_output"},
+    "codeforces": {"official_tests", "description"},
     "humaneval": {"canonical_solution", "entry_point", "test"},
-    "livecodebench": {"question_content", "private_test_cases"}, "mbpp": {"test_list", "code"},
+    "livecodebench": {"question_content", "private_test_cases"},
+    "mbpp": {"test_list", "code"},
     "plain": {"question", "tests"},
-}  # fmt: skip
+}
 
 
 def detect_format(row: Row) -> str:

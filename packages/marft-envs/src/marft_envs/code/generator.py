@@ -47,8 +47,10 @@ NUMBER_RANGE, FEW_INPUTS = (-30, 60), 64
 MAX_TRIVIAL_VALUES = 3  # a function with no more distinct values than this is too simple
 CACHE_SIZE = 20_000  # maximum cached functions
 EXAMPLE_INPUTS: dict[Kind, tuple[Any, ...]] = {
-    "number": (1, 2, 3, 4, 5, 6), "text": ("cat", "tree", "sea", "toast"), "list": ([1, 2], [3, 1, 2], [4, 6, 5, 1])
-}  # fmt: skip
+    "number": (1, 2, 3, 4, 5, 6),
+    "text": ("cat", "tree", "sea", "toast"),
+    "list": ([1, 2], [3, 1, 2], [4, 6, 5, 1]),
+}
 
 
 def generate_problem(
@@ -104,9 +106,13 @@ def build_problem(data: Any) -> Problem:
         if any(evaluate(expression, x) != evaluate(code, x) for x in test_inputs)
     ]
     return Problem(
-        _format_prompt(kind, steps, data["shown"]), ENTRY_NAME, tuple(examples), tuple(cases),
-        reference=make_program(code), wrong_programs=tuple(map(make_program, wrong)),
-    )  # fmt: skip
+        _format_prompt(kind, steps, data["shown"]),
+        ENTRY_NAME,
+        tuple(examples),
+        tuple(cases),
+        reference=make_program(code),
+        wrong_programs=tuple(map(make_program, wrong)),
+    )
 
 
 def make_program(code: str) -> str:

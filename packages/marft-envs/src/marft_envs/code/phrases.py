@@ -45,7 +45,10 @@ PHRASES = (
     Phrase("without the first {n} letters", "text", "text", "{x}[{n}:]", ("{x}[:{n}]", "{x}[:-{n}]"), 1, 4),
     Phrase("only the first {n} letters", "text", "text", "{x}[:{n}]", ("{x}[{n}:]", "{x}[-{n}:]"), 1, 4),
     Phrase(
-        "without every {c}", "text", "text", "{x}.replace('{c}', '')",
+        "without every {c}",
+        "text",
+        "text",
+        "{x}.replace('{c}', '')",
         ("{x}.replace('{c}', ' ')", "{x}.strip('{c}')"),
     ),
     Phrase("its length", "text", "number", "len({x})", ("len({x}) - 1", "len(set({x}))")),
@@ -53,11 +56,17 @@ PHRASES = (
     Phrase("each plus {n}", "list", "list", "[i + {n} for i in {x}]", ("[i - {n} for i in {x}]", "{x} + [{n}]")),
     Phrase("each times {n}", "list", "list", "[i * {n} for i in {x}]", ("[i + {n} for i in {x}]", "{x} * {n}"), 2),
     Phrase(
-        "those over {n}", "list", "list", "[i for i in {x} if i > {n}]",
+        "those over {n}",
+        "list",
+        "list",
+        "[i for i in {x} if i > {n}]",
         ("[i for i in {x} if i < {n}]", "[i for i in {x} if i >= {n}]"),
     ),
     Phrase(
-        "those that are even", "list", "list", "[i for i in {x} if i % 2 == 0]",
+        "those that are even",
+        "list",
+        "list",
+        "[i for i in {x} if i % 2 == 0]",
         ("[i for i in {x} if i % 2]", "{x}[::2]"),
     ),
     Phrase("sorted", "list", "list", "sorted({x})", ("sorted({x}, reverse=True)", "list({x})")),
@@ -66,7 +75,7 @@ PHRASES = (
     Phrase("the sum", "list", "number", "sum({x})", ("len({x})", "max({x}, default=0)")),
     Phrase("how many there are", "list", "number", "len({x})", ("len({x}) - 1", "sum({x})")),
     Phrase("the largest, or 0", "list", "number", "max({x}, default=0)", ("min({x}, default=0)", "sum({x})")),
-)  # fmt: skip
+)
 BY_WORDS = {phrase.words: phrase for phrase in PHRASES}
 ALLOWED_FUNCTIONS = (len, sum, max, min, sorted, list, set, abs)
 ALLOWED_GLOBALS = {"__builtins__": {function.__name__: function for function in ALLOWED_FUNCTIONS}}

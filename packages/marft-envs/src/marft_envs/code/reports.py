@@ -10,9 +10,11 @@ from marft_envs.code.problems import Case
 MAX_VALUE = 200  # maximum characters of a value
 MAX_CASES = 6  # maximum reported cases
 STATUS_TEXTS = {
-    "timed_out": "ran out of time", "too_much_output": "printed too much", "died": "ended the process",
+    "timed_out": "ran out of time",
+    "too_much_output": "printed too much",
+    "died": "ended the process",
     "not_run": "was not run: no time was left",
-}  # fmt: skip
+}
 RIGHT_TEXT = "right"
 
 

@@ -62,10 +62,13 @@ def replay_in_processes(
     if table is None:
         return "its class lies in no module that another process can import"
     request = {
-        "table": table, "folder": target.folder, "most_steps": target.max_steps or limits.most_steps,
-        "call_seconds": limits.call_seconds, "roles": [[profile.role, profile.answers] for profile in roles],
+        "table": table,
+        "folder": target.folder,
+        "most_steps": target.max_steps or limits.most_steps,
+        "call_seconds": limits.call_seconds,
+        "roles": [[profile.role, profile.answers] for profile in roles],
         "plays": [_record_to_dict(record) for record in records[:MAX_REPLAYED]],
-    }  # fmt: skip
+    }
     path = json.dumps(module_path())
     with tempfile.TemporaryDirectory() as folder:
         running = [_start_process(Path(folder, hashes), json.dumps(request), path, hashes) for hashes in HASH_SEEDS]
@@ -120,9 +123,12 @@ def _start_process(folder: Path, request: str, path: str, hashes: str) -> subpro
     folder.mkdir()
     (folder / "asked.json").write_text(request, encoding="utf-8")
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", START_CODE, path, str(folder)], env={**os.environ, "PYTHONHASHSEED": hashes},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(folder / "said.txt").open("wb"),
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", START_CODE, path, str(folder)],
+        env={**os.environ, "PYTHONHASHSEED": hashes},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "said.txt").open("wb"),
+    )
 
 
 def _read_result(folder: Path, process: subprocess.Popen[bytes]) -> ProcessResult | str:

@@ -97,9 +97,13 @@ class Report:
             {"check": v.check, "grade": v.grade, "findings": list(map(asdict, v.findings))} for v in self.results
         ]
         return {
-            "environment": self.environment, "passed": self.passed, "episodes": self.episodes, "seconds": self.seconds,
-            "numbers": self.numbers, "checks": results,
-        }  # fmt: skip
+            "environment": self.environment,
+            "passed": self.passed,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+            "numbers": self.numbers,
+            "checks": results,
+        }
 
 
 def summarize(names: Iterable[str], limit: int = 3) -> str:

@@ -50,8 +50,11 @@ class Gaia(GeneratedEnvironment):
     # difficulty levels of the questions
     levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = (
-        ".csv", ".json", ".md", ".txt",
-    )  # file formats in generated questions  # fmt: skip
+        ".csv",
+        ".json",
+        ".md",
+        ".txt",
+    )  # file formats in generated questions
     max_steps: SmallCount = 1  # maximum turns of the team; the first FINAL ANSWER ends the episode earlier
     # count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too
     strict: bool = True
@@ -91,9 +94,14 @@ class Gaia(GeneratedEnvironment):
         """Start an attempt at a question."""
         data = task.data
         gaia_task = GaiaTask(
-            task.prompt, str(data["answer"]), tuple(data.get("sources", ())), self.max_steps, self.strict,
-            self.max_results, self.snippets,
-        )  # fmt: skip
+            task.prompt,
+            str(data["answer"]),
+            tuple(data.get("sources", ())),
+            self.max_steps,
+            self.strict,
+            self.max_results,
+            self.snippets,
+        )
         if "pages" in data:
             library = PageLibrary([Page(title, text) for title, text in data["pages"].items()])
             return GaiaSession(gaia_task, library, Attachments(data["files"]))

@@ -30,11 +30,16 @@ QUESTION_TEMPLATES: Mapping[tuple[str, str], str] = {
     ("firm", "town"): "Where is {}?",
 }
 LINK_PHRASES: Mapping[str, str] = {
-    "head": "the head of {}", "mayor": "the mayor of {}", "river": "river of {}", "town": "the town of {}"
-}  # fmt: skip
+    "head": "the head of {}",
+    "mayor": "the mayor of {}",
+    "river": "river of {}",
+    "town": "the town of {}",
+}
 CELL_QUESTIONS: Mapping[str, str] = {
-    "points": "How many points has {}?", "price": "What is the price of {}?", "stock": "What is the stock of {}?"
-}  # fmt: skip
+    "points": "How many points has {}?",
+    "price": "What is the price of {}?",
+    "stock": "What is the stock of {}?",
+}
 # fields that lead to another page, and the kind of that page
 LINK_FIELDS: Mapping[str, str] = {"head": "person", "mayor": "person", "river": "river", "town": "town"}
 
@@ -71,9 +76,15 @@ def generate_question(random: Random, level: int, formats: Sequence[str]) -> Gen
     files = {question.file: WRITERS[question.file[question.file.rindex(".") :]](table)} if table else {}
     sources, tools = find_sources(question.plan, facts)
     data: dict[str, Any] = {
-        "level": level, "answer": answer, "plan": [list(node) for node in question.plan], "pages": pages,
-        "files": files, "sources": sources, "right_tools": tools, "fewest_steps": 1,
-    }  # fmt: skip
+        "level": level,
+        "answer": answer,
+        "plan": [list(node) for node in question.plan],
+        "pages": pages,
+        "files": files,
+        "sources": sources,
+        "right_tools": tools,
+        "fewest_steps": 1,
+    }
     return GeneratedTask(f"{question.text} {answer}", question.text, data)
 
 
@@ -170,9 +181,13 @@ def _ask_towns_sum(random: Random, world: World, file: str) -> GeneratedQuestion
 def _ask_points_sum(random: Random, world: World, file: str) -> GeneratedQuestion:  # noqa: ARG001
     scores = file.format("scores")
     plan: list[Node] = [
-        ["most", scores, "points"], ["cell", scores, 0, "points"], ["page", 0, "town"], ["page", 2, "river"],
-        ["page", 3, "length"], ["sum", 1, 4],
-    ]  # fmt: skip
+        ["most", scores, "points"],
+        ["cell", scores, 0, "points"],
+        ["page", 0, "town"],
+        ["page", 2, "river"],
+        ["page", 3, "length"],
+        ["sum", 1, 4],
+    ]
     words = "Add the points of whoever has the most to the length in km of the river of the town where they live."
     return GeneratedQuestion(words, plan, scores)
 

@@ -128,6 +128,11 @@ def _sort_names(_: KnownFacts, names: list[str]) -> list[str]:
 
 
 _NODE_FUNCTIONS: Mapping[str, Any] = {
-    "page": _page_field, "cell": _table_cell, "most": _row_with_most, "above": _rows_above, "between": _difference,
-    "sum": _add, "sorted": _sort_names
-}  # fmt: skip
+    "page": _page_field,
+    "cell": _table_cell,
+    "most": _row_with_most,
+    "above": _rows_above,
+    "between": _difference,
+    "sum": _add,
+    "sorted": _sort_names,
+}

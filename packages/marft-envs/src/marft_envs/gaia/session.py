@@ -96,9 +96,12 @@ class GaiaSession:
         solved = answer is not None and answers_match(answer, self.gaia_task.expected)
         metrics = {"tool_calls": float(self.call_count), "stated": float(extract_answer(text) is not None)}
         return Step(
-            Observation("") if over else self._build_observation(text), float(solved), terminated=over,
-            success=solved if over else None, info={"progress": self._progress(solved), "measures": metrics},
-        )  # fmt: skip
+            Observation("") if over else self._build_observation(text),
+            float(solved),
+            terminated=over,
+            success=solved if over else None,
+            info={"progress": self._progress(solved), "measures": metrics},
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""

@@ -57,8 +57,11 @@ WRITERS: Mapping[str, Callable[[Rows], str]] = {
     ".txt": _write_text,
 }
 PARSERS: Mapping[str, Callable[[str], list[list[str]]]] = {
-    ".csv": _parse_csv, ".json": _parse_json, ".md": _parse_markdown, ".txt": _parse_text
-}  # fmt: skip
+    ".csv": _parse_csv,
+    ".json": _parse_json,
+    ".md": _parse_markdown,
+    ".txt": _parse_text,
+}
 
 
 def file_suffix(name: str) -> str:

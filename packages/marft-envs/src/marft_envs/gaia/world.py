@@ -10,9 +10,23 @@ from random import Random
 FIRST_NAMES = ("Ada", "Bo", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Juno", "Kai", "Lena")
 LAST_NAMES = ("Arden", "Brook", "Cole", "Drake", "Ellis", "Frost", "Grant", "Holm", "Ives", "Kern", "Lund", "Moss")
 TOWNS = (
-    "Alden", "Brod", "Cranmoor", "Dunwick", "Elsby", "Farrow", "Glimmen", "Harth", "Inver", "Jorvik", "Kelso", "Lorne",
-    "Marley", "Norby", "Ostrava", "Penrith",
-)  # fmt: skip
+    "Alden",
+    "Brod",
+    "Cranmoor",
+    "Dunwick",
+    "Elsby",
+    "Farrow",
+    "Glimmen",
+    "Harth",
+    "Inver",
+    "Jorvik",
+    "Kelso",
+    "Lorne",
+    "Marley",
+    "Norby",
+    "Ostrava",
+    "Penrith",
+)
 RIVERS = ("Arno", "Bure", "Cam", "Dee", "Exe", "Foss", "Gade", "Humber", "Isla", "Kent", "Lea", "Mole")
 FIRMS = ("Acton", "Belmar", "Corvex", "Delphin", "Estrel", "Fenwick", "Gorham", "Helvar", "Iskra", "Junker")
 CRAFTS = ("baker", "carver", "diver", "farmer", "glazier", "joiner", "mason", "painter", "potter", "tailor")

@@ -165,9 +165,13 @@ class GridSession(Generic[StateT]):
             else self.rules.observation_fn(*result[:2])
         )
         return Step(
-            observation, result.reward, terminated=over, agent_rewards=local, success=solved,
+            observation,
+            result.reward,
+            terminated=over,
+            agent_rewards=local,
+            success=solved,
             info={"progress": result.state.progress, "measures": {"illegal_moves": float(self.illegal)}},
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""

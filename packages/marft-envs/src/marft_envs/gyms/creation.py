@@ -60,8 +60,9 @@ def _import_game(module: str, game: str) -> ModuleType:
         family = submodule.partition(".")[0]
         hint = (
             f"; games want packages of their own: pip install 'pettingzoo[{family}]'"
-            if package == "pettingzoo" and family and isinstance(error, ModuleNotFoundError) else ""
-        )  # fmt: skip
+            if package == "pettingzoo" and family and isinstance(error, ModuleNotFoundError)
+            else ""
+        )
         raise ValueError(f"environment.game: cannot import {game!r}: {describe_error(error)}{hint}") from error
 
 

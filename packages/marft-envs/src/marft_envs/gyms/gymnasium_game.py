@@ -101,14 +101,16 @@ class GymnasiumSession:
 
     def _make_step(
         self, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any], feedback: str = ""
-    ) -> Step:  # fmt: skip
+    ) -> Step:
         over = terminated or truncated
         return Step(
-            Observation("") if terminated else self._build_observation(feedback), reward * self.settings.scale,
-            terminated=terminated, truncated=truncated,
+            Observation("") if terminated else self._build_observation(feedback),
+            reward * self.settings.scale,
+            terminated=terminated,
+            truncated=truncated,
             success=self.settings.is_success(self.total_reward, info) if over else None,
             info={"measures": {"mistakes": self.invalid_actions, "earned": self.total_reward}},
-        )  # fmt: skip
+        )
 
     def _update_view(self, observation: Any, info: Mapping[str, Any]) -> None:
         """Update the shown text and the legal options."""

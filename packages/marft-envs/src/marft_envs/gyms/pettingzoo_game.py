@@ -187,12 +187,14 @@ class PettingZooSession:
             for key, value in agent_info.items()
         }
         return Step(
-            Observation("") if over else self._build_observation(feedback), reward * settings.scale,
-            terminated=over and not truncated, truncated=truncated,
+            Observation("") if over else self._build_observation(feedback),
+            reward * settings.scale,
+            terminated=over and not truncated,
+            truncated=truncated,
             agent_rewards={role: agent_info * settings.scale for role, agent_info in by_role.items()},
             success=settings.is_success(self.total_reward, flags) if over or truncated else None,
             info={"measures": {"mistakes": self.invalid_actions, "earned": self.total_reward}},
-        )  # fmt: skip
+        )
 
     def _team_reward(self, by_role: Mapping[str, float]) -> float:
         if self.settings.team_reward in ("mean", "sum"):

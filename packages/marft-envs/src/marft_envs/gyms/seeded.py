@@ -71,8 +71,10 @@ class SeededEnvironment(EnvironmentPart):
     @cached_property
     def _tasks_by_content(self) -> dict[Split, list[Task]]:
         wanted: dict[Split, int] = {
-            "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
-        }  # fmt: skip
+            "train": self.train_tasks,
+            "validation": self.held_out_tasks,
+            "test": self.held_out_tasks,
+        }
         tasks: dict[Split, list[Task]] = {split: [] for split in wanted}
         for text, task in self._distinct_tasks():
             split = assign_split(text)

@@ -18,12 +18,18 @@ def _draw_capital_words(random: Random, topic: Topic) -> dict[str, Any]:  # noqa
 
 KINDS = (
     InstructionKind(
-        f"{FAMILY}:english_capital", lambda _: "Write in English, in capital letters alone.",
-        lambda text, _: text.isupper() and may_be_language(text, "en"), no_parameters, group="case",
+        f"{FAMILY}:english_capital",
+        lambda _: "Write in English, in capital letters alone.",
+        lambda text, _: text.isupper() and may_be_language(text, "en"),
+        no_parameters,
+        group="case",
     ),
     InstructionKind(
-        f"{FAMILY}:english_lowercase", lambda _: "Write in English, in small letters alone.",
-        lambda text, _: text.islower() and may_be_language(text, "en"), no_parameters, group="case",
+        f"{FAMILY}:english_lowercase",
+        lambda _: "Write in English, in small letters alone.",
+        lambda text, _: text.islower() and may_be_language(text, "en"),
+        no_parameters,
+        group="case",
     ),
     InstructionKind(
         f"{FAMILY}:capital_word_frequency",
@@ -31,10 +37,15 @@ KINDS = (
         lambda text, given: satisfies_relation(
             len(find_capital_words(text)), given["capital_relation"], given["capital_frequency"]
         ),
-        _draw_capital_words, ("capital_frequency", "capital_relation"), "case",
+        _draw_capital_words,
+        ("capital_frequency", "capital_relation"),
+        "case",
     ),
     InstructionKind(
-        "punctuation:no_comma", lambda _: "Use no commas.", lambda text, _: "," not in text, no_parameters,
+        "punctuation:no_comma",
+        lambda _: "Use no commas.",
+        lambda text, _: "," not in text,
+        no_parameters,
         group="commas",
     ),
-)  # fmt: skip
+)

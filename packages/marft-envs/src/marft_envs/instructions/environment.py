@@ -248,9 +248,12 @@ class InstructionsSession:
         followed_flags = check_instructions(from_dicts(self.task.data["instructions"]), text, self.loose)
         share, solved = sum(followed_flags) / len(followed_flags), all(followed_flags)
         return Step(
-            Observation(""), share if self.fraction else float(solved), terminated=True, success=solved,
+            Observation(""),
+            share if self.fraction else float(solved),
+            terminated=True,
+            success=solved,
             info={"progress": share},
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: the session holds no resources."""

@@ -42,12 +42,20 @@ def _has_no_forbidden(text: str, parameters: Parameters) -> bool:
 
 KINDS = (
     InstructionKind(
-        f"{FAMILY}:existence", lambda given: f"Use {_format_words(given['keywords'])}.",
-        _has_keywords, _draw_keywords, ("keywords",), "keywords",
+        f"{FAMILY}:existence",
+        lambda given: f"Use {_format_words(given['keywords'])}.",
+        _has_keywords,
+        _draw_keywords,
+        ("keywords",),
+        "keywords",
     ),
     InstructionKind(
-        f"{FAMILY}:forbidden_words", lambda given: f"Do not use {_format_words(given['forbidden_words'])}.",
-        _has_no_forbidden, _draw_forbidden, ("forbidden_words",), "forbidden",
+        f"{FAMILY}:forbidden_words",
+        lambda given: f"Do not use {_format_words(given['forbidden_words'])}.",
+        _has_no_forbidden,
+        _draw_forbidden,
+        ("forbidden_words",),
+        "forbidden",
     ),
     InstructionKind(
         f"{FAMILY}:frequency",
@@ -55,7 +63,9 @@ KINDS = (
         lambda text, given: satisfies_relation(
             text.lower().count(given["keyword"].strip().lower()), given["relation"], given["frequency"]
         ),
-        _draw_frequency, ("keyword", "frequency", "relation"), "keywords",
+        _draw_frequency,
+        ("keyword", "frequency", "relation"),
+        "keywords",
     ),
     InstructionKind(
         f"{FAMILY}:letter_frequency",
@@ -63,9 +73,11 @@ KINDS = (
         lambda text, given: satisfies_relation(
             text.lower().count(given["letter"].lower()), given["let_relation"], given["let_frequency"]
         ),
-        _draw_letter, ("letter", "let_frequency", "let_relation"), "letters",
+        _draw_letter,
+        ("letter", "let_frequency", "let_relation"),
+        "letters",
     ),
-)  # fmt: skip
+)
 
 
 def _format_words(words: list[str]) -> str:

@@ -80,25 +80,13 @@ COMMON_WORDS = {
         "и в не на аз че той с като това а по но те към за от му тя така всички вие беше със же ние би още няма "
         "си са е да ще се само много ако или има бяха"
     ),
-    "ar": (
-        "في من على إلى أن هذا هذه التي الذي عن مع كان لا ما هو هي كل بعد أو قد لم بين ذلك"
-    ),
-    "fa": (
-        "در از به که این است را با برای آن یک خود تا بر هم می های شد بود ما او یا اما"
-    ),
-    "ur": (
-        "کے کی میں ہے اور سے کا کو اس نے پر کہ یہ ہیں ایک تھا بھی کر ہو جو نہیں وہ"
-    ),
-    "hi": (
-        "के है में की और से का को पर यह नहीं कि एक हैं ने था भी कर इस वह जो हो तो ही"
-    ),
-    "mr": (
-        "आहे आणि या ते होते नाही हे मध्ये का एक ला तो ती च्या त्या आहेत होता पण की तर मी"
-    ),
-    "ne": (
-        "छ र को मा यो हो एक पनि छन् गर्न थियो भने का ले हुन्छ तर यस छैन त्यो लागि"
-    ),
-}  # fmt: skip
+    "ar": ("في من على إلى أن هذا هذه التي الذي عن مع كان لا ما هو هي كل بعد أو قد لم بين ذلك"),
+    "fa": ("در از به که این است را با برای آن یک خود تا بر هم می های شد بود ما او یا اما"),
+    "ur": ("کے کی میں ہے اور سے کا کو اس نے پر کہ یہ ہیں ایک تھا بھی کر ہو جو نہیں وہ"),
+    "hi": ("के है में की और से का को पर यह नहीं कि एक हैं ने था भी कर इस वह जो हो तो ही"),
+    "mr": ("आहे आणि या ते होते नाही हे मध्ये का एक ला तो ती च्या त्या आहेत होता पण की तर मी"),
+    "ne": ("छ र को मा यो हो एक पनि छन् गर्न थियो भने का ले हुन्छ तर यस छैन त्यो लागि"),
+}
 LANGUAGE_NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "de": "German", "en": "English", "es": "Spanish",
     "fa": "Persian", "fi": "Finnish", "fr": "French", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi",
@@ -112,11 +100,17 @@ MIN_SCRIPT_SHARE = 0.6  # minimum share of letters in a language's script
 MIN_WORDS = 10  # minimum words of a text that must contain a common word
 TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 SAMPLE_TEXTS = {
-    "de": "Das ist ein kurzer Text, und er ist auf Deutsch.", "es": "Este es un texto corto y está en español.",
-    "fr": "Ce texte est court et il est en français.", "it": "Questo è un testo corto ed è in italiano.",
-    "pt": "Este é um texto curto e não é em inglês.", "ru": "Это короткий текст, и он на русском.",
-    "ko": "이것은 짧은 글입니다.", "ja": "これは短い文章です。", "zh": "这是一个短文。", "hi": "यह एक छोटा पाठ है।",
-}  # fmt: skip
+    "de": "Das ist ein kurzer Text, und er ist auf Deutsch.",
+    "es": "Este es un texto corto y está en español.",
+    "fr": "Ce texte est court et il est en français.",
+    "it": "Questo è un testo corto ed è in italiano.",
+    "pt": "Este é um texto curto e não é em inglês.",
+    "ru": "Это короткий текст, и он на русском.",
+    "ko": "이것은 짧은 글입니다.",
+    "ja": "これは短い文章です。",
+    "zh": "这是一个短文。",
+    "hi": "यह एक छोटा पाठ है।",
+}
 
 
 def may_be_language(text: str, language: str) -> bool:
@@ -161,9 +155,12 @@ KINDS = (
     InstructionKind(
         "language:response_language",
         lambda given: f"Write in {LANGUAGE_NAMES.get(given['language'], given['language'])} alone.",
-        lambda text, given: may_be_language(text, given["language"]), _draw_language, ("language",), is_exclusive=True,
+        lambda text, given: may_be_language(text, given["language"]),
+        _draw_language,
+        ("language",),
+        is_exclusive=True,
         find_error=lambda given: (
             "" if given["language"] in LANGUAGE_NAMES else f"is in {given['language']!r}, which nobody tells"
         ),
     ),
-)  # fmt: skip
+)

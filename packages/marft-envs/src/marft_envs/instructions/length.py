@@ -29,8 +29,10 @@ def _draw_paragraph_count(random: Random, topic: Topic) -> dict[str, Any]:  # no
 def _draw_first_word(random: Random, topic: Topic) -> dict[str, Any]:
     count = random.randint(2, 4)
     return {
-        "num_paragraphs": count, "nth_paragraph": random.randint(1, count), "first_word": random.choice(topic.words)
-    }  # fmt: skip
+        "num_paragraphs": count,
+        "nth_paragraph": random.randint(1, count),
+        "first_word": random.choice(topic.words),
+    }
 
 
 def _has_paragraph_count(text: str, parameters: Parameters) -> bool:
@@ -59,19 +61,28 @@ def _has_first_word(text: str, parameters: Parameters) -> bool:
 
 KINDS = (
     InstructionKind(
-        f"{FAMILY}:number_words", lambda given: f"Use {given['relation']} {given['num_words']} words.",
+        f"{FAMILY}:number_words",
+        lambda given: f"Use {given['relation']} {given['num_words']} words.",
         lambda text, given: satisfies_relation(len(split_words(text)), given["relation"], given["num_words"]),
-        _draw_word_count, ("num_words", "relation"), "words",
+        _draw_word_count,
+        ("num_words", "relation"),
+        "words",
     ),
     InstructionKind(
-        f"{FAMILY}:number_sentences", lambda given: f"Write {given['relation']} {given['num_sentences']} sentences.",
+        f"{FAMILY}:number_sentences",
+        lambda given: f"Write {given['relation']} {given['num_sentences']} sentences.",
         lambda text, given: satisfies_relation(len(split_sentences(text)), given["relation"], given["num_sentences"]),
-        _draw_sentence_count, ("num_sentences", "relation"), "sentences",
+        _draw_sentence_count,
+        ("num_sentences", "relation"),
+        "sentences",
     ),
     InstructionKind(
         f"{FAMILY}:number_paragraphs",
         lambda given: f"Write {given['num_paragraphs']} paragraphs, divided by lines of ***.",
-        _has_paragraph_count, _draw_paragraph_count, ("num_paragraphs",), "parts",
+        _has_paragraph_count,
+        _draw_paragraph_count,
+        ("num_paragraphs",),
+        "parts",
     ),
     InstructionKind(
         f"{FAMILY}:nth_paragraph_first_word",
@@ -79,6 +90,9 @@ KINDS = (
             f"Write {given['num_paragraphs']} paragraphs with an empty line between them, and begin paragraph "
             f"{given['nth_paragraph']} with the word {given['first_word']}."
         ),
-        _has_first_word, _draw_first_word, ("num_paragraphs", "nth_paragraph", "first_word"), "parts",
+        _has_first_word,
+        _draw_first_word,
+        ("num_paragraphs", "nth_paragraph", "first_word"),
+        "parts",
     ),
-)  # fmt: skip
+)

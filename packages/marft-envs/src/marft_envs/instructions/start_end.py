@@ -29,22 +29,33 @@ def _is_two_responses(text: str) -> bool:
 
 KINDS = (
     InstructionKind(
-        "startend:end_checker", lambda given: f"End with these words and nothing after them: {given['end_phrase']}",
+        "startend:end_checker",
+        lambda given: f"End with these words and nothing after them: {given['end_phrase']}",
         lambda text, given: text.strip().strip('"').lower().endswith(given["end_phrase"].strip().lower()),
-        _draw_end, ("end_phrase",), "end",
+        _draw_end,
+        ("end_phrase",),
+        "end",
     ),
     InstructionKind(
-        "startend:quotation", lambda _: "Put the whole text in double quotation marks.",
-        lambda text, _: len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"', no_parameters,
+        "startend:quotation",
+        lambda _: "Put the whole text in double quotation marks.",
+        lambda text, _: len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"',
+        no_parameters,
         group="start",
     ),
     InstructionKind(
-        "combination:repeat_prompt", lambda given: f"First repeat this, word for word: {given['prompt_to_repeat']}",
+        "combination:repeat_prompt",
+        lambda given: f"First repeat this, word for word: {given['prompt_to_repeat']}",
         lambda text, given: text.strip().lower().startswith(given["prompt_to_repeat"].strip().lower()),
-        _prompt_parameters, ("prompt_to_repeat",), "start",
+        _prompt_parameters,
+        ("prompt_to_repeat",),
+        "start",
     ),
     InstructionKind(
-        "combination:two_responses", lambda _: "Write two different texts with ****** between them.",
-        lambda text, _: _is_two_responses(text), no_parameters, group="parts",
+        "combination:two_responses",
+        lambda _: "Write two different texts with ****** between them.",
+        lambda text, _: _is_two_responses(text),
+        no_parameters,
+        group="parts",
     ),
-)  # fmt: skip
+)

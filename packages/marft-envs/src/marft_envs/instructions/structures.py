@@ -12,10 +12,12 @@ from marft.common.packages import install_command
 from marft_envs.instructions.kinds import InstructionKind, Parameters, Topic, no_parameters
 
 SCHEMA_FIELDS = {
-    "name": {"type": "string", "minLength": 1}, "count": {"type": "integer", "minimum": 1, "maximum": 9},
-    "known": {"type": "boolean"}, "words": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 3},
+    "name": {"type": "string", "minLength": 1},
+    "count": {"type": "integer", "minimum": 1, "maximum": 9},
+    "known": {"type": "boolean"},
+    "words": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 3},
     "size": {"enum": ["small", "large"]},
-}  # fmt: skip
+}
 
 
 def parse_json(text: str) -> Any:
@@ -87,12 +89,19 @@ def _draw_schema(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG00
 
 KINDS = (
     InstructionKind(
-        "detectable_format:json_format", lambda _: "Write nothing but JSON.", lambda text, _: _is_json(text),
-        no_parameters, is_exclusive=True,
+        "detectable_format:json_format",
+        lambda _: "Write nothing but JSON.",
+        lambda text, _: _is_json(text),
+        no_parameters,
+        is_exclusive=True,
     ),
     InstructionKind(
         "detectable_format:json_schema",
         lambda given: f"Write nothing but JSON that fits this schema: {json.dumps(given['schema'])}",
-        _fits_schema, _draw_schema, ("schema",), is_exclusive=True, find_error=_schema_error,
+        _fits_schema,
+        _draw_schema,
+        ("schema",),
+        is_exclusive=True,
+        find_error=_schema_error,
     ),
-)  # fmt: skip
+)

@@ -125,9 +125,13 @@ class Memory(GeneratedEnvironment):
     @cached_property
     def _file_tasks(self) -> dict[Split, list[Task]]:
         tasks_found = build_tasks(
-            list(self._conversations.values()), self.questions, self.kinds,
-            retrieved=self.retriever != "", written=self.writer != "", path=self.path,
-        )  # fmt: skip
+            list(self._conversations.values()),
+            self.questions,
+            self.kinds,
+            retrieved=self.retriever != "",
+            written=self.writer != "",
+            path=self.path,
+        )
         limits = {"train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks}
         return {split: tasks[: limits[split]] for split, tasks in tasks_found.items()}
 
@@ -146,16 +150,21 @@ class Memory(GeneratedEnvironment):
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a conversation. Its content is its facts and its questions."""
         shape = ConversationShape(
-            style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.filler_lines,
-            questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),
-        )  # fmt: skip
+            style=self.style,
+            people=self.people,
+            days=self.days,
+            facts=self.facts,
+            talk=self.filler_lines,
+            questions=self.questions,
+            kinds=tuple(kind for kind in KINDS if kind in self.kinds),
+        )
         chunks, questions, facts = generate_conversation(shape, random)
         content = json.dumps([sorted(fact.note for fact in facts), sorted(question.text for question in questions)])
         data = {
             "chunks": [chunk.to_dict() for chunk in chunks],
             "questions": [question.to_dict() for question in questions],
             "fewest_steps": (len(chunks) if self.writer else 0) + len(questions) * (2 if self.retriever else 1),
-        }  # fmt: skip
+        }
         if self.coverage == "all":
             data["said"] = [list(fact.words) for fact in facts]
         pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
@@ -164,9 +173,16 @@ class Memory(GeneratedEnvironment):
     def start(self, task: Task, seed: int) -> MemorySession | StoreSession:  # noqa: ARG002  nothing here is random
         """Create a session, with notes or with a memory system."""
         rules = MemoryRules(
-            writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, top_k=self.top_k,
-            retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
-        )  # fmt: skip
+            writer=self.writer,
+            retriever=self.retriever,
+            answerer=self.answerer,
+            budget=self.budget,
+            top_k=self.top_k,
+            retrieval=self.retrieval,
+            grading=self.grading,
+            local_weight=self.local_weight,
+            threshold=self.threshold,
+        )
         conversation_name = task.data.get("conversation")
         chunks = (
             self._conversations[conversation_name].chunks

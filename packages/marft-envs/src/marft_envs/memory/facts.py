@@ -16,9 +16,19 @@ JOBS = ("cook", "nurse", "pilot", "baker", "judge", "painter", "driver", "teache
 FOODS = ("rice", "soup", "bread", "cake", "fruit", "pasta", "cheese", "salad")
 OBJECTS = ("hat", "lamp", "boat", "bike", "book", "tent", "chair", "clock")
 MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 
 
 class RelationTemplates(NamedTuple):

@@ -114,8 +114,10 @@ def build_tasks(
     ordered = sorted(conversations, key=lambda conversation: _hash_chunks(conversation.chunks))
     held_out = -(-len(ordered) // 10)
     parts: dict[Split, Sequence[FileConversation]] = {
-        "validation": ordered[:held_out], "test": ordered[held_out : 2 * held_out], "train": ordered[2 * held_out :]
-    }  # fmt: skip
+        "validation": ordered[:held_out],
+        "test": ordered[held_out : 2 * held_out],
+        "train": ordered[2 * held_out :],
+    }
     return {split: list(_make_tasks(part, questions, kinds, retrieved, written)) for split, part in parts.items()}
 
 
@@ -129,9 +131,11 @@ def _make_tasks(
             batch = questions[first : first + count]
             steps = (len(conversation.chunks) if written else 0) + len(batch) * (2 if retrieved else 1)
             data = {
-                "conversation": conversation.name, DIGEST_KEY: content, "fewest_steps": steps,
+                "conversation": conversation.name,
+                DIGEST_KEY: content,
+                "fewest_steps": steps,
                 "questions": [question.to_dict() for question in batch],
-            }  # fmt: skip
+            }
             yield Task(
                 f"{conversation.name}/{first // count}",
                 "\n".join((f"{conversation.name}:", *(question.text for question in batch))),

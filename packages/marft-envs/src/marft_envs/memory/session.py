@@ -122,9 +122,12 @@ class MemorySession:
         self.questions_asked, self.picked_notes = self.questions_asked + 1, None
         over = self.questions_asked == len(self.questions)
         return Step(
-            Observation("") if over else self._question_observation(), score / len(self.questions), terminated=over,
-            success=self.right_answers == len(self.questions), info=self._step_info(),
-        )  # fmt: skip
+            Observation("") if over else self._question_observation(),
+            score / len(self.questions),
+            terminated=over,
+            success=self.right_answers == len(self.questions),
+            info=self._step_info(),
+        )
 
     def _chunk_observation(self, problem: str) -> Observation:
         """Return the next chunk, visible only to the writer."""

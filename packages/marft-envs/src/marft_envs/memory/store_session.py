@@ -108,10 +108,13 @@ class StoreSession:
         self.questions_asked, self.texts_read = self.questions_asked + 1, None
         over = self.questions_asked == len(self.questions)
         return Step(
-            Observation("") if over else await self._question_observation(), score / len(self.questions),
+            Observation("") if over else await self._question_observation(),
+            score / len(self.questions),
             terminated=over,
-            success=self.right_answers == len(self.questions), agent_rewards=agent_rewards, info=self._step_info(),
-        )  # fmt: skip
+            success=self.right_answers == len(self.questions),
+            agent_rewards=agent_rewards,
+            info=self._step_info(),
+        )
 
     def _local_reward(self) -> float:
         """Return an agent's reward for the fraction of needed facts read; 0 if the question needs none."""

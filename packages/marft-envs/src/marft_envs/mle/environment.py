@@ -76,12 +76,14 @@ class Mle(GeneratedEnvironment):
             return super().tasks(split)
         split_by_name = split_small_set(self._competitions)
         return [
-            Task(name, competition.description, {
-                "competition": name, "metric": competition.metric, DIGEST_KEY: self._digests[name], "fewest_steps": 1
-            })
+            Task(
+                name,
+                competition.description,
+                {"competition": name, "metric": competition.metric, DIGEST_KEY: self._digests[name], "fewest_steps": 1},
+            )
             for name, competition in self._competitions.items()
             if split_by_name[name] == split
-        ]  # fmt: skip
+        ]
 
     def start(self, task: Task, seed: int) -> MleSession:  # noqa: ARG002  no randomness in an episode
         """Start an attempt at a competition."""

@@ -32,10 +32,12 @@ print(json.dumps([printed.getvalue()[-{MAX_PRINTED}:], left]))
 TEXT_PATTERN = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 RESULT_PATTERN = re.compile(rf"\[{TEXT_PATTERN}, (?:{TEXT_PATTERN}|null)\]")  # two JSON texts and nothing nested
 OUTCOME_TEXTS = {
-    "timed_out": "it ran out of time", "killed": "it was ended by a limit of time, memory or files",
-    "too_much_output": "its submission is too large", "failed": "it ended before it was through",
+    "timed_out": "it ran out of time",
+    "killed": "it was ended by a limit of time, memory or files",
+    "too_much_output": "its submission is too large",
+    "failed": "it ended before it was through",
     "finished": "it ended before it was through",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

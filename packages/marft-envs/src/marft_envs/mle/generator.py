@@ -66,10 +66,11 @@ def build_competition(prompt: str, data: Mapping[str, Any]) -> Competition:
     answers = {row[0]: row[-1] for row in test}
     constant = "no" if kind == "bound" else "0"
     public = {
-        "description.md": prompt, "train.csv": format_csv([header, *train]),
+        "description.md": prompt,
+        "train.csv": format_csv([header, *train]),
         "test.csv": format_csv([header[:-1], *(row[:-1] for row in test)]),
         "sample_submission.csv": format_csv([list(COLUMNS), *([name, constant] for name in answers)]),
-    }  # fmt: skip
+    }
     metric = KIND_METRICS[kind]
     plain_competition = Competition(
         prompt, {}, answers, COLUMNS, metric, Leaderboard((0.0,), METRICS[metric].lower_is_better)

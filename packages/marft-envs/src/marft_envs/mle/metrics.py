@@ -96,8 +96,14 @@ METRICS: dict[str, Metric] = {
     "rmsle": Metric(lower_is_better=True, score_fn=compute_rmsle, minimum=0.0),
 }
 METRIC_ALIASES = {  # names in MLE-bench's configurations, and common aliases
-    "auc-roc": "auc", "roc-auc": "auc", "area-under-roc": "auc", "classification-accuracy": "accuracy",
+    "auc-roc": "auc",
+    "roc-auc": "auc",
+    "area-under-roc": "auc",
+    "classification-accuracy": "accuracy",
     "multi-class-classification-accuracy": "accuracy",
-    "binary-log-loss": "log_loss", "log-loss": "log_loss", "mean-absolute-error": "mae",
-    "root-mean-squared-error": "rmse", "root-mean-squared-log-error": "rmsle",
-}  # fmt: skip
+    "binary-log-loss": "log_loss",
+    "log-loss": "log_loss",
+    "mean-absolute-error": "mae",
+    "root-mean-squared-error": "rmse",
+    "root-mean-squared-log-error": "rmsle",
+}

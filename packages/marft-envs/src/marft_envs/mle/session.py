@@ -96,9 +96,12 @@ class MleSession:
         reward, medal = self._compute_reward(), bool(self.last_grade.medal)
         info = {"progress": 1.0 if medal else min(reward, 0.99), "measures": self._metrics()}
         return Step(
-            Observation("") if over else self._build_observation(), reward if over else 0.0, terminated=over,
-            success=medal if over else None, info=info,
-        )  # fmt: skip
+            Observation("") if over else self._build_observation(),
+            reward if over else 0.0,
+            terminated=over,
+            success=medal if over else None,
+            info=info,
+        )
 
     async def close(self) -> None:
         """No-op: a running program ends by its limits."""
@@ -116,9 +119,12 @@ class MleSession:
         medals = {f"medal_{name}": float(self.last_grade.medal == name) for name in MEDALS}
         valid = self.last_grade.score is not None
         return {
-            "valid": float(valid), "any_medal": float(bool(self.last_grade.medal)), **medals,
-            "above_median": float(self.last_grade.above_median), "beaten": self.last_grade.share_beaten,
-        }  # fmt: skip
+            "valid": float(valid),
+            "any_medal": float(bool(self.last_grade.medal)),
+            **medals,
+            "above_median": float(self.last_grade.above_median),
+            "beaten": self.last_grade.share_beaten,
+        }
 
     def _build_observation(self) -> Observation:
         parts = [self.competition.description]

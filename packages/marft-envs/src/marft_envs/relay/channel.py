@@ -11,9 +11,15 @@ ERASED_SYMBOL = "?"
 
 
 def transmit(
-    text: str, random: Random, words: int, characters: int, alphabet: Sequence[str], noise: float, kind: Noise,
+    text: str,
+    random: Random,
+    words: int,
+    characters: int,
+    alphabet: Sequence[str],
+    noise: float,
+    kind: Noise,
     replacements: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """Return a message's words after the limits and the noise.
 
     Args:

@@ -63,9 +63,13 @@ class Relay(GeneratedEnvironment):
                 raise _settings_error(
                     "a table for {speakers} speakers of {values} values has {rows} rows; at most {speakers_most} "
                     "speakers, {values_most} values and {rows_most} rows (answer = 'sum' takes more)",
-                    speakers=len(self.speakers), values=self.values, rows=rows, speakers_most=len(KEYS),
-                    values_most=len(KEYS[0]), rows_most=MAX_ROWS,
-                )  # fmt: skip
+                    speakers=len(self.speakers),
+                    values=self.values,
+                    rows=rows,
+                    speakers_most=len(KEYS),
+                    values_most=len(KEYS[0]),
+                    rows_most=MAX_ROWS,
+                )
         if len(self.alphabet) == 1:
             raise _settings_error("alphabet: one word tells nothing; give two, or none")
         words = {word.casefold() for word in self.alphabet}
@@ -76,13 +80,17 @@ class Relay(GeneratedEnvironment):
         if self.words and self.words < self.min_words:
             raise _settings_error(
                 "words: it takes {needed} words to tell what has to be told, and {words} come through; allow more, or "
-                "a larger alphabet", needed=self.min_words, words=self.words,
-            )  # fmt: skip
+                "a larger alphabet",
+                needed=self.min_words,
+                words=self.words,
+            )
         if self.characters < self.min_characters:
             raise _settings_error(
                 "characters: it may take {letters} to tell what has to be told, and {characters} come through; allow "
-                "more, or shorter words (alphabet)", letters=self.min_characters, characters=self.characters,
-            )  # fmt: skip
+                "more, or shorter words (alphabet)",
+                letters=self.min_characters,
+                characters=self.characters,
+            )
         return self
 
     @property

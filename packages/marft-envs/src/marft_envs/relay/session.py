@@ -38,12 +38,15 @@ class RelaySession:
         costs = {role: self._transmit(role, _message_text(actions, role)) for role in roles}
         is_team_cost = self.relay.paid_by == "team"
         return Step(
-            self._build_observation(), sum(costs.values()) if is_team_cost else 0.0,
+            self._build_observation(),
+            sum(costs.values()) if is_team_cost else 0.0,
             agent_rewards={} if is_team_cost else costs,
             info={
-                "progress": 0.0, "hidden": {role: " ".join(self._role_part(role)) for role in roles}, **self._metrics(),
+                "progress": 0.0,
+                "hidden": {role: " ".join(self._role_part(role)) for role in roles},
+                **self._metrics(),
             },
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""
@@ -53,9 +56,15 @@ class RelaySession:
         relay = self.relay
         replacements = relay.alphabet or relay.speaker_symbols(relay.speakers.index(role))
         received = transmit(
-            text, self.random, relay.words, relay.characters, relay.alphabet, relay.noise, relay.noise_effect,
+            text,
+            self.random,
+            relay.words,
+            relay.characters,
+            relay.alphabet,
+            relay.noise,
+            relay.noise_effect,
             replacements,
-        )  # fmt: skip
+        )
         position = relay.speakers.index(role) + 1
         last = relay.topology == "star" or position == len(relay.speakers)
         self.inbox.setdefault(relay.answerer if last else relay.speakers[position], []).append((role, received))

@@ -98,10 +98,16 @@ class Rooms(GeneratedEnvironment):
     @property
     def _rules(self) -> RoomsRules:
         return RoomsRules(
-            self.players, self.controller, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
+            self.players,
+            self.controller,
+            self.order,
+            self.actions == "choose",
+            self.walk,
+            self.boil,
+            self.time_bonus,
             self.reward == "progress",
             self.signs == "by thing",
-        )  # fmt: skip
+        )
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a solvable kitchen."""

@@ -99,12 +99,18 @@ def canonical_content(layout: KitchenLayout) -> str:
     names = {"plate": "plate", **{item: f"i{kinds.index(counts)}" for item, counts in counts_by_item.items()}}
     starts = Counter(layout.starts)
     colors = {
-        room: repr((
-            sorted(names.get(item, "other") for item in layout.sources.get(room, ())),
-            room == layout.pot, room == layout.hatch, room in layout.narrow, starts[room], room in layout.keys,
-        ))
+        room: repr(
+            (
+                sorted(names.get(item, "other") for item in layout.sources.get(room, ())),
+                room == layout.pot,
+                room == layout.hatch,
+                room in layout.narrow,
+                starts[room],
+                room in layout.keys,
+            )
+        )
         for room in layout.rooms
-    }  # fmt: skip
+    }
     for _ in layout.rooms:
         colors = {
             room: _digest(
@@ -133,7 +139,7 @@ def _draw_layout(random: Random, level: KitchenLevel, players: int) -> KitchenLa
     doors = [door_between(rooms[index], rooms[random.randrange(index)]) for index in range(1, len(rooms))]
     other_doors = [
         pair for a in range(len(rooms)) for b in range(a) if (pair := door_between(rooms[a], rooms[b])) not in doors
-    ]  # fmt: skip
+    ]
     doors += random.sample(other_doors, min(level.loops, len(other_doors)))
     narrow = tuple(room for room in rooms if random.random() < level.narrow)
     wide_rooms = [room for room in rooms if room not in narrow]
@@ -149,11 +155,18 @@ def _draw_layout(random: Random, level: KitchenLevel, players: int) -> KitchenLa
     closed_doors = random.sample(doors, min(level.locked + level.crates, len(doors)))
     crates = {random.choice(pair): pair for pair in closed_doors[level.locked :]}
     return KitchenLayout(
-        rooms, tuple(sorted(doors)), narrow, {room: items for room, items in sources.items() if items}, pot, hatch,
-        _draw_starts(random, rooms, wide_rooms, players), dishes, tuple(sorted(closed_doors[: level.locked])),
+        rooms,
+        tuple(sorted(doors)),
+        narrow,
+        {room: items for room, items in sources.items() if items},
+        pot,
+        hatch,
+        _draw_starts(random, rooms, wide_rooms, players),
+        dishes,
+        tuple(sorted(closed_doors[: level.locked])),
         tuple(random.choice(rooms) for _ in closed_doors[: level.locked]),
         {room: b if room == a else a for room, (a, b) in crates.items()},
-    )  # fmt: skip
+    )
 
 
 def _draw_starts(random: Random, rooms: Sequence[str], wide_rooms: Sequence[str], players: int) -> tuple[str, ...]:

@@ -68,9 +68,7 @@ class KitchenLayout:
     @cached_property
     def neighbors(self) -> Mapping[str, tuple[str, ...]]:
         """Adjacent rooms, by room."""
-        return {
-            room: tuple(b if a == room else a for a, b in self.doors if room in (a, b)) for room in self.rooms
-        }  # fmt: skip
+        return {room: tuple(b if a == room else a for a, b in self.doors if room in (a, b)) for room in self.rooms}
 
     @cached_property
     def next_rooms(self) -> Mapping[tuple[str, str], str]:
@@ -96,10 +94,13 @@ def layout_from_dict(data: Mapping[str, Any]) -> KitchenLayout:
     tables: dict[str, Any] = {key: tuple(data[key]) for key in ("rooms", "narrow", "starts", "keys")}
     tables |= {key: tuple((a, b) for a, b in data[key]) for key in ("doors", "locked")}
     return KitchenLayout(
-        **tables, pot=data["pot"], hatch=data["hatch"], crates=dict(data["crates"]),
+        **tables,
+        pot=data["pot"],
+        hatch=data["hatch"],
+        crates=dict(data["crates"]),
         sources={room: tuple(items) for room, items in data["sources"].items()},
         orders=tuple(tuple(order) for order in data["orders"]),
-    )  # fmt: skip
+    )
 
 
 def _to_plain(value: Any) -> Any:

@@ -129,7 +129,7 @@ def _last_view_text(cue: PolicyInput) -> str:
     """Return the agent's last view; messages from others may follow the view."""
     return next(
         str(message["content"]) for message in reversed(cue.messages) if ORDER_LINE.search(str(message["content"]))
-    )  # fmt: skip
+    )
 
 
 def _draw_weak_action(view: ParsedView, best: ScriptedAction, random: Random) -> ScriptedAction:

@@ -103,9 +103,12 @@ class RoomsSession:
         if solved:
             reward += bonus * max(0, self.deadline - kitchen.time) / self.deadline
         return Step(
-            Observation("") if over else self._build_observation(), reward, terminated=over, success=solved,
+            Observation("") if over else self._build_observation(),
+            reward,
+            terminated=over,
+            success=solved,
             info={"progress": kitchen.progress(), "measures": self._metrics()},
-        )  # fmt: skip
+        )
 
     def _automatic_message(self, player: Player, action: str) -> str:
         """Return a player's automatic message if players cannot write; "" for none."""

@@ -68,10 +68,15 @@ class Kitchen:
     def from_layout(cls, layout: KitchenLayout, names: Sequence[str], walk: int = 1, boil: int = 0) -> Kitchen:
         """Create the initial state."""
         return cls(
-            layout, [Player(name, room) for name, room in zip(names, layout.starts, strict=True)], walk, boil,
-            open_orders=list(layout.dishes), locked=set(layout.locked), crates=dict(layout.crates),
+            layout,
+            [Player(name, room) for name, room in zip(names, layout.starts, strict=True)],
+            walk,
+            boil,
+            open_orders=list(layout.dishes),
+            locked=set(layout.locked),
+            crates=dict(layout.crates),
             shelves=dict.fromkeys(layout.keys, KEY),
-        )  # fmt: skip
+        )
 
     @property
     def size(self) -> int:

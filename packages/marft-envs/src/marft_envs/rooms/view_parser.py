@@ -89,9 +89,14 @@ def parse_view(view_text: str, name: str = "", names: Sequence[str] = ()) -> Par
     assert player_match, f"no view of a kitchen: {view_text}"
     room_items, doors = _parse_doors(view_text) if ITEM_LINE.search(view_text) else _parse_items(view_text)
     return ParsedView(
-        player_match[2], bool(player_match[1]), "" if player_match[3] == "nothing" else player_match[3], room_items,
-        doors, _split_items(dishes[1]) if dishes else (), dict(MESSAGE_LINE.findall(view_text)),
-    )  # fmt: skip
+        player_match[2],
+        bool(player_match[1]),
+        "" if player_match[3] == "nothing" else player_match[3],
+        room_items,
+        doors,
+        _split_items(dishes[1]) if dishes else (),
+        dict(MESSAGE_LINE.findall(view_text)),
+    )
 
 
 def _parse_doors(view_text: str) -> tuple[tuple[str, ...], tuple[DoorView, ...]]:

@@ -97,10 +97,15 @@ class Shop(GeneratedEnvironment):
         """Start a visit; ``seed`` decides the offered queries."""
         goal = Goal.from_dict(task.data["goal"])
         rules = ShopRules(
-            actor=self.actor, product_for=self.product_for, repeats=self.repeats, choices=self.actions == "choices",
-            results_per_page=self.results_per_page, max_results=self.max_results, max_steps=self.max_steps,
+            actor=self.actor,
+            product_for=self.product_for,
+            repeats=self.repeats,
+            choices=self.actions == "choices",
+            results_per_page=self.results_per_page,
+            max_results=self.max_results,
+            max_steps=self.max_steps,
             by_row=self.style == "plain",
-        )  # fmt: skip
+        )
         queries = self._offered_queries(goal, Random(derive_seed(seed, "queries"))) if rules.choices else ()
         return ShopSession(self.catalog, goal, task.prompt, queries, rules)
 

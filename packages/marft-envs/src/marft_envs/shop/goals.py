@@ -56,11 +56,12 @@ def draw_goal(catalog: ProductCatalog, attributes: int, options: int, random: Ra
     kinds = sorted(random.sample(sorted(product.options), min(options, len(product.options))))
     limits = [limit for limit in PRICE_LIMITS if limit > product.price][:4]
     return Goal(
-        target=product.number, noun=product.kind.noun,
+        target=product.number,
+        noun=product.kind.noun,
         attributes=tuple(attribute for attribute in product.attributes if attribute in wanted),
         options={kind: random.choice(product.options[kind]) for kind in kinds},
         price_upper=max(random.sample(limits, 2)),
-    )  # fmt: skip
+    )
 
 
 def format_instruction(goal: Goal, style: Style) -> str:

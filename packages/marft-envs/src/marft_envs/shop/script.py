@@ -21,9 +21,11 @@ _OPTIONS = re.compile(r"^\w+: (\[.+\])(?: chosen: (.+))?$", re.MULTILINE)
 _BUTTON = re.compile(r"\[([^\[\]]+)\]")
 _MESSAGE = re.compile(r"Message from \w+:\n(.+)")
 _SUGGESTIONS = (
-    (re.compile(r"^Find (.+)\.$"), "search"), (re.compile(r"^Take (\d+)\.$"), "click"),
-    (re.compile(r"^Choose (.+)\.$"), "click"), (re.compile(r"^Click (.+)\.$"), "click"),
-)  # fmt: skip
+    (re.compile(r"^Find (.+)\.$"), "search"),
+    (re.compile(r"^Take (\d+)\.$"), "click"),
+    (re.compile(r"^Choose (.+)\.$"), "click"),
+    (re.compile(r"^Click (.+)\.$"), "click"),
+)
 
 
 @dataclass(frozen=True)

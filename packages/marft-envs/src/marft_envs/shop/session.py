@@ -114,16 +114,17 @@ class ShopSession:
         self.steps += 1
         if verb == "click" and words == BUY and words in self._current_page().clickable:
             reward = self._purchase_reward()
-            return Step(
-                Observation(""), reward, terminated=True, success=reward == 1.0, info=self._step_info(reward)
-            )  # fmt: skip
+            return Step(Observation(""), reward, terminated=True, success=reward == 1.0, info=self._step_info(reward))
         note = self._move(verb, words)
         self.invalid_actions += bool(note)
         over = self.steps >= self.rules.max_steps
         return Step(
-            Observation("") if over else self._build_observation(note), 0.0, terminated=over, success=False,
+            Observation("") if over else self._build_observation(note),
+            0.0,
+            terminated=over,
+            success=False,
             info=self._step_info(self._purchase_reward()),
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""
@@ -163,9 +164,11 @@ class ShopSession:
     def _current_page(self) -> Page:
         location, size = self.location, self.rules.results_per_page
         if location.product and location.kind in ("product", "part"):
-            return product_page(location.product, location.chosen) if location.kind == "product" else part_page(
-                location.product, location.part
-            )  # fmt: skip
+            return (
+                product_page(location.product, location.chosen)
+                if location.kind == "product"
+                else part_page(location.product, location.part)
+            )
         if location.kind == "results":
             first = (location.page - 1) * size
             pages = -(-len(location.results) // size)

@@ -44,8 +44,18 @@ PRODUCT_KINDS = tuple(
     for noun in nouns.split()
 )
 BRANDS = (
-    "Norda", "Velio", "Quinta", "Marlow", "Tessen", "Brightly", "Oakhill", "Sunder", "Kipra", "Lumet", "Ferro",
-)  # fmt: skip
+    "Norda",
+    "Velio",
+    "Quinta",
+    "Marlow",
+    "Tessen",
+    "Brightly",
+    "Oakhill",
+    "Sunder",
+    "Kipra",
+    "Lumet",
+    "Ferro",
+)
 MATERIALS: Mapping[str, tuple[str, ...]] = {
     "clothing": ("wool", "cotton", "silk", "leather", "linen"),
     "home": ("steel", "oak", "cotton", "glass", "bamboo"),

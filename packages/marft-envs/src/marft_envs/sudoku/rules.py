@@ -20,9 +20,10 @@ def peers(size: int) -> dict[Cell, frozenset[Cell]]:
     return {
         (r, c): frozenset(
             (y, x) for y, x in cells if (y == r or x == c or (y // rows, x // columns) == (r // rows, c // columns))
-        ) - {(r, c)}
+        )
+        - {(r, c)}
         for r, c in cells
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,11 @@ class SudokuSession:
         over = solved or is_dead_end or self.steps == self.puzzle.max_steps
         return Step(
             Observation(feedback) if over else self.puzzle.observation_fn(self.board, feedback),
-            increase if self.puzzle.rewards_cells else float(solved), terminated=over, success=solved,
+            increase if self.puzzle.rewards_cells else float(solved),
+            terminated=over,
+            success=solved,
             info={"progress": self.best_share, "measures": {"refused": float(self.rejected)}},
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""

@@ -52,9 +52,14 @@ class TextArenaSession:
     """
 
     def __init__(
-        self, match: Match, assignment: SideAssignment, random: Random, rules: GameRules | None = None,
-        opponent: Opponent | None = None, max_turns: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        match: Match,
+        assignment: SideAssignment,
+        random: Random,
+        rules: GameRules | None = None,
+        opponent: Opponent | None = None,
+        max_turns: int = 0,
+    ) -> None:
         self.match, self.assignment, self.rules, self.opponent = match, assignment, rules, opponent
         self.max_turns, self._random = max_turns, random
         # moves and optimal moves of the learning sides; moves of all players
@@ -76,9 +81,13 @@ class TextArenaSession:
         payoffs = (0.0,) * len(self.match.illegal_counts) if is_draw else self.match.payoffs()
         team, agent_rewards = self._compute_rewards(payoffs)
         return Step(
-            self._final_observation(payoffs), team, terminated=True, agent_rewards=agent_rewards,
-            success=self._is_success(payoffs), info={"measures": self._metrics()},
-        )  # fmt: skip
+            self._final_observation(payoffs),
+            team,
+            terminated=True,
+            agent_rewards=agent_rewards,
+            success=self._is_success(payoffs),
+            info={"measures": self._metrics()},
+        )
 
     async def close(self) -> None:
         """No-op: no resources are held."""
@@ -138,7 +147,7 @@ class TextArenaSession:
             role: payoffs[player]
             for side, player in zip(assignment.sides, assignment.players, strict=True)
             for role in side
-        }  # fmt: skip
+        }
 
     def _is_success(self, payoffs: Sequence[float]) -> bool | None:
         """Return True if the learning side won, or in a cooperative game if the payoff is positive.

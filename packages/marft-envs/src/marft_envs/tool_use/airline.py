@@ -96,10 +96,19 @@ class Airline(ServiceToolbox):
 
     @write_tool
     def book_reservation(
-        self, user_id: str, origin: str, destination: str, flight_type: str, cabin: str, flights: list[FlightOn],
-        passengers: list[Passenger], payment_methods: list[Payment], total_baggages: int, nonfree_baggages: int,
+        self,
+        user_id: str,
+        origin: str,
+        destination: str,
+        flight_type: str,
+        cabin: str,
+        flights: list[FlightOn],
+        passengers: list[Passenger],
+        payment_methods: list[Payment],
+        total_baggages: int,
+        nonfree_baggages: int,
         insurance: str,
-    ) -> Mapping[str, Any]:  # fmt: skip
+    ) -> Mapping[str, Any]:
         """Book flights. flight_type is one_way or round_trip, cabin basic_economy, economy or business, insurance yes
         or no. The payments must add up to the price."""
         user = self._get_record("users", user_id, "user")
@@ -252,9 +261,12 @@ class Airline(ServiceToolbox):
         self._require(day["available_seats"][cabin] >= passenger_count, f"not enough seats on flight {number}")
         route = self._get_record("flights", number, f"flight {number}")
         return {
-            "flight_number": number, "date": flight["date"], "price": day["prices"][cabin],
-            "origin": route["origin"], "destination": route["destination"],
-        }  # fmt: skip
+            "flight_number": number,
+            "date": flight["date"],
+            "price": day["prices"][cabin],
+            "origin": route["origin"],
+            "destination": route["destination"],
+        }
 
     def _available(self, origin: str, destination: str, date: str) -> Iterator[Record]:
         for flight in self.tables.rows("flights"):

@@ -57,24 +57,30 @@ def _draw_flight(random: Random, name: str, origin: str, destination: str) -> Re
         seats = {cabin: random.choice((0, 3, 8, 15)) for cabin in CABINS}
         days[str(FIRST_DAY + timedelta(days=day))] = {"status": "available", "available_seats": seats, "prices": prices}
     return {
-        "flight_number": name, "origin": origin, "destination": destination,
+        "flight_number": name,
+        "origin": origin,
+        "destination": destination,
         "scheduled_departure_time_est": f"{departure_hour:02d}:00:00",
-        "scheduled_arrival_time_est": f"{departure_hour + random.randint(1, 4):02d}:30:00", "dates": days,
-    }  # fmt: skip
+        "scheduled_arrival_time_est": f"{departure_hour + random.randint(1, 4):02d}:30:00",
+        "dates": days,
+    }
 
 
 def _draw_user(random: Random, first: str, last: str) -> Record:
     card, gift = f"credit_card_{random.randint(10**6, 10**7 - 1)}", f"gift_card_{random.randint(10**6, 10**7 - 1)}"
     return {
         "user_id": f"{first.lower()}_{last.lower()}_{random.randint(1000, 9999)}",
-        "name": {"first_name": first, "last_name": last}, "dob": draw_passenger(random)["dob"],
+        "name": {"first_name": first, "last_name": last},
+        "dob": draw_passenger(random)["dob"],
         "email": f"{first.lower()}.{last.lower()}@example.com",
         "payment_methods": {
             card: {"source": "credit_card", "brand": "visa", "last_four": str(random.randint(1000, 9999)), "id": card},
             gift: {"source": "gift_card", "amount": random.randint(100, 900), "id": gift},
         },
-        "saved_passengers": [draw_passenger(random)], "membership": random.choice(tuple(FREE_BAGS)), "reservations": [],
-    }  # fmt: skip
+        "saved_passengers": [draw_passenger(random)],
+        "membership": random.choice(tuple(FREE_BAGS)),
+        "reservations": [],
+    }
 
 
 def _draw_reservation(random: Random, user: Record, flights: list[Record]) -> Record:

@@ -25,8 +25,10 @@ def build_identity(user: Mapping[str, Any], is_explicit: bool) -> Identity:
     name = user["user_id"]
     return Identity(
         {"user": name, "name": f"{user['name']['first_name']} {user['name']['last_name']}", "email": user["email"]},
-        ["user"], [["get_user_details", {"user_id": name}]], f"My user id is {name}." if is_explicit else "",
-    )  # fmt: skip
+        ["user"],
+        [["get_user_details", {"user_id": name}]],
+        f"My user id is {name}." if is_explicit else "",
+    )
 
 
 def cancel_goal(sampler: GoalSampler) -> Goal | None:
@@ -44,15 +46,18 @@ def cancel_goal(sampler: GoalSampler) -> Goal | None:
     return Goal(
         f"cancel reservation {name}",
         f"I want to cancel {_reservation_phrase(name, is_explicit)}; I cannot fly.",
-        {"reservation": name, "reason": "I am ill"}, [] if is_explicit else ["reservation"], [name],
-        _lookup_calls(name), [["cancel_reservation", {"reservation_id": name}]] if allowed else [],
+        {"reservation": name, "reason": "I am ill"},
+        [] if is_explicit else ["reservation"],
+        [name],
+        _lookup_calls(name),
+        [["cancel_reservation", {"reservation_id": name}]] if allowed else [],
         [refund if allowed else reservation["cabin"].replace("_", " ")],
         f"Shall I cancel reservation {name} and refund {refund} dollars?" if allowed else "",
         f"Reservation {name} is cancelled, {refund} dollars will be refunded."
-        if allowed else
-        f"Sorry, reservation {name} is {reservation['cabin'].replace('_', ' ')} without insurance, and cannot be "
+        if allowed
+        else f"Sorry, reservation {name} is {reservation['cabin'].replace('_', ' ')} without insurance, and cannot be "
         "cancelled.",
-    )  # fmt: skip
+    )
 
 
 def add_bags_goal(sampler: GoalSampler) -> Goal | None:
@@ -74,14 +79,24 @@ def add_bags_goal(sampler: GoalSampler) -> Goal | None:
         f"I want to take {more} more bags on "
         f"{_reservation_phrase(name, is_explicit[0])}.{_payment_sentence(card) if is_explicit[1] else ''}",
         {"reservation": name, "payment": card, "bags": f"{more} more"},
-        [slot for slot, is_known in zip(("reservation", "payment"), is_explicit, strict=True) if not is_known], [name],
+        [slot for slot, is_known in zip(("reservation", "payment"), is_explicit, strict=True) if not is_known],
+        [name],
         _lookup_calls(name),
-        [["update_reservation_baggages", {
-            "reservation_id": name, "total_baggages": total, "nonfree_baggages": paid_bags, "payment_id": card,
-        }]],
-        [str(price)], f"Shall I add {more} bags to reservation {name} for {price} dollars with {card}?",
+        [
+            [
+                "update_reservation_baggages",
+                {
+                    "reservation_id": name,
+                    "total_baggages": total,
+                    "nonfree_baggages": paid_bags,
+                    "payment_id": card,
+                },
+            ]
+        ],
+        [str(price)],
+        f"Shall I add {more} bags to reservation {name} for {price} dollars with {card}?",
         f"Reservation {name} now has {total} bags, for {price} dollars more.",
-    )  # fmt: skip
+    )
 
 
 def change_cabin_goal(sampler: GoalSampler) -> Goal | None:
@@ -114,9 +129,14 @@ def change_day_goal(sampler: GoalSampler) -> Goal | None:
             f"change {words.format(f'reservation {name}')}",
             f"I want to change {words.format(_reservation_phrase(name, is_explicit))}.",
             {"reservation": name, "date": day},
-            [] if is_explicit else ["reservation"], [name], _lookup_calls(name), [], ["basic economy"], "",
+            [] if is_explicit else ["reservation"],
+            [name],
+            _lookup_calls(name),
+            [],
+            ["basic economy"],
+            "",
             f"Sorry, the flight of reservation {name} cannot be changed: it is basic economy.",
-        )  # fmt: skip
+        )
     price_change = _price_difference(sampler, reservation, flights, reservation["cabin"])
     return (
         None
@@ -146,14 +166,18 @@ def rename_goal(sampler: GoalSampler) -> Goal | None:
         f"{old_name}{f': {new_passenger}' if is_explicit[1] else ''}.",
         {"reservation": name, "passenger": new_passenger},
         [slot for slot, is_known in zip(("reservation", "passenger"), is_explicit, strict=True) if not is_known],
-        [name, new["last_name"]], _lookup_calls(name),
-        [[
-            "update_reservation_passengers",
-            {"reservation_id": name, "passengers": [new, *reservation["passengers"][1:]]},
-        ]],
-        [], f"Shall I have {new_passenger} fly in place of {old_name} on reservation {name}?",
+        [name, new["last_name"]],
+        _lookup_calls(name),
+        [
+            [
+                "update_reservation_passengers",
+                {"reservation_id": name, "passengers": [new, *reservation["passengers"][1:]]},
+            ]
+        ],
+        [],
+        f"Shall I have {new_passenger} fly in place of {old_name} on reservation {name}?",
         f"On reservation {name}, {new_passenger} will fly.",
-    )  # fmt: skip
+    )
 
 
 def book_goal(sampler: GoalSampler) -> Goal | None:
@@ -184,19 +208,38 @@ def book_goal(sampler: GoalSampler) -> Goal | None:
         {"insurance": insurance, "payment": card, "passenger": "only me", "bags": "no bags"},
         [slot for slot, is_known in zip(("insurance", "payment"), is_explicit, strict=True) if not is_known],
         [flight["origin"], flight["destination"], day],
-        [["search_direct_flight", {
-            "origin": flight["origin"], "destination": flight["destination"], "date": day,
-        }]],
-        [["book_reservation", {
-            "user_id": user["user_id"], "origin": flight["origin"], "destination": flight["destination"],
-            "flight_type": "one_way", "cabin": cabin, "flights": [{"flight_number": number, "date": day}],
-            "passengers": [{**user["name"], "dob": user["dob"]}],
-            "payment_methods": [{"payment_id": card, "amount": price}], "total_baggages": 0, "nonfree_baggages": 0,
-            "insurance": "yes" if is_insured else "no",
-        }]],
-        [str(price)], f"Shall I book {number} from {route} on {day} {insurance} for {price} dollars with {card}?",
+        [
+            [
+                "search_direct_flight",
+                {
+                    "origin": flight["origin"],
+                    "destination": flight["destination"],
+                    "date": day,
+                },
+            ]
+        ],
+        [
+            [
+                "book_reservation",
+                {
+                    "user_id": user["user_id"],
+                    "origin": flight["origin"],
+                    "destination": flight["destination"],
+                    "flight_type": "one_way",
+                    "cabin": cabin,
+                    "flights": [{"flight_number": number, "date": day}],
+                    "passengers": [{**user["name"], "dob": user["dob"]}],
+                    "payment_methods": [{"payment_id": card, "amount": price}],
+                    "total_baggages": 0,
+                    "nonfree_baggages": 0,
+                    "insurance": "yes" if is_insured else "no",
+                },
+            ]
+        ],
+        [str(price)],
+        f"Shall I book {number} from {route} on {day} {insurance} for {price} dollars with {card}?",
         f"{number} on {day} is booked for {price} dollars.",
-    )  # fmt: skip
+    )
 
 
 def price_question(sampler: GoalSampler) -> Goal | None:
@@ -211,16 +254,27 @@ def price_question(sampler: GoalSampler) -> Goal | None:
     )
     return Goal(
         f"price of reservation {name}",
-        f"What did I pay for {_reservation_phrase(name, is_explicit)}?", {"reservation": name},
-        [] if is_explicit else ["reservation"], [name],
-        _lookup_calls(name), [], [price], "", f"For reservation {name} you paid {price} dollars.",
-    )  # fmt: skip
+        f"What did I pay for {_reservation_phrase(name, is_explicit)}?",
+        {"reservation": name},
+        [] if is_explicit else ["reservation"],
+        [name],
+        _lookup_calls(name),
+        [],
+        [price],
+        "",
+        f"For reservation {name} you paid {price} dollars.",
+    )
 
 
 def _change_flights_goal(
-    sampler: GoalSampler, reservation: Mapping[str, Any], flights: list[Record], cabin: str, price_change: int,
-    words: str, keys: list[str],
-) -> Goal:  # fmt: skip
+    sampler: GoalSampler,
+    reservation: Mapping[str, Any],
+    flights: list[Record],
+    cabin: str,
+    price_change: int,
+    words: str,
+    keys: list[str],
+) -> Goal:
     name, is_explicit, card = (
         reservation["reservation_id"],
         [sampler.draw_explicit(), sampler.draw_explicit()],
@@ -233,18 +287,33 @@ def _change_flights_goal(
         f"{_payment_sentence(card) if is_explicit[1] else ''}",
         {"reservation": name, "payment": card, "date": flights[0]["date"], "cabin": cabin.replace("_", " ")},
         [slot for slot, is_known in zip(("reservation", "payment"), is_explicit, strict=True) if not is_known],
-        [name, *keys], [
+        [name, *keys],
+        [
             *_lookup_calls(name),
-            ["search_direct_flight", {
-                "origin": reservation["origin"], "destination": reservation["destination"], "date": flights[0]["date"],
-            }],
+            [
+                "search_direct_flight",
+                {
+                    "origin": reservation["origin"],
+                    "destination": reservation["destination"],
+                    "date": flights[0]["date"],
+                },
+            ],
         ],
-        [["update_reservation_flights", {
-            "reservation_id": name, "cabin": cabin, "flights": flights, "payment_id": card,
-        }]],
-        [str(abs(price_change))], f"Shall I change {words.format(f'reservation {name}')} for {price}, with {card}?",
+        [
+            [
+                "update_reservation_flights",
+                {
+                    "reservation_id": name,
+                    "cabin": cabin,
+                    "flights": flights,
+                    "payment_id": card,
+                },
+            ]
+        ],
+        [str(abs(price_change))],
+        f"Shall I change {words.format(f'reservation {name}')} for {price}, with {card}?",
         f"I have changed {words.format(f'reservation {name}')} for {price}.",
-    )  # fmt: skip
+    )
 
 
 def _price_difference(

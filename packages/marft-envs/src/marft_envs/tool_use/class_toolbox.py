@@ -31,9 +31,12 @@ class ClassToolbox:
     owners: Mapping[str, str]  # class name of each method
 
     def __init__(
-        self, initial: Mapping[str, Any], class_names: Collection[str] | None = None, excluded: Collection[str] = (),
+        self,
+        initial: Mapping[str, Any],
+        class_names: Collection[str] | None = None,
+        excluded: Collection[str] = (),
         long_context: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.objects: dict[str, Any] = {}
         self.excluded = frozenset(excluded)
         self.results: list[str] = []  # results of all calls

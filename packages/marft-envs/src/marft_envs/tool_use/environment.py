@@ -202,12 +202,16 @@ class ToolUse(GeneratedEnvironment):
         if self.data:  # cached: benchmark states are large, and benchmark tasks are few
             self._expected_cache[task.id] = expected_outcome
         return self._make_session(
-            toolbox, tool_names(type(toolbox)), FinalStateChecker(expected_outcome, tables), calls,
+            toolbox,
+            tool_names(type(toolbox)),
+            FinalStateChecker(expected_outcome, tables),
+            calls,
             make_scripted_user(data, self.patience) if is_generated else FixedMessagesUser(["Hello."]),
             world.policy if is_generated else self._benchmark.policy,
             (generated_user_prompt(data) if is_generated else user_prompt(data["instruction"], self._end_markers))
-            if self.user == "agent" else "",
-        )  # fmt: skip
+            if self.user == "agent"
+            else "",
+        )
 
     @property
     def _toolbox_class(self) -> type[Toolbox]:
@@ -248,16 +252,29 @@ class ToolUse(GeneratedEnvironment):
         )
 
     def _make_session(
-        self, toolbox: Any, tools: Sequence[str], checker: Checker, calls: Calls, user: User, policy: str,
+        self,
+        toolbox: Any,
+        tools: Sequence[str],
+        checker: Checker,
+        calls: Calls,
+        user: User,
+        policy: str,
         user_prompt: str,
-    ) -> ToolUseSession:  # fmt: skip
+    ) -> ToolUseSession:
         return ToolUseSession(
-            toolbox, tools, checker, user,
+            toolbox,
+            tools,
+            checker,
+            user,
             rules=dict.fromkeys(self.rules_for, policy) if policy else {},
-            max_turns=self.max_turns, reference=[call[0] for call in calls], all_or_nothing=self.reward == "all",
-            needs_confirmation=self.confirmation and not self.data, user_prompt=user_prompt,
-            end_markers=self._end_markers, ending_tools=ENDING_TOOLS.get(self.data.format, ()) if self.data else (),
-        )  # fmt: skip
+            max_turns=self.max_turns,
+            reference=[call[0] for call in calls],
+            all_or_nothing=self.reward == "all",
+            needs_confirmation=self.confirmation and not self.data,
+            user_prompt=user_prompt,
+            end_markers=self._end_markers,
+            ending_tools=ENDING_TOOLS.get(self.data.format, ()) if self.data else (),
+        )
 
     @cached_property
     def _expected_cache(self) -> dict[str, ExpectedOutcome]:

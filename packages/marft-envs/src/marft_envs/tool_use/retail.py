@@ -239,5 +239,10 @@ def _row_name(row: Mapping[str, Any]) -> str:
 
 def _make_address(address1: str, address2: str, city: str, state: str, country: str, zip_code: str) -> Record:
     return {
-        "address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip_code
-    }  # fmt: skip
+        "address1": address1,
+        "address2": address2,
+        "city": city,
+        "state": state,
+        "country": country,
+        "zip": zip_code,
+    }

@@ -41,9 +41,13 @@ LAST_NAMES = (
 )
 STREETS = ("Mill Lane", "Canal Street", "Orchard Road", "Harbour Way", "Station Road", "Garden Court")
 CITIES = (
-    ("Portland", "OR", "972"), ("Austin", "TX", "787"), ("Boise", "ID", "837"), ("Tampa", "FL", "336"),
-    ("Madison", "WI", "537"), ("Reno", "NV", "895"),
-)  # fmt: skip
+    ("Portland", "OR", "972"),
+    ("Austin", "TX", "787"),
+    ("Boise", "ID", "837"),
+    ("Tampa", "FL", "336"),
+    ("Madison", "WI", "537"),
+    ("Reno", "NV", "895"),
+)
 PRODUCT_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Kettle": {"colour": ("black", "white", "red"), "capacity": ("1 l", "1.5 l")},
     "Lamp": {"colour": ("brass", "black", "green"), "height": ("small", "tall")},
@@ -99,9 +103,12 @@ def generate_short_tables(seed: int) -> dict[str, dict[str, Record]]:
         }
         name = f"W{number}"
         orders[name] = {
-            "order_id": name, "user_id": "ann", "items": items, "status": random.choice(("pending", "delivered")),
+            "order_id": name,
+            "user_id": "ann",
+            "items": items,
+            "status": random.choice(("pending", "delivered")),
             "payment_history": [payment],
-        }  # fmt: skip
+        }
         user["orders"].append(name)
     return {"users": {"ann": user}, "products": {}, "orders": orders}
 
@@ -110,9 +117,13 @@ def draw_address(random: Random) -> Record:
     """Draw an address."""
     city, state, zip_code = random.choice(CITIES)
     return {
-        "address1": f"{random.randint(1, 999)} {random.choice(STREETS)}", "address2": f"Unit {random.randint(1, 99)}",
-        "city": city, "state": state, "country": "USA", "zip": f"{zip_code}{random.randint(10, 99)}",
-    }  # fmt: skip
+        "address1": f"{random.randint(1, 999)} {random.choice(STREETS)}",
+        "address2": f"Unit {random.randint(1, 99)}",
+        "city": city,
+        "state": state,
+        "country": "USA",
+        "zip": f"{zip_code}{random.randint(10, 99)}",
+    }
 
 
 def _draw_product(random: Random, name: str) -> Record:
@@ -121,9 +132,11 @@ def _draw_product(random: Random, name: str) -> Record:
     for values in random.sample(list(product(*options.values())), 5):
         item_id = _draw_digits(random, 10)
         variants[item_id] = {
-            "item_id": item_id, "options": dict(zip(options, values, strict=True)),
-            "available": random.random() < 0.8, "price": round(random.uniform(20, 200), 2),
-        }  # fmt: skip
+            "item_id": item_id,
+            "options": dict(zip(options, values, strict=True)),
+            "available": random.random() < 0.8,
+            "price": round(random.uniform(20, 200), 2),
+        }
     return {"name": name, "product_id": _draw_digits(random, 10), "variants": variants}
 
 
@@ -138,10 +151,13 @@ def _draw_user(random: Random, first: str, last: str) -> Record:
         elif source == "credit_card":
             methods[method_id] |= {"brand": "visa", "last_four": _draw_digits(random, 4)}
     return {
-        "user_id": name, "name": {"first_name": first, "last_name": last}, "address": draw_address(random),
-        "email": f"{first.lower()}.{last.lower()}{_draw_digits(random, 3)}@example.com", "payment_methods": methods,
+        "user_id": name,
+        "name": {"first_name": first, "last_name": last},
+        "address": draw_address(random),
+        "email": f"{first.lower()}.{last.lower()}{_draw_digits(random, 3)}@example.com",
+        "payment_methods": methods,
         "orders": [],
-    }  # fmt: skip
+    }
 
 
 def _draw_order(random: Random, user: Record, products: list[Record], status: str) -> Record:
@@ -160,10 +176,14 @@ def _draw_order(random: Random, user: Record, products: list[Record], status: st
     payment_method = random.choice(list(user["payment_methods"]))
     total = round(sum(item["price"] for item in items), 2)
     return {
-        "order_id": f"#W{_draw_digits(random, 7)}", "user_id": user["user_id"], "address": user["address"],
-        "items": items, "fulfillments": [], "status": status,
+        "order_id": f"#W{_draw_digits(random, 7)}",
+        "user_id": user["user_id"],
+        "address": user["address"],
+        "items": items,
+        "fulfillments": [],
+        "status": status,
         "payment_history": [{"transaction_type": "payment", "amount": total, "payment_method_id": payment_method}],
-    }  # fmt: skip
+    }
 
 
 def _draw_digits(random: Random, count: int) -> str:

@@ -45,14 +45,17 @@ def cancel_goal(sampler: GoalSampler) -> Goal | None:
     return Goal(
         f"cancel order {order_id} ({reason})",
         f"I want to cancel {_order_phrase(order_id, is_explicit[0])}.{f' It is {reason}.' if is_explicit[1] else ''}",
-        {"order": order_id, "reason": reason}, _withheld_slots(order=is_explicit[0], reason=is_explicit[1]), [order_id],
+        {"order": order_id, "reason": reason},
+        _withheld_slots(order=is_explicit[0], reason=is_explicit[1]),
+        [order_id],
         _lookup_calls(order_id),
         [["cancel_pending_order", {"order_id": order_id, "reason": reason}]] if pending else [],
         [total if pending else order["status"]],
         f"Shall I cancel order {order_id} ({reason}) and refund {total}?" if pending else "",
         f"Order {order_id} is cancelled, {total} will be refunded."
-        if pending else f"Sorry, order {order_id} is {order['status']} and cannot be cancelled.",
-    )  # fmt: skip
+        if pending
+        else f"Sorry, order {order_id} is {order['status']} and cannot be cancelled.",
+    )
 
 
 def return_goal(sampler: GoalSampler) -> Goal | None:
@@ -71,15 +74,26 @@ def return_goal(sampler: GoalSampler) -> Goal | None:
         f"{_order_phrase(order_id, is_explicit[0])}.{_payment_sentence(card) if is_explicit[1] else ''}",
         {"order": order_id, "payment": card, "item": names},
         _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
-        [order_id, *(item["name"] for item in items)], _lookup_calls(order_id),
-        [["return_delivered_order_items", {
-            "order_id": order_id, "item_ids": [item["item_id"] for item in items], "payment_method_id": card,
-        }]] if is_delivered else [],
+        [order_id, *(item["name"] for item in items)],
+        _lookup_calls(order_id),
+        [
+            [
+                "return_delivered_order_items",
+                {
+                    "order_id": order_id,
+                    "item_ids": [item["item_id"] for item in items],
+                    "payment_method_id": card,
+                },
+            ]
+        ]
+        if is_delivered
+        else [],
         [] if is_delivered else [order["status"]],
         f"Shall I take back the {names} of order {order_id}, with the refund to {card}?" if is_delivered else "",
-        f"The return of the {names} of order {order_id} is requested." if is_delivered else
-        f"Sorry, the {names} of order {order_id} cannot be returned: it is {order['status']}.",
-    )  # fmt: skip
+        f"The return of the {names} of order {order_id} is requested."
+        if is_delivered
+        else f"Sorry, the {names} of order {order_id} cannot be returned: it is {order['status']}.",
+    )
 
 
 def exchange_goal(sampler: GoalSampler) -> Goal | None:
@@ -107,15 +121,22 @@ def exchange_goal(sampler: GoalSampler) -> Goal | None:
             *_lookup_calls(order_id),
             *(["get_product_details", {"product_id": item["product_id"]}] for item, _ in chosen),
         ],
-        [[tool, {
-            "order_id": order_id, "item_ids": [item["item_id"] for item, _ in chosen],
-            "new_item_ids": [variant["item_id"] for _, variant in chosen], "payment_method_id": card,
-        }]],
+        [
+            [
+                tool,
+                {
+                    "order_id": order_id,
+                    "item_ids": [item["item_id"] for item, _ in chosen],
+                    "new_item_ids": [variant["item_id"] for _, variant in chosen],
+                    "payment_method_id": card,
+                },
+            ]
+        ],
         [_format_amount(abs(price_change))],
         f"Shall I change order {order_id} to {wanted_variants}, a difference of {_format_amount(abs(price_change))} "
         f"with {card}?",
         f"The {names} of order {order_id} will be changed.",
-    )  # fmt: skip
+    )
 
 
 def change_payment_goal(sampler: GoalSampler) -> Goal | None:
@@ -130,12 +151,15 @@ def change_payment_goal(sampler: GoalSampler) -> Goal | None:
         f"pay order {order_id} with {new_method}",
         f"I want to pay {_order_phrase(order_id, is_explicit[0])} "
         f"{f'with {new_method}' if is_explicit[1] else 'in another way'}.",
-        {"order": order_id, "payment": new_method}, _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
-        [order_id, new_method], _lookup_calls(order_id),
+        {"order": order_id, "payment": new_method},
+        _withheld_slots(order=is_explicit[0], payment=is_explicit[1]),
+        [order_id, new_method],
+        _lookup_calls(order_id),
         [["modify_pending_order_payment", {"order_id": order_id, "payment_method_id": new_method}]],
-        [], f"Shall I have order {order_id} paid with {new_method}?",
+        [],
+        f"Shall I have order {order_id} paid with {new_method}?",
         f"Order {order_id} is now paid with {new_method}.",
-    )  # fmt: skip
+    )
 
 
 def change_address_goal(sampler: GoalSampler) -> Goal | None:
@@ -147,18 +171,23 @@ def change_address_goal(sampler: GoalSampler) -> Goal | None:
         return None
     sampler.used.add(key)
     subject = f"order {key}" if order else "my profile"
-    call = ["modify_pending_order_address", {"order_id": key, **new}] if order else [
-        "modify_user_address", {"user_id": key, **new}
-    ]  # fmt: skip
+    call = (
+        ["modify_pending_order_address", {"order_id": key, **new}]
+        if order
+        else ["modify_user_address", {"user_id": key, **new}]
+    )
     return Goal(
         f"address of {key}: {_format_address(new)}",
         f"Please change the address of {subject}{f' to {_format_address(new)}' if is_explicit else ''}.",
         {"address": _format_address(new)},
-        _withheld_slots(address=is_explicit), [new["address1"], *([key] if order else [])],
-        _lookup_calls(key) if order else [["get_user_details", {"user_id": key}]], [call], [],
+        _withheld_slots(address=is_explicit),
+        [new["address1"], *([key] if order else [])],
+        _lookup_calls(key) if order else [["get_user_details", {"user_id": key}]],
+        [call],
+        [],
         f"Shall I change the address of {subject.replace('my', 'your')} to {_format_address(new)}?",
         f"The address of {subject.replace('my', 'your')} is now {_format_address(new)}.",
-    )  # fmt: skip
+    )
 
 
 def price_question(sampler: GoalSampler) -> Goal | None:
@@ -173,10 +202,16 @@ def price_question(sampler: GoalSampler) -> Goal | None:
     )
     return Goal(
         f"price of order {order_id}",
-        f"What did I pay for {_order_phrase(order_id, is_explicit)}?", {"order": order_id},
-        _withheld_slots(order=is_explicit), [order_id],
-        _lookup_calls(order_id), [], [total], "", f"For order {order_id} you paid {total}.",
-    )  # fmt: skip
+        f"What did I pay for {_order_phrase(order_id, is_explicit)}?",
+        {"order": order_id},
+        _withheld_slots(order=is_explicit),
+        [order_id],
+        _lookup_calls(order_id),
+        [],
+        [total],
+        "",
+        f"For order {order_id} you paid {total}.",
+    )
 
 
 def variants_question(sampler: GoalSampler) -> Goal | None:
@@ -188,10 +223,16 @@ def variants_question(sampler: GoalSampler) -> Goal | None:
     count = str(sum(variant["available"] for variant in row["variants"].values()))
     return Goal(
         f"variants of {row['name']}",
-        f"How many variants of the {row['name']} are available?", {}, [], [row["name"]],
-        [["list_all_product_types", {}], ["get_product_details", {"product_id": row["product_id"]}]], [], [count], "",
+        f"How many variants of the {row['name']} are available?",
+        {},
+        [],
+        [row["name"]],
+        [["list_all_product_types", {}], ["get_product_details", {"product_id": row["product_id"]}]],
+        [],
+        [count],
+        "",
         f"Of the {row['name']}, {count} variants are available.",
-    )  # fmt: skip
+    )
 
 
 def _draw_variant(sampler: GoalSampler, item: Mapping[str, Any]) -> Record | None:
@@ -234,10 +275,17 @@ def _join_words(words: list[str]) -> str:
 
 
 RETAIL = ServiceWorld(
-    Retail, generate_retail_tables,
+    Retail,
+    generate_retail_tables,
     (
-        cancel_goal, return_goal, exchange_goal, change_payment_goal, change_address_goal, price_question,
+        cancel_goal,
+        return_goal,
+        exchange_goal,
+        change_payment_goal,
+        change_address_goal,
+        price_question,
         variants_question,
     ),
-    build_identity, POLICY,
-)  # fmt: skip
+    build_identity,
+    POLICY,
+)

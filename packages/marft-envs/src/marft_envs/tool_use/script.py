@@ -26,11 +26,17 @@ from marft_envs.tool_use.slots import contains_all
 from marft_envs.tool_use.users import DEFAULT_PATIENCE, make_scripted_user
 
 QUESTIONS = {
-    "email": "What is your e-mail?", "user": "What is your user id?", "order": "Which order?",
-    "reservation": "Which reservation?", "item": "Which item?", "reason": "What is the reason?",
-    "payment": "Which payment method?", "address": "What is the address?", "insurance": "What about the insurance?",
+    "email": "What is your e-mail?",
+    "user": "What is your user id?",
+    "order": "Which order?",
+    "reservation": "Which reservation?",
+    "item": "Which item?",
+    "reason": "What is the reason?",
+    "payment": "Which payment method?",
+    "address": "What is the address?",
+    "insurance": "What about the insurance?",
     "passenger": "Who is the passenger?",
-}  # fmt: skip
+}
 GREETING = "How can I help?"
 FURTHER_QUESTION = "Anything else?"
 NOT_FOUND = "I cannot find that."

@@ -37,10 +37,21 @@ class ToolUseSession:
     """
 
     def __init__(
-        self, toolbox: Any, tools: Sequence[str], checker: Checker, user: User, *, rules: Mapping[str, str],
-        max_turns: int, reference: Sequence[str], all_or_nothing: bool, needs_confirmation: bool, user_prompt: str = "",
-        end_markers: Sequence[str] = (STOP,), ending_tools: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        toolbox: Any,
+        tools: Sequence[str],
+        checker: Checker,
+        user: User,
+        *,
+        rules: Mapping[str, str],
+        max_turns: int,
+        reference: Sequence[str],
+        all_or_nothing: bool,
+        needs_confirmation: bool,
+        user_prompt: str = "",
+        end_markers: Sequence[str] = (STOP,),
+        ending_tools: Sequence[str] = (),
+    ) -> None:
         self.tools, self.checker, self.user = tuple(tools), checker, user
         self.rules, self.max_turns, self.all_or_nothing, self.user_prompt = (
             rules,
@@ -71,13 +82,18 @@ class ToolUseSession:
         solved = is_over and self.user.is_satisfied and verdict.solved
         observation = Observation(f"User: {shorten_message(answer)}", self._agent_reports(actions, message))
         return Step(
-            observation, self._reward(verdict, is_over or at_limit, solved), terminated=is_over,
-            truncated=at_limit and not is_over, success=solved if is_over or at_limit else None,
+            observation,
+            self._reward(verdict, is_over or at_limit, solved),
+            terminated=is_over,
+            truncated=at_limit and not is_over,
+            success=solved if is_over or at_limit else None,
             info={
-                "progress": verdict.completed, "right_tools": right_tools,
-                "allowed_tools": self._allowed_tools(actions), "measures": self._metrics(),
+                "progress": verdict.completed,
+                "right_tools": right_tools,
+                "allowed_tools": self._allowed_tools(actions),
+                "measures": self._metrics(),
             },
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """No-op: the session holds no resources."""

@@ -20,12 +20,17 @@ def cancel_goal(sampler: GoalSampler) -> Goal | None:
     name, is_explicit, total = order["order_id"], sampler.draw_explicit(), str(order["payment_history"][0]["amount"])
     pending = order["status"] == "pending"
     return Goal(
-        f"cancel {name}", f"Cancel {name}." if is_explicit else "Cancel an order.", {"order": name},
-        [] if is_explicit else ["order"], [name],
-        [["look", {"id": name}]], [["cancel", {"id": name}]] if pending else [], [total if pending else "delivered"],
+        f"cancel {name}",
+        f"Cancel {name}." if is_explicit else "Cancel an order.",
+        {"order": name},
+        [] if is_explicit else ["order"],
+        [name],
+        [["look", {"id": name}]],
+        [["cancel", {"id": name}]] if pending else [],
+        [total if pending else "delivered"],
         f"Cancel {name} for {total} back?" if pending else "",
         f"Done, {total} for {name}." if pending else f"Sorry, {name} is delivered.",
-    )  # fmt: skip
+    )
 
 
 def return_goal(sampler: GoalSampler) -> Goal | None:
@@ -40,12 +45,16 @@ def return_goal(sampler: GoalSampler) -> Goal | None:
         f"return {item_name} of {name}",
         f"Return the {item_name} of {name}." if is_explicit else f"Return the {item_name}.",
         {"order": name, "item": item_name},
-        [] if is_explicit else ["order"], [name, item_name], [["look", {"id": name}]],
-        [["refund", {"id": name, "item": item_name}]] if is_delivered else [], [price if is_delivered else "pending"],
+        [] if is_explicit else ["order"],
+        [name, item_name],
+        [["look", {"id": name}]],
+        [["refund", {"id": name, "item": item_name}]] if is_delivered else [],
+        [price if is_delivered else "pending"],
         f"Return the {item_name} of {name} for {price} back?" if is_delivered else "",
-        f"Done, {price} for the {item_name} of {name}." if is_delivered
+        f"Done, {price} for the {item_name} of {name}."
+        if is_delivered
         else f"Sorry, the {item_name} of {name} is pending.",
-    )  # fmt: skip
+    )
 
 
 def build_identity(user: Mapping[str, Any], is_explicit: bool) -> Identity:  # noqa: ARG001

@@ -78,9 +78,13 @@ class ToolSandboxSession:
         reward = finite_number(outcome, "reward")
         ended = outcome.get("ended") is True
         return Step(
-            Observation(""), reward, terminated=ended, truncated=not ended, success=reward >= self.success_threshold,
+            Observation(""),
+            reward,
+            terminated=ended,
+            truncated=not ended,
+            success=reward >= self.success_threshold,
             info={"measures": clean_metrics(outcome.get("metrics"))},
-        )  # fmt: skip
+        )
 
     async def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = await self._running.request_async({**message, "episode": self.key}, self.timeout)

@@ -130,9 +130,12 @@ class VerifiersSession:
             raise EnvProcessError(f"verifiers gave {outcome!r:.100}, which is no score")
         reward = finite_number(outcome, "reward")
         return Step(
-            Observation(""), reward, terminated=True, success=reward >= self.settings.success_threshold,
+            Observation(""),
+            reward,
+            terminated=True,
+            success=reward >= self.settings.success_threshold,
             info={"measures": clean_metrics(outcome.get("metrics"))},
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """Drop the rollout in the process."""

@@ -36,8 +36,10 @@ def federate(path: Path, resume: bool, dry_run: bool, output_mode: OutputMode) -
 
             check_recipes(settings, folder)
         if dry_run:
-            out.print(f"{len(settings.sites)} sites, {settings.rounds} rounds of {settings.steps} steps: "
-                    f"{', '.join(settings.sites)}")  # fmt: skip
+            out.print(
+                f"{len(settings.sites)} sites, {settings.rounds} rounds of {settings.steps} steps: "
+                f"{', '.join(settings.sites)}"
+            )
             out.emit("dry_run", settings=settings.model_dump(mode="json"))
             return
         set_run_folder(folder)

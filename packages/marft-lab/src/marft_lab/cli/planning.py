@@ -27,10 +27,17 @@ MAX_SHOWN_PARTS = 12  # maximum components shown per process
 
 
 def run_plan(
-    path: Path, overrides: Sequence[str], gpus: int, gpu: str, given_lengths: KnownLengths,
+    path: Path,
+    overrides: Sequence[str],
+    gpus: int,
+    gpu: str,
+    given_lengths: KnownLengths,
     environment_seconds: float | None,
-    lag: int | None, efficiencies: Sequence[str], model_config: Path | None, output_mode: OutputMode,
-) -> None:  # fmt: skip
+    lag: int | None,
+    efficiencies: Sequence[str],
+    model_config: Path | None,
+    output_mode: OutputMode,
+) -> None:
     """Print the plan of a recipe or a run.
 
     Args:
@@ -84,10 +91,12 @@ def _check_finite(given_lengths: KnownLengths, environment_seconds: float | None
         ValueError: an option is NaN or infinite.
     """
     for option, value in (
-        ("--prompt-tokens", given_lengths.prompt), ("--action-tokens", given_lengths.action),
+        ("--prompt-tokens", given_lengths.prompt),
+        ("--action-tokens", given_lengths.action),
         ("--max-action-tokens", given_lengths.longest),
-        ("--environment-steps", given_lengths.environment_steps), ("--environment-seconds", environment_seconds),
-    ):  # fmt: skip
+        ("--environment-steps", given_lengths.environment_steps),
+        ("--environment-seconds", environment_seconds),
+    ):
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{option}: {value} is no number; write {option} 512")
 
@@ -102,9 +111,13 @@ def as_json(capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> d
         "episodes": capacity_plan.workload.episodes,
         "policies": [
             {
-                "name": policy.name, "train": policy.train, "actions": policy.actions,
-                "prompt_tokens": policy.lengths.prompt, "action_tokens": policy.lengths.action,
-                "longest_action": policy.lengths.longest, "lengths_from": policy.lengths.source,
+                "name": policy.name,
+                "train": policy.train,
+                "actions": policy.actions,
+                "prompt_tokens": policy.lengths.prompt,
+                "action_tokens": policy.lengths.action,
+                "longest_action": policy.lengths.longest,
+                "lengths_from": policy.lengths.source,
             }
             for policy in capacity_plan.workload.policies
         ],
@@ -114,7 +127,7 @@ def as_json(capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> d
             {"keys": dict(change.keys), "gpus": change.gpus, "seconds": change.plan.best.seconds}
             for change in suggestions
         ],
-    }  # fmt: skip
+    }
 
 
 def _split_json(split: Split) -> dict[str, Any]:
@@ -128,7 +141,10 @@ def _split_json(split: Split) -> dict[str, Any]:
         "phases": [{"name": p.name, "side": p.side, "seconds": p.seconds} for p in split.phases],
         "processes": [
             {
-                "name": process.name, "count": process.count, "fits": process.fits, "bytes": process.on_card,
+                "name": process.name,
+                "count": process.count,
+                "fits": process.fits,
+                "bytes": process.on_card,
                 "room": process.limit if math.isfinite(process.limit) else None,
                 "host_bytes": process.on_host,
                 "parts": [
@@ -138,7 +154,7 @@ def _split_json(split: Split) -> dict[str, Any]:
             }
             for process in split.processes
         ],
-    }  # fmt: skip
+    }
 
 
 def _print_plan(out: Output, capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> None:

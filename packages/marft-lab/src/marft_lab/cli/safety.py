@@ -121,9 +121,14 @@ def _evaluate_target(
 def _evaluation_fields(result: Evaluation) -> dict[str, Any]:
     """Return the fields of an evaluation for machine-readable output."""
     return {
-        "checkpoint": result.checkpoint, "mode": result.mode, "suite": result.scenarios["name"], "tasks": result.tasks,
-        "attempts": result.attempts, "failed": result.failed, "metrics": result.metrics,
-    }  # fmt: skip
+        "checkpoint": result.checkpoint,
+        "mode": result.mode,
+        "suite": result.scenarios["name"],
+        "tasks": result.tasks,
+        "attempts": result.attempts,
+        "failed": result.failed,
+        "metrics": result.metrics,
+    }
 
 
 def _build_table(results: Sequence[Evaluation], suite: Suite) -> Table:

@@ -25,9 +25,16 @@ STYLES = {"promote": "green", "stop": "red", "hold": "yellow"}
 
 
 def build_request(
-    team: Path, checkpoint: str, overrides: Sequence[str], trust_code: bool, sessions: Path, folder: Path | None,
-    grade: Path | None, feedback: Path | None, follow: bool,
-) -> ShadowRequest:  # fmt: skip
+    team: Path,
+    checkpoint: str,
+    overrides: Sequence[str],
+    trust_code: bool,
+    sessions: Path,
+    folder: Path | None,
+    grade: Path | None,
+    feedback: Path | None,
+    follow: bool,
+) -> ShadowRequest:
     """Return the shadow request of a command's options."""
     from marft_lab.shadow.setup import ShadowRequest
 
@@ -45,9 +52,16 @@ def open_sidecar(shadow_team: ShadowTeam) -> SidecarSpec:
         ValueError: the team cannot be served, or its shadow settings are invalid.
     """
     request = build_request(
-        shadow_team.team, shadow_team.checkpoint, shadow_team.overrides, shadow_team.trust_code, shadow_team.sessions,
-        shadow_team.output, shadow_team.grade, None, follow=True,
-    )  # fmt: skip
+        shadow_team.team,
+        shadow_team.checkpoint,
+        shadow_team.overrides,
+        shadow_team.trust_code,
+        shadow_team.sessions,
+        shadow_team.output,
+        shadow_team.grade,
+        None,
+        follow=True,
+    )
     message = f"{shadow_team.team} plays them as a shadow; what comes of it is in {request.output.absolute()}"
     return SidecarSpec(make_launcher(request), message)
 
@@ -83,8 +97,14 @@ def shadow(request: ShadowRequest, output_mode: OutputMode) -> bool:
 
         def report_line(line: SessionEvent, verdict: Verdict) -> None:
             event = {"session": line.session, "kind": line.kind, "served": line.served, "shadow": line.shadow}
-            out.emit("session", **event, verdict=verdict.word, sessions=verdict.sessions, lower=verdict.lower,
-                     upper=verdict.upper)  # fmt: skip
+            out.emit(
+                "session",
+                **event,
+                verdict=verdict.word,
+                sessions=verdict.sessions,
+                lower=verdict.lower,
+                upper=verdict.upper,
+            )
             if output_mode == "" and line.kind == "compared" and verdict.sessions % PROGRESS_INTERVAL == 0:
                 out.print(format_verdict(verdict))
 

@@ -23,9 +23,16 @@ from marft_serve.cli.traces import run_sft as sft_command
 
 
 def synthesize(
-    recipe: Path, overrides: Sequence[str], teacher: str, *, resume: bool, overwrite: bool, trust_code: bool,
-    output_mode: OutputMode = "", continues: bool = False,
-) -> RunFolder:  # fmt: skip
+    recipe: Path,
+    overrides: Sequence[str],
+    teacher: str,
+    *,
+    resume: bool,
+    overwrite: bool,
+    trust_code: bool,
+    output_mode: OutputMode = "",
+    continues: bool = False,
+) -> RunFolder:
     """Create imitation rows from a teacher's episodes.
 
     Args:
@@ -101,19 +108,36 @@ def cold_start(
             "another name (--name), or let that one go (--overwrite)"
         )
     rows = synthesize(
-        recipe, [*overrides, "--name", f"{run.name}-rows"], teacher, resume=False, overwrite=overwrite,
-        trust_code=trust_code, output_mode=output_mode, continues=True,
-    )  # fmt: skip
+        recipe,
+        [*overrides, "--name", f"{run.name}-rows"],
+        teacher,
+        resume=False,
+        overwrite=overwrite,
+        trust_code=trust_code,
+        output_mode=output_mode,
+        continues=True,
+    )
     resume = not overwrite and sft_folder.should_resume(begins_with=False)
     sft_command(
-        recipe, [*overrides, "--name", sft_folder.path.name], [rows.path], [],
-        resume=resume, start_from=None, overwrite=overwrite or (not resume and sft_folder.is_run()),
+        recipe,
+        [*overrides, "--name", sft_folder.path.name],
+        [rows.path],
+        [],
+        resume=resume,
+        start_from=None,
+        overwrite=overwrite or (not resume and sft_folder.is_run()),
         output_mode=output_mode,
-    )  # fmt: skip
+    )
     train_command(
-        recipe, overrides, resume=False, start_from=sft_folder.saved_steps()[-1], dry_run=False,
-        output_mode=output_mode, overwrite=overwrite, resume_or_start=not overwrite,
-    )  # fmt: skip
+        recipe,
+        overrides,
+        resume=False,
+        start_from=sft_folder.saved_steps()[-1],
+        dry_run=False,
+        output_mode=output_mode,
+        overwrite=overwrite,
+        resume_or_start=not overwrite,
+    )
     with open_output(output_mode) as out:
         out.print(f"  marft compare {sft_folder.path} {rl_folder.path}")
 

@@ -70,8 +70,11 @@ def _start_ray(address: str, cpus: int) -> None:
     options: dict[str, object] = {"address": address}
     if not address:
         options = {
-            "address": "local", "num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES
-        }  # fmt: skip
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
     try:
         _check_reachable(address)
         with _keep_signal_handlers():

@@ -101,11 +101,17 @@ class RayProcessLauncher:
             RayError: the actor was lost during the start.
         """
         bundle = self.resources.bundle()
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(Relay).options(
-            num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), memory=bundle.get("memory"),
-            resources=self.resources.resources or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot),
-        ).remote()  # fmt: skip
+        actor = (
+            ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(Relay)
+            .options(
+                num_cpus=bundle.get("CPU", 0.0),
+                num_gpus=bundle.get("GPU", 0.0),
+                memory=bundle.get("memory"),
+                resources=self.resources.resources or None,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot),
+            )
+            .remote()
+        )
         try:
             node_info: NodeInfo = ray.get(
                 actor.node_info.remote(self._folders), timeout=self.settings.start_timeout_seconds

@@ -48,9 +48,13 @@ class RoundReplies:
 
 
 def federate(
-    settings: FederationSettings, folder: Path, *, resume: bool = False,
-    on_round: Callable[[RoundRecord], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
-) -> list[RoundRecord]:  # fmt: skip
+    settings: FederationSettings,
+    folder: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundRecord], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> list[RoundRecord]:
     """Train a federation through all rounds and return the round records.
 
     Args:
@@ -144,9 +148,16 @@ def _run_round(
     norms = {site: update.report["norm"] for site, update in replies.updates.items() if "norm" in update.report}
     distances = [_site_distance(list(adapters.values())), _site_distance([results[index] for index in result_indices])]
     record = RoundRecord(
-        number, list(replies.updates), replies.failed, dict(zip(sites, rows, strict=True)),
-        dict(zip(sites, result_indices, strict=True)), norms, distances, _spent_epsilon(settings, number), bases,
-    )  # fmt: skip
+        number,
+        list(replies.updates),
+        replies.failed,
+        dict(zip(sites, rows, strict=True)),
+        dict(zip(sites, result_indices, strict=True)),
+        norms,
+        distances,
+        _spent_epsilon(settings, number),
+        bases,
+    )
     history.write_round(record, sent, [build_files(result, configs) for result in results])
     return record
 
@@ -194,8 +205,10 @@ def _request_updates(
                 links[site_by_future[future]].abandon_request()
     failed |= {site_by_future[future]: f"did not answer in {settings.round_timeout_seconds:g} s" for future in pending}
     order = list(links)
-    return RoundReplies({name: updates[name] for name in order if name in updates},
-                 {name: failed[name] for name in order if name in failed})  # fmt: skip
+    return RoundReplies(
+        {name: updates[name] for name in order if name in updates},
+        {name: failed[name] for name in order if name in failed},
+    )
 
 
 def _check_replies(settings: FederationSettings, replies: RoundReplies, description: str) -> None:

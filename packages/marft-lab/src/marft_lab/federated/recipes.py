@@ -33,9 +33,12 @@ def load_site_recipe(
         ValueError: the recipe is invalid, or trains weights other than adapters.
     """
     overrides = {
-        "seed": derive_seed(seed, "site", name), **changes,
-        "name": RUN_NAME, "output": str(folder), "training.steps": steps,
-    }  # fmt: skip
+        "seed": derive_seed(seed, "site", name),
+        **changes,
+        "name": RUN_NAME,
+        "output": str(folder),
+        "training.steps": steps,
+    }
     run = load_recipe(recipe, changes=overrides)
     check_trainable(run)
     for policy in run.trained_policies:
@@ -60,11 +63,16 @@ def check_recipes(settings: FederationSettings, folder: Path) -> None:
     with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
         futures = {
             name: processes.submit(
-                _find_problem, site.recipe, site.overrides, name=name, seed=settings.seed,
-                steps=settings.rounds * settings.steps, folder=folders[name],
+                _find_problem,
+                site.recipe,
+                site.overrides,
+                name=name,
+                seed=settings.seed,
+                steps=settings.rounds * settings.steps,
+                folder=folders[name],
             )
             for name, site in settings.sites.items()
-        }  # fmt: skip
+        }
         problems = [
             f"sites.{name}: {problem}" for name, future in futures.items() if (problem := _read_problem(future))
         ]

@@ -172,10 +172,12 @@ def _folder_conflicts(settings: FederationSettings) -> Iterator[str]:
 
 def _with_absolute_paths(site: SiteSettings, base_folder: Path) -> SiteSettings:
     recipe = base_folder / site.recipe
-    return site.model_copy(update={
-        "recipe": str(recipe) if recipe.is_file() else site.recipe,
-        "folder": str((base_folder / site.folder).absolute()) if site.folder else "",
-    })  # fmt: skip
+    return site.model_copy(
+        update={
+            "recipe": str(recipe) if recipe.is_file() else site.recipe,
+            "folder": str((base_folder / site.folder).absolute()) if site.folder else "",
+        }
+    )
 
 
 def check_unchanged(before: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -130,9 +130,13 @@ class SiteTrainer:
 
         def load(changes: Mapping[str, Any]) -> RunSettings:
             return load_site_recipe(
-                site["recipe"], changes, name=site["name"], seed=federation["seed"], steps=federation["steps"],
+                site["recipe"],
+                changes,
+                name=site["name"],
+                seed=federation["seed"],
+                steps=federation["steps"],
                 folder=self.folder.path,
-            )  # fmt: skip
+            )
 
         run = load(site["changes"])
         if self.folder.initial_adapters.is_dir():

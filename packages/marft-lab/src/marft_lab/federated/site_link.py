@@ -53,11 +53,14 @@ class SiteLink:
         self._assignment = Assignment(
             {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.overrides},
             {
-                "id": id_, "seed": settings.seed, "steps": settings.rounds * settings.steps,
-                "clip": settings.privacy.clip, "noise": settings.privacy.noise_multiplier,
+                "id": id_,
+                "seed": settings.seed,
+                "steps": settings.rounds * settings.steps,
+                "clip": settings.privacy.clip,
+                "noise": settings.privacy.noise_multiplier,
                 "counts": bool(settings.combine.count_unit),
             },
-        )  # fmt: skip
+        )
         self._child: ChildProcess | None = None
         self._lock = Lock()
         self._is_closing = False

@@ -35,7 +35,11 @@ class TransferLog:
         with self._lock, self.path.open("a", encoding="utf-8") as file:
             for name, data in files.items():
                 row = {
-                    "round": round_, "from": sender, "to": to, "file": name, "bytes": len(data),
+                    "round": round_,
+                    "from": sender,
+                    "to": to,
+                    "file": name,
+                    "bytes": len(data),
                     "digest": sha256_digest(data),
-                }  # fmt: skip
+                }
                 file.write(json.dumps(row) + "\n")

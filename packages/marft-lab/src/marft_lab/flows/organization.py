@@ -73,9 +73,11 @@ class Flow(OrganizationPart):
         actual = read_network(Path(info.data["network"])).digest
         if digest not in ("", actual):
             raise PydanticCustomError(
-                "flow", "the flow network {path} is another one than this was begun with: put that one back, or begin "
-                "anew without digest", {"path": info.data["network"]},
-            )  # fmt: skip
+                "flow",
+                "the flow network {path} is another one than this was begun with: put that one back, or begin "
+                "anew without digest",
+                {"path": info.data["network"]},
+            )
         return actual
 
     @field_validator("embed")
@@ -90,10 +92,11 @@ class Flow(OrganizationPart):
         network = read_network(Path(self.network))
         if network.embed != self.embed:
             raise PydanticCustomError(
-                "embed", "the vectors of {network} were made by {its}, and team.embed is {ours}: set it to that, if "
+                "embed",
+                "the vectors of {network} were made by {its}, and team.embed is {ours}: set it to that, if "
                 "you trust that code",
                 {"network": self.network, "its": repr(network.embed), "ours": repr(str(self.embed))},
-            )  # fmt: skip
+            )
         self._flow = network
         return self
 

@@ -74,7 +74,15 @@ def _node_positions(network: FlowNetwork, paths: Sequence[Sequence[str]]) -> dic
 def _draw_arrow(axes: Axes, start: Position, end: Position, color: str, width: float, curvature: float) -> None:
     axes.add_patch(
         FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=width, shrinkA=14, shrinkB=14,
-            connectionstyle=f"arc3,rad={curvature}", zorder=1 if color.startswith("0") else 3,
+            start,
+            end,
+            arrowstyle="-|>",
+            mutation_scale=9,
+            color=color,
+            linewidth=width,
+            shrinkA=14,
+            shrinkB=14,
+            connectionstyle=f"arc3,rad={curvature}",
+            zorder=1 if color.startswith("0") else 3,
         )
-    )  # fmt: skip
+    )

@@ -77,9 +77,12 @@ class RewordingOptions:
 
 
 def reword_nodes(
-    board: FlowEvaluator, network: FlowNetwork, critic: Critic, options: RewordingOptions,
+    board: FlowEvaluator,
+    network: FlowNetwork,
+    critic: Critic,
+    options: RewordingOptions,
     on_change: OnChange = lambda *_: None,
-) -> FlowNetwork:  # fmt: skip
+) -> FlowNetwork:
     """Return the network with the accepted proposals of a critic, and all proposals in its lineage.
 
     A node is evaluated on the held-out tasks whose path includes the node. Each task is played once before and once
@@ -121,9 +124,17 @@ def reword_nodes(
             estimate = estimate_gain({task.id: baseline[task.id] for task in tasks if task.id in baseline}, after)
             accepted = options.accepts(estimate)
             change = Change(
-                "instructions", name, ANY, node.instructions, proposed, accepted, estimate.gain, estimate.low,
-                estimate.high, estimate.tasks,
-            )  # fmt: skip
+                "instructions",
+                name,
+                ANY,
+                node.instructions,
+                proposed,
+                accepted,
+                estimate.gain,
+                estimate.low,
+                estimate.high,
+                estimate.tasks,
+            )
             rejections[name] = 0 if accepted else rejections[name] + 1
             baseline = {**baseline, **after} if accepted else baseline
             network = replace(candidate if accepted else network, lineage=(*network.lineage, change))

@@ -48,7 +48,7 @@ def skip_nodes(
             accepted = estimate.low >= -tolerance
             change = Change(
                 "skip", name, context, "", "", accepted, estimate.gain, estimate.low, estimate.high, estimate.tasks
-            )  # fmt: skip
+            )
             network = replace(candidate if accepted else network, lineage=(*network.lineage, change))
             on_change(change, network)
     return network

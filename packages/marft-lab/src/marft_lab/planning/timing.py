@@ -173,9 +173,12 @@ def _model_seconds(
         exchange = gathered * (3 if policy.train == "full" else 2)
         update += algorithm.epochs * max(operations / rate, launches, exchange)
     return {
-        "critic": critic, "scores of the base": base, "scores before the update": old, "update": update,
+        "critic": critic,
+        "scores of the base": base,
+        "scores before the update": old,
+        "update": update,
         "scores after the update": after,
-    }  # fmt: skip
+    }
 
 
 def _kl_fraction(context: PlanContext, policy: PolicyWorkload) -> float:

@@ -145,9 +145,13 @@ class KnownLengths:
             actions = {role: count * steps / self.environment_steps for role, count in actions.items()}
         longest = overrides.longest or (max(self.longest, overrides.action or 0.0) if self.longest else None)
         return replace(
-            self, prompt=overrides.prompt or self.prompt, action=overrides.action or self.action, longest=longest,
-            environment_steps=steps or self.environment_steps, actions=actions,
-        )  # fmt: skip
+            self,
+            prompt=overrides.prompt or self.prompt,
+            action=overrides.action or self.action,
+            longest=longest,
+            environment_steps=steps or self.environment_steps,
+            actions=actions,
+        )
 
 
 def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -> StepWorkload:
@@ -181,11 +185,18 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
         adapted = policy.train == "lora" or bool(policy.adapter) or policy.pool is not None
         policies.append(
             PolicyWorkload(
-                name, local_model(run.models, policy.model), policy.train, lora.rank if adapted else 0,
-                lora.target_modules if adapted else (), actions, _resolve_lengths(run, policy.model, limit, lengths),
-                not run.is_remote(policy.model), len(members), adapted and policy.lora.trained_matrices == "B",
+                name,
+                local_model(run.models, policy.model),
+                policy.train,
+                lora.rank if adapted else 0,
+                lora.target_modules if adapted else (),
+                actions,
+                _resolve_lengths(run, policy.model, limit, lengths),
+                not run.is_remote(policy.model),
+                len(members),
+                adapted and policy.lora.trained_matrices == "B",
             )
-        )  # fmt: skip
+        )
     sequential = run.team.name in SEQUENTIAL_TEAMS
     live = min(max(real, imagined), run.rollout.max_concurrent_episodes)
     return StepWorkload(real, steps, live * (1 if sequential else len(run.agents)), tuple(policies))

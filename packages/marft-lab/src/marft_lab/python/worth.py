@@ -17,11 +17,23 @@ if TYPE_CHECKING:
 
 
 def worth(
-    run: Run | str | Path, changes: RecipeChanges = (), /, *, checkpoint: str = "last", only: str | Sequence[str] = (),
-    tasks: int = 0, samples: int = 1, attempts: int = 16, resamples: int = 3,
-    crossed: str | Sequence[str] = ("base", "last", "best"), single: str | Path | None = None,
-    paraphrase: str | Callable[[str], str] = "base", again: bool = False, given: Iterable[Any] = (), **more: Any,
-) -> TeamEvaluation:  # fmt: skip
+    run: Run | str | Path,
+    changes: RecipeChanges = (),
+    /,
+    *,
+    checkpoint: str = "last",
+    only: str | Sequence[str] = (),
+    tasks: int = 0,
+    samples: int = 1,
+    attempts: int = 16,
+    resamples: int = 3,
+    crossed: str | Sequence[str] = ("base", "last", "best"),
+    single: str | Path | None = None,
+    paraphrase: str | Callable[[str], str] = "base",
+    again: bool = False,
+    given: Iterable[Any] = (),
+    **more: Any,
+) -> TeamEvaluation:
     """Measure the benefit of a run's team relative to its cost.
 
     The team is compared with a single agent at the same token budget, and with itself after changes to roles, weights
@@ -66,10 +78,17 @@ def worth(
         from marft_lab.team_evaluation.session import evaluate_team
 
         options = ComparisonOptions(
-            checkpoint, to_names(only, "only", "single"), tasks, samples, attempts, resamples,
-            to_names(crossed, "crossed", "last"), None if single is None else expand_user(single), paraphrase,
+            checkpoint,
+            to_names(only, "only", "single"),
+            tasks,
+            samples,
+            attempts,
+            resamples,
+            to_names(crossed, "crossed", "last"),
+            None if single is None else expand_user(single),
+            paraphrase,
             bool(again),
-        )  # fmt: skip
+        )
         result = evaluate_team(settings, folder, options, lambda _=None: None)
         write_report(folder.worth, result)
     return result

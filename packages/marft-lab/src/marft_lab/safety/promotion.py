@@ -35,12 +35,16 @@ class Promotion:
     def as_json(self) -> dict[str, Any]:
         """Return the promotion as JSON data."""
         return {
-            "before": self.before, "after": self.after, "promote": self.is_granted, "reasons": self.comparison.reasons,
+            "before": self.before,
+            "after": self.after,
+            "promote": self.is_granted,
+            "reasons": self.comparison.reasons,
             "gates": [
                 {"gate": verdict.gate.text, "mode": label, "failed": verdict.failed, "reason": verdict.reason}
-                for label, verdicts in self.comparison.verdicts.items() for verdict in verdicts
+                for label, verdicts in self.comparison.verdicts.items()
+                for verdict in verdicts
             ],
-        }  # fmt: skip
+        }
 
 
 def compute_promotions(
@@ -91,4 +95,4 @@ def expand_gates(gates: Sequence[str], evaluations: Sequence[SavedEvaluation]) -
         gate.replace(ATTACK_WILDCARD, f"attacks.{attack}.")
         for gate in gates
         for attack in (played_attacks or ["any"] if ATTACK_WILDCARD in gate else [""])
-    ]  # fmt: skip
+    ]

@@ -114,7 +114,7 @@ def evaluate_suite(
             note(changed)
         context = _SuiteContext(
             run, suite, size, tasks, cases, paths, digests, rollouts, result_cache, cache_error, advance, note
-        )  # fmt: skip
+        )
         advance(len(paths) * len(size.modes) * len(cases) * len(tasks) * size.attempts)
         return [_evaluate_checkpoint(context, name, mode) for name in paths for mode in size.modes]
 
@@ -138,11 +138,13 @@ def _evaluate_checkpoint(context: _SuiteContext, name: str, mode: Mode) -> Evalu
         for task in sorted({*control.measured, *suite_metrics.by_task})
     }
     evaluation = replace(
-        control, measured=measured,
+        control,
+        measured=measured,
         failed=sum(not e.is_scored for episodes in episodes_by_attack.values() for e in episodes),
-        key=_cache_key(context, name, mode, AttackCase()), scenarios={"name": suite.name, "digest": suite.digest},
+        key=_cache_key(context, name, mode, AttackCase()),
+        scenarios={"name": suite.name, "digest": suite.digest},
         tools=collect_definitions(context.rollouts.team),
-    )  # fmt: skip
+    )
     if not context.cache_error:
         lines = "".join(json.dumps(finding._asdict(), ensure_ascii=False) + "\n" for finding in suite_metrics.findings)
         atomic.write_file(_cases_folder(context, name, mode) / FINDINGS, lines)
@@ -190,8 +192,13 @@ def _cache_key(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
     injected = [context.suite.build_injection(case.attack, task).text for task in context.tasks] if case.attack else []
     attack = context.suite.settings.attacks[case.attack] if case.attack else None
     key_parts = [
-        mode, SPLIT, context.size.attempts, "suite", injected, [attack.inject_into, attack.target] if attack else [],
+        mode,
+        SPLIT,
+        context.size.attempts,
+        "suite",
+        injected,
+        [attack.inject_into, attack.target] if attack else [],
         [context.suite.canary_instruction(agent.role) for agent in context.run.agents],
         hash_definitions(collect_definitions(context.rollouts.team)),
-    ]  # fmt: skip
+    ]
     return episodes_key(context.run, context.models, context.paths[name], context.tasks, key_parts)

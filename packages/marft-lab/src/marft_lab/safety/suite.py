@@ -89,9 +89,10 @@ class SuiteSettings(Settings):
     def _check_attacks(cls, attacks: dict[str, AttackSettings]) -> dict[str, AttackSettings]:
         if CONTROL_NAME in attacks:
             raise PydanticCustomError(
-                "attack", "{name} is what is played without an attack; give the attack another name",
+                "attack",
+                "{name} is what is played without an attack; give the attack another name",
                 {"name": repr(CONTROL_NAME)},
-            )  # fmt: skip
+            )
         return attacks
 
     @field_validator("gates")

@@ -79,9 +79,13 @@ class ShadowComparison:
         return ShadowState(self.sequential_test.verdict, tuple(self.session_log.events), self.sessions.skipped)
 
     def run(
-        self, player: SessionPlayer, scorer: Scorer, *,
-        on_session: Callable[[SessionEvent, Verdict], None] = lambda *_: None, stopped: Stop = lambda: False,
-    ) -> ShadowState:  # fmt: skip
+        self,
+        player: SessionPlayer,
+        scorer: Scorer,
+        *,
+        on_session: Callable[[SessionEvent, Verdict], None] = lambda *_: None,
+        stopped: Stop = lambda: False,
+    ) -> ShadowState:
         """Play available sessions until the verdict is final; with ``follow``, wait for new sessions.
 
         Args:
@@ -134,9 +138,11 @@ class ShadowComparison:
         A shadow without a valid answer, or with an answer that breaks the scorer, gets the minimum score.
         """
         counters: Mapping[str, Any] = {
-            "answered": result.answered, "refused": result.refused, "effects": result.effects,
+            "answered": result.answered,
+            "refused": result.refused,
+            "effects": result.effects,
             "seconds": round(seconds, 3),
-        }  # fmt: skip
+        }
         name, low, reason = session.task.id, self.settings.min_score, ""
         if result.refused and self.settings.refused == "skip":
             return SessionEvent("left_out", name, "a call of a tool had no recorded answer", **counters)

@@ -72,9 +72,14 @@ def _run_shadow(fields: Mapping[str, Any], server: socket.socket) -> None:
     paths = {key: Path(fields[key]) for key in ("team", "sessions", "output")}
     grade, feedback = (Path(fields[key]) if fields[key] else None for key in ("grade", "feedback"))
     request = ShadowRequest(
-        **paths, checkpoint=fields["checkpoint"], overrides=fields["overrides"], trust_code=fields["trust_code"],
-        grade=grade, feedback=feedback, follow=True,
-    )  # fmt: skip
+        **paths,
+        checkpoint=fields["checkpoint"],
+        overrides=fields["overrides"],
+        trust_code=fields["trust_code"],
+        grade=grade,
+        feedback=feedback,
+        follow=True,
+    )
     state = run_shadow(request, on_session=lambda *_: server.sendall(b"."))
     verdict = state.verdict
     sys.stderr.write(f"{verdict.word} after {verdict.sessions} sessions; see {request.output}\n")

@@ -51,9 +51,14 @@ class SessionQueue:
     """
 
     def __init__(
-        self, folder: Path, seed: int, share: float, finished: Collection[str], max_pending: int = 0,
+        self,
+        folder: Path,
+        seed: int,
+        share: float,
+        finished: Collection[str],
+        max_pending: int = 0,
         on_drop: Callable[[str], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.skipped = folder, SkippedSessions()
         self._seed, self._share, self._finished, self._max_pending, self._on_drop = (
             seed,

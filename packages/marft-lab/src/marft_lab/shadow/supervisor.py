@@ -131,8 +131,13 @@ class ShadowSupervisor:
 
 def _request_fields(request: ShadowRequest, settings: ShadowSettings) -> dict[str, object]:
     return {
-        "team": str(request.team), "sessions": str(request.sessions), "output": str(request.output),
-        "grade": str(request.grade or ""), "feedback": str(request.feedback or ""), "checkpoint": request.checkpoint,
-        "overrides": ["--threads", str(settings.threads), *request.overrides], "trust_code": request.trust_code,
+        "team": str(request.team),
+        "sessions": str(request.sessions),
+        "output": str(request.output),
+        "grade": str(request.grade or ""),
+        "feedback": str(request.feedback or ""),
+        "checkpoint": request.checkpoint,
+        "overrides": ["--threads", str(settings.threads), *request.overrides],
+        "trust_code": request.trust_code,
         "priority": settings.priority,
-    }  # fmt: skip
+    }

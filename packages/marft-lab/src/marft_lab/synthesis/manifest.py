@@ -58,9 +58,12 @@ class SynthesisResult:
 
 
 def write_rows(
-    folder: Path, rows: Sequence[Mapping[str, Any]], origin: RowSource, filters: Sequence[Mapping[str, object]],
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    origin: RowSource,
+    filters: Sequence[Mapping[str, object]],
     stages: Sequence[FilterCounts],
-) -> SynthesisResult:  # fmt: skip
+) -> SynthesisResult:
     """Write rows and manifest, and replace earlier files.
 
     Args:
@@ -75,9 +78,11 @@ def write_rows(
         texts.setdefault(str(row["agent"]), []).append(json.dumps(row, ensure_ascii=False) + "\n")
     files = {f"{role}.jsonl": "".join(lines).encode() for role, lines in sorted(texts.items())}
     result = SynthesisResult(
-        folder / ROWS_FOLDER, {role: len(lines) for role, lines in sorted(texts.items())},
-        len({row["order"][0] for row in rows}), stages,
-    )  # fmt: skip
+        folder / ROWS_FOLDER,
+        {role: len(lines) for role, lines in sorted(texts.items())},
+        len({row["order"][0] for row in rows}),
+        stages,
+    )
     settings = SynthesisSettings.from_run(origin.run)
     manifest = {
         "format": FORMAT,

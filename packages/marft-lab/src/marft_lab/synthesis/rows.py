@@ -19,9 +19,15 @@ def to_trace(episode: Episode, seed: int) -> TracedEpisode:
     name = episode_name(episode)
     turns = [turn for action in episode.actions for turn in _turns(action, name)]
     return TracedEpisode(
-        id=name, turns=tuple(turns), task=episode.task.id, answer="", reward=episode.total_reward,
-        seed=seed, attempt=episode.sample, location=name,
-    )  # fmt: skip
+        id=name,
+        turns=tuple(turns),
+        task=episode.task.id,
+        answer="",
+        reward=episode.total_reward,
+        seed=seed,
+        attempt=episode.sample,
+        location=name,
+    )
 
 
 def episode_name(episode: Episode) -> str:
@@ -78,10 +84,16 @@ def build_rows(
         row |= {"tools": [_tool_schema(tool) for tool in first.tools]} if first.tools else {}
         row |= {"reward": original.total_reward}
         row["from"] = {
-            **origin, "task": original.task.id, "attempt": original.sample, "episode": episode_name(original),
-            "role": key.agent, "action": f"{key.step}/{key.agent}/{key.call}", "reward": original.total_reward,
-            "own_reward": own_rewards.get(key.agent, 0.0), "success": original.success,
-        }  # fmt: skip
+            **origin,
+            "task": original.task.id,
+            "attempt": original.sample,
+            "episode": episode_name(original),
+            "role": key.agent,
+            "action": f"{key.step}/{key.agent}/{key.call}",
+            "reward": original.total_reward,
+            "own_reward": own_rewards.get(key.agent, 0.0),
+            "success": original.success,
+        }
         yield row
 
 

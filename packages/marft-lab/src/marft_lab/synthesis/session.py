@@ -50,9 +50,15 @@ class KeptEpisode:
 
 
 def synthesize(
-    run: RunSettings, folder: RunFolder, *, resume: bool = False, overwrite: bool = False, trust_code: bool = False,
-    advance: ProgressCallback = lambda _=None: None, note: Callable[[str], None] = lambda _: None,
-) -> SynthesisResult:  # fmt: skip
+    run: RunSettings,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    trust_code: bool = False,
+    advance: ProgressCallback = lambda _=None: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> SynthesisResult:
     """Play tasks with a recipe's teacher (``synthesis.teacher``), and write imitation rows.
 
     Args:

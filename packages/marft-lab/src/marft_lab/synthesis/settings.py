@@ -38,9 +38,10 @@ class SynthesisSettings(Section):
     def _check_split(cls, split: str) -> str:
         if split in ("validation", "test"):
             raise PydanticCustomError(
-                "split", "the {split} split is held out: what is learned from it can no longer be measured; use train",
+                "split",
+                "the {split} split is held out: what is learned from it can no longer be measured; use train",
                 {"split": split},
-            )  # fmt: skip
+            )
         if split != "train":
             raise PydanticCustomError("split", "no split is called {split}; it is train", {"split": repr(split)})
         return split

@@ -96,9 +96,13 @@ def start_or_resume(
 
 
 def play_or_load(
-    teacher: Teacher, folder: RunFolder, attempts: Sequence[Attempt], size: int, advance: ProgressCallback,
+    teacher: Teacher,
+    folder: RunFolder,
+    attempts: Sequence[Attempt],
+    size: int,
+    advance: ProgressCallback,
     note: Callable[[str], None],
-) -> list[Episode]:  # fmt: skip
+) -> list[Episode]:
     """Return every attempt's episode, from saved parts or by playing; each finished part is saved.
 
     Failed episodes are played again.

@@ -118,9 +118,12 @@ def _script_teacher(run: RunSettings) -> Teacher:
 
 
 def _team_teacher(
-    run: RunSettings, teacher_run: RunSettings, description: Mapping[str, object], weights: Path | None = None,
+    run: RunSettings,
+    teacher_run: RunSettings,
+    description: Mapping[str, object],
+    weights: Path | None = None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
-) -> Teacher:  # fmt: skip
+) -> Teacher:
     """Return a team of models as teacher, in the recipe's environment.
 
     Raises:

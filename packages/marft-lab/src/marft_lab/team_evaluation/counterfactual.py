@@ -73,11 +73,15 @@ def as_json(episodes: Sequence[tuple[Episode, Sequence[ActionContribution]]]) ->
             "reward": episode.total_reward,
             "actions": [
                 {
-                    "action": item.action, "agent": item.agent, "resampled": list(item.resampled),
-                    "contribution": item.contribution, "variance": item.variance, "own": item.own,
+                    "action": item.action,
+                    "agent": item.agent,
+                    "resampled": list(item.resampled),
+                    "contribution": item.contribution,
+                    "variance": item.variance,
+                    "own": item.own,
                 }
                 for item in contributions
             ],
         }
         for episode, contributions in episodes
-    ]  # fmt: skip
+    ]

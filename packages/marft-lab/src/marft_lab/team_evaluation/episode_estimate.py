@@ -12,7 +12,7 @@ from marft_lab.team_evaluation.single_agent import build_variants, find_problem
 
 def estimate_episodes(
     run: RunSettings, options: ComparisonOptions, weights: Mapping[str, str], checkpoint_count: int, tasks: int
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Return the estimated number of episodes, by part.
 
     The number for a single agent is the maximum. The other numbers assume that every agent acts once with visible

@@ -60,9 +60,15 @@ def plot_cross_play(matrix: CrossPlayMatrix, measure: Measure) -> Figure:
     for y, line in enumerate(cells):
         for x, value in enumerate(line):
             axes.text(
-                x, y, formatter(value) if value == value else "", ha="center", va="center", fontsize=9, color="black",
+                x,
+                y,
+                formatter(value) if value == value else "",
+                ha="center",
+                va="center",
+                fontsize=9,
+                color="black",
                 bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
-            )  # fmt: skip
+            )
     names = [_short_name(name) for name in matrix.checkpoints]
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
@@ -111,10 +117,15 @@ def plot_contributions(episode: Episode, contributions: Sequence[ActionContribut
         axes.add_patch(Rectangle((action.started, lane - 0.27), width, 0.54, facecolor=color, edgecolor="0.4"))
         if action.id in by_action:
             axes.annotate(
-                f"{by_action[action.id]:+.2f}", (action.started + width / 2, lane), ha="center", va="center",
+                f"{by_action[action.id]:+.2f}",
+                (action.started + width / 2, lane),
+                ha="center",
+                va="center",
                 fontsize=8,
-                color="black", clip_on=True, bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
-            )  # fmt: skip
+                color="black",
+                clip_on=True,
+                bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
+            )
         ends[action.id] = (action.started, action.started + width, lane)
     _draw_arrows(axes, episode, ends)
     axes.set_xlim(-0.01 * end, 1.02 * end)
@@ -143,9 +154,16 @@ def _draw_arrows(axes: object, episode: Episode, ends: dict[str, tuple[float, fl
                 _, tail, tail_lane = ends[seen]
                 head, _, head_lane = ends[action.id]
                 arrow = FancyArrowPatch(
-                    (tail, tail_lane), (head, head_lane), arrowstyle="-|>", mutation_scale=9, color="0.35",
-                    linewidth=0.9, connectionstyle="arc3,rad=0.12", shrinkA=0, shrinkB=0,
-                )  # fmt: skip
+                    (tail, tail_lane),
+                    (head, head_lane),
+                    arrowstyle="-|>",
+                    mutation_scale=9,
+                    color="0.35",
+                    linewidth=0.9,
+                    connectionstyle="arc3,rad=0.12",
+                    shrinkA=0,
+                    shrinkB=0,
+                )
                 axes.add_patch(arrow)  # type: ignore[attr-defined]
 
 

@@ -35,10 +35,16 @@ def write_report(folder: Path, result: TeamEvaluation) -> Path:
         for episode, contributions in plotted
     ]
     html = render_page(
-        "marft_lab.team_evaluation", "worth.html.jinja",
-        found=result, headline=format_headline(result), tables=build_tables(result), pictures=table_plots,
-        notes=result.notes, paraphrases=result.paraphrases, episodes=episodes,
-    )  # fmt: skip
+        "marft_lab.team_evaluation",
+        "worth.html.jinja",
+        found=result,
+        headline=format_headline(result),
+        tables=build_tables(result),
+        pictures=table_plots,
+        notes=result.notes,
+        paraphrases=result.paraphrases,
+        episodes=episodes,
+    )
     content = (
         {"headline": format_headline(result)}
         | result.as_json()

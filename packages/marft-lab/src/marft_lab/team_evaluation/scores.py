@@ -124,9 +124,15 @@ def build_row(part: str, name: str, scores: VariantScores, team: VariantScores |
         if value is not None:
             values[measure] = value
     return ResultRow(
-        part, name, values, len(scores.measures["reward"]), scores.failed, scores.attempts,
-        Ratio.total(scores.tokens.values()).value, Ratio.total(scores.seconds.values()).value,
-    )  # fmt: skip
+        part,
+        name,
+        values,
+        len(scores.measures["reward"]),
+        scores.failed,
+        scores.attempts,
+        Ratio.total(scores.tokens.values()).value,
+        Ratio.total(scores.seconds.values()).value,
+    )
 
 
 def compute_value(

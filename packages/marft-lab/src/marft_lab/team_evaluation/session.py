@@ -44,12 +44,16 @@ class TeamEvaluation:
     def as_json(self) -> dict[str, object]:
         """Return the result as JSON data, with every contribution but without other episode data."""
         plain = {
-            "run": self.run, "checkpoint": self.checkpoint, "tasks": self.tasks, "samples": self.samples,
-            "measure": self.measure, "rows": [asdict(row) for row in self.rows],
+            "run": self.run,
+            "checkpoint": self.checkpoint,
+            "tasks": self.tasks,
+            "samples": self.samples,
+            "measure": self.measure,
+            "rows": [asdict(row) for row in self.rows],
             "matrices": [asdict(matrix) for matrix in self.matrices],
             "paraphrases": [list(pair) for pair in self.paraphrases],
             "notes": [f"{part}: {text}" for part, text in self.notes],
-        }  # fmt: skip
+        }
         if self.counterfactual is not None:
             plain["contributions"] = [asdict(share) for share in self.counterfactual.shares]
             plain["episodes"] = as_json(self.counterfactual.episodes)
@@ -98,9 +102,14 @@ def evaluate_team(
     with open_rollouts(without_helpers(run)) as rollouts:
         player = VariantPlayer(rollouts, paths, tasks, cache_folder, advance, ignore_cache=options.ignore_cache)
         context = ComparisonContext(
-            run, options, player, TeamVariant(weights, samples=options.samples), checkpoint_names,
-            lambda part, text: result.notes.append((part, text)), expect,
-        )  # fmt: skip
+            run,
+            options,
+            player,
+            TeamVariant(weights, samples=options.samples),
+            checkpoint_names,
+            lambda part, text: result.notes.append((part, text)),
+            expect,
+        )
         _run_parts(context, result)
     if single_run is not None:
         _compare_single_run(context, result, *single_run, single_tasks, cache_folder)
@@ -137,7 +146,7 @@ def _run_parts(context: ComparisonContext, result: TeamEvaluation) -> None:
 
 def _resolve_checkpoints(
     run: RunSettings, folder: RunFolder, options: ComparisonOptions
-) -> tuple[str, list[str], Mapping[str, Path | None]]:  # fmt: skip
+) -> tuple[str, list[str], Mapping[str, Path | None]]:
     """Return the team's checkpoint, the distinct checkpoints for cross-play, and checkpoint folders by name."""
     paths: dict[str, Path | None] = {BASE: None}
     names = dict[str, str]()

@@ -128,10 +128,11 @@ def _build_variant_table(result: TeamEvaluation) -> TextTable:
         numbers = [""] * 4
         if measured is not None:
             numbers = [
-                format_value(measured.value), format_interval(measured.interval, format_bound),
+                format_value(measured.value),
+                format_interval(measured.interval, format_bound),
                 format_difference(measured.difference),
                 format_interval(measured.difference_interval, format_difference),
-            ]  # fmt: skip
+            ]
         costs = [str(row.attempts), _format_integer(row.tokens), _format_tenths(row.seconds)]
         cells.append([row.name, *numbers, *costs, *([str(row.failed)] if failed else [])])
     headings = ["", result.measure, "95 %", "difference", "95 %", "tries", "tokens", "seconds", *["failed"] * failed]
@@ -161,14 +162,17 @@ def _format_cell(value: MetricValue | None, formatter: Formatter) -> str:
 def _build_contribution_table(shares: Sequence[AgentContribution]) -> TextTable:
     cells = [
         [
-            share.agent, str(share.actions), format_signed(share.contribution.value),
-            format_interval(share.contribution.interval, format_signed), format_number(share.variance.value),
+            share.agent,
+            str(share.actions),
+            format_signed(share.contribution.value),
+            format_interval(share.contribution.interval, format_signed),
+            format_number(share.variance.value),
             format_interval(share.variance.interval, format_number),
             format_number(share.own.value) if share.own else "",
             format_interval(share.own.interval, format_number) if share.own else "",
         ]
         for share in shares
-    ]  # fmt: skip
+    ]
     headings = ["", "actions", "contribution", "95 %", "variance", "95 %", "own part", "95 %"]
     return TextTable("Actions sampled again: what the reward was more, and how much it varied", headings, cells)
 

@@ -20,16 +20,25 @@ def build_timeline(episode: Episode, contributions: Sequence[ActionContribution]
         item = by_action.get(action.id)
         actions.append(
             {
-                "id": action.id, "agent": action.agent, "step": action.step, "index": action.index,
-                "started": action.started, "ended": action.ended, "sees": list(action.sees),
-                "tokens": len(action.tokens), "text": _shorten(action.message),
-                "contribution": item.contribution if item else None, "resampled": list(item.resampled) if item else [],
+                "id": action.id,
+                "agent": action.agent,
+                "step": action.step,
+                "index": action.index,
+                "started": action.started,
+                "ended": action.ended,
+                "sees": list(action.sees),
+                "tokens": len(action.tokens),
+                "text": _shorten(action.message),
+                "contribution": item.contribution if item else None,
+                "resampled": list(item.resampled) if item else [],
             }
-        )  # fmt: skip
+        )
     return {
-        "task": replace_surrogates(episode.task.id), "prompt": _shorten(episode.task.prompt),
-        "reward": episode.total_reward, "actions": actions,
-    }  # fmt: skip
+        "task": replace_surrogates(episode.task.id),
+        "prompt": _shorten(episode.task.prompt),
+        "reward": episode.total_reward,
+        "actions": actions,
+    }
 
 
 def _shorten(text: str) -> str:

@@ -79,9 +79,13 @@ class TeamVariant:
         ]
         seats = {policy: replacement for policy, replacement in self.policy_swaps.items() if policy != replacement}
         return {
-            "seats": seats, "alone": self.single_role, "unheard": sorted(self.muted_roles), "samples": self.samples,
-            "first": self.first_sample, "messages": messages if self.messages else [],
-        }  # fmt: skip
+            "seats": seats,
+            "alone": self.single_role,
+            "unheard": sorted(self.muted_roles),
+            "samples": self.samples,
+            "first": self.first_sample,
+            "messages": messages if self.messages else [],
+        }
 
 
 class VariantPlayer:
@@ -99,9 +103,15 @@ class VariantPlayer:
     """
 
     def __init__(
-        self, rollouts: LocalRolloutRunner | WorkerRolloutRunner, checkpoints: Mapping[str, Path | None],
-        tasks: Sequence[Task], cache_folder: Path, advance: ProgressCallback, *, ignore_cache: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rollouts: LocalRolloutRunner | WorkerRolloutRunner,
+        checkpoints: Mapping[str, Path | None],
+        tasks: Sequence[Task],
+        cache_folder: Path,
+        advance: ProgressCallback,
+        *,
+        ignore_cache: bool = False,
+    ) -> None:
         self.rollouts, self.tasks, self.advance = rollouts, tasks, advance
         self._checkpoints, self._cache_folder, self._ignore_cache = checkpoints, cache_folder, ignore_cache
         self._settings = cache_settings(rollouts.run) | {"models": rollouts.models.compute_digests()}

@@ -105,9 +105,14 @@ def write_state(folder: Path, state: WorldModelState) -> None:
     ]
     returns = {role: list(both) for role, both in state.buffer.returns.items()}
     content = _StateFile(
-        fitted=state.fit_step, on=state.trust.enabled, steps=list(state.trust.steps), rewards=list(state.trust.rewards),
-        returns=returns, texts=list(numbers), lived=rows,
-    )  # fmt: skip
+        fitted=state.fit_step,
+        on=state.trust.enabled,
+        steps=list(state.trust.steps),
+        rewards=list(state.trust.rewards),
+        returns=returns,
+        texts=list(numbers),
+        lived=rows,
+    )
     (folder / FILE_NAME).write_bytes(f"{content.model_dump_json()}\n".encode())
 
 

@@ -83,9 +83,12 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         training_episodes = [*fresh.credit_inputs, *usable]
         metrics = self._model_metrics(errors) | _episode_metrics(imagined, usable, len(training_episodes))
         return replace(
-            fresh, credit_inputs=training_episodes, imagined=imagined, metrics={**fresh.metrics, **metrics},
+            fresh,
+            credit_inputs=training_episodes,
+            imagined=imagined,
+            metrics={**fresh.metrics, **metrics},
             notes=(*fresh.notes, *self._trust_notes(was_enabled, state.step, errors)),
-        )  # fmt: skip
+        )
 
     def _update_model(self, real: Sequence[Episode], step: int) -> list[PredictionErrors]:
         """Test the model on new episodes, update its trust, and then fit the model to the episodes.
@@ -135,9 +138,12 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             histories[index] for index in indices
         )  # attempts with the same start are compared with each other
         environment = ModelEnvironment(
-            self.model, {f"{stream}/{number}": history for number, history in enumerate(groups)},
-            settings.max_uncertainty, settings.reads, settings.history_length,
-        )  # fmt: skip
+            self.model,
+            {f"{stream}/{number}": history for number, history in enumerate(groups)},
+            settings.max_uncertainty,
+            settings.reads,
+            settings.history_length,
+        )
         max_steps = min(settings.horizon, run.rollout.max_steps)
         critic = run.algorithm.critic.kind != "none"
         attempts = [

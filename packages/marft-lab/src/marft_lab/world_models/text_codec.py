@@ -22,9 +22,11 @@ def observation_text(observation: Observation) -> str:
     if plain and not (observation.views or observation.turn or observation.options):
         return observation.text
     table = {
-        "text": observation.text, "views": dict(observation.views), "turn": list(observation.turn),
+        "text": observation.text,
+        "views": dict(observation.views),
+        "turn": list(observation.turn),
         "options": {role: list(texts) for role, texts in observation.options.items()},
-    }  # fmt: skip
+    }
     return MARK + json.dumps(table, ensure_ascii=False, sort_keys=True)
 
 

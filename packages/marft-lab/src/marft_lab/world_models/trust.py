@@ -116,9 +116,12 @@ def compute_errors(
     error, width = sum(map(abs, reward_errors.values())), sum(widths.values())
     reward = _clip((error - expected) / width) if width else float(error > expected + 1e-9)
     return PredictionErrors(
-        tuple(steps), reward, len(steps) / len(transitions) if transitions else 0.0,
-        float(np.mean(missed)) if missed else 0.0, error,
-    )  # fmt: skip
+        tuple(steps),
+        reward,
+        len(steps) / len(transitions) if transitions else 0.0,
+        float(np.mean(missed)) if missed else 0.0,
+        error,
+    )
 
 
 def step_excess(prediction: Prediction, next_observation: str) -> tuple[float, float]:

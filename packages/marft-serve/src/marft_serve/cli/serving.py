@@ -16,11 +16,21 @@ SHADOW_PREFIX = "--shadow."
 
 
 def serve(
-    path: Path, overrides: Sequence[str], checkpoint: str, listen: tuple[str, int, str, bool],
-    limits: tuple[int, int, float], *, grace: int, record: Path | None, protocols: tuple[str, bool, str],
-    trust_code: bool, shadow: Path | None = None, shadow_checkpoint: str = "best", shadow_output: Path | None = None,
+    path: Path,
+    overrides: Sequence[str],
+    checkpoint: str,
+    listen: tuple[str, int, str, bool],
+    limits: tuple[int, int, float],
+    *,
+    grace: int,
+    record: Path | None,
+    protocols: tuple[str, bool, str],
+    trust_code: bool,
+    shadow: Path | None = None,
+    shadow_checkpoint: str = "best",
+    shadow_output: Path | None = None,
     grade: Path | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """``marft serve``."""
     if shadow is None and (shadow_output or grade or shadow_checkpoint != "best"):
         raise ValueError(
@@ -59,9 +69,15 @@ def serve(
             console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     run_server(
-        load_served_team(path, checkpoint, overrides, trust_code), listen_options, Limits(*limits), grace=grace,
-        record=record, protocol_options=protocol_options, ready=ready, begin=observer.begin,
-    )  # fmt: skip
+        load_served_team(path, checkpoint, overrides, trust_code),
+        listen_options,
+        Limits(*limits),
+        grace=grace,
+        record=record,
+        protocol_options=protocol_options,
+        ready=ready,
+        begin=observer.begin,
+    )
 
 
 def select_shadow_overrides(arguments: Sequence[str]) -> Iterator[str]:

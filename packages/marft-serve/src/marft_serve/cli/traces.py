@@ -27,9 +27,13 @@ console = wide_console()
 
 
 def run_score(
-    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], overwrite: bool,
+    recipe: Path,
+    overrides: Sequence[str],
+    traces: Sequence[Path],
+    roles: Sequence[str],
+    overwrite: bool,
     output_mode: OutputMode = "",
-) -> None:  # fmt: skip
+) -> None:
     """``marft score``."""
     run = _load_run(recipe, overrides, traces, roles, "score")
     if not SftSettings.from_run(run).traces:
@@ -42,9 +46,13 @@ def run_score(
     skip_counter, names = SkipCounter(), [agent.role for agent in run.agents]
     with open_output(output_mode) as out:
         with Progress(
-            TextColumn("scoring"), TextColumn("{task.completed} episodes"), TimeElapsedColumn(), console=console,
-            transient=True, disable=bool(output_mode) or not console.is_terminal,
-        ) as progress:  # fmt: skip
+            TextColumn("scoring"),
+            TextColumn("{task.completed} episodes"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=bool(output_mode) or not console.is_terminal,
+        ) as progress:
             bar = progress.add_task("scoring", total=None)
             scores = score_traces(
                 run, folder, skip_counter, overwrite=overwrite, on_episode=lambda _: progress.advance(bar)
@@ -62,15 +70,28 @@ def run_score(
         out.print(f"kept in {folder.path}: marft show {folder.path}")
         terms = {name: {"team": team, **dict(zip(names, agents, strict=True))} for name, team, agents in table}
         out.emit(
-            "done", run=folder.path, episodes=scores.episodes, dropped=scores.dropped, accuracy=scores.accuracy,
-            interval=scores.interval, known=scores.known_success, means=terms,
-        )  # fmt: skip
+            "done",
+            run=folder.path,
+            episodes=scores.episodes,
+            dropped=scores.dropped,
+            accuracy=scores.accuracy,
+            interval=scores.interval,
+            known=scores.known_success,
+            means=terms,
+        )
 
 
 def run_sft(
-    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], *, resume: bool,
-    start_from: Path | None, overwrite: bool, output_mode: OutputMode = "",
-) -> None:  # fmt: skip
+    recipe: Path,
+    overrides: Sequence[str],
+    traces: Sequence[Path],
+    roles: Sequence[str],
+    *,
+    resume: bool,
+    start_from: Path | None,
+    overwrite: bool,
+    output_mode: OutputMode = "",
+) -> None:
     """``marft sft``.
 
     Raises:
@@ -96,9 +117,14 @@ def run_sft(
         write_report(folder)
         step, stopped = result.state.step, result.state.step < result.steps
         out.emit(
-            "done", step=step, steps=result.steps, stopped=stopped, held_out=result.held_out_loss, run=folder.path,
+            "done",
+            step=step,
+            steps=result.steps,
+            stopped=stopped,
+            held_out=result.held_out_loss,
+            run=folder.path,
             report=folder.report,
-        )  # fmt: skip
+        )
         if stopped:
             out.print(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
             raise SystemExit(INTERRUPTED)

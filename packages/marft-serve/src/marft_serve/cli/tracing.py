@@ -26,9 +26,15 @@ RETRY_HINT = "Nothing is lost: the same command sends them again, under the same
 
 
 def run_trace(
-    path: Path, otlp: str, file: Path | None, step: int, task: str, headers: Sequence[str], timeout: float,
+    path: Path,
+    otlp: str,
+    file: Path | None,
+    step: int,
+    task: str,
+    headers: Sequence[str],
+    timeout: float,
     content: bool,
-) -> None:  # fmt: skip
+) -> None:
     """``marft trace``.
 
     Raises:

@@ -197,7 +197,7 @@ def _build_client_request(request: Request, role: str, parsed_request: ParsedReq
 
 async def _stream_response(
     request: Request, protocol: Protocol, session: Session, parsed_request: ParsedRequest, client_request: ClientRequest
-) -> Response:  # fmt: skip
+) -> Response:
     """Return a streamed response, starting at the first event.
 
     If the client disconnects, its actions continue.

@@ -106,9 +106,10 @@ def internal_error(error: Exception) -> RequestError:
 
 
 def build_endpoint(
-    protocol: Protocol, answer: Callable[[Request], Awaitable[Response]],
+    protocol: Protocol,
+    answer: Callable[[Request], Awaitable[Response]],
     get_headers: Callable[[RequestError], dict[str, str]],
-) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
+) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint with every error, including internal errors, in a protocol's format."""
 
     async def endpoint(request: Request) -> Response:
@@ -163,9 +164,13 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, protocol: Protocol, texts: AsyncGenerator[str], headers: Mapping[str, str], first: str = "",
+        self,
+        protocol: Protocol,
+        texts: AsyncGenerator[str],
+        headers: Mapping[str, str],
+        first: str = "",
         on_end: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._texts, self._on_end = texts, on_end
         self._stream = self._with_errors(protocol, first)
         super().__init__(self._stream, headers=headers, media_type="text/event-stream")

@@ -43,10 +43,18 @@ class Listener:
         self._thread = LoopThread()
         events: Literal["on", "off"] = "on" if lifespan else "off"
         config = Config(
-            app, http=_TimeoutProtocol, ws="none", lifespan=events, interface="asgi3", log_config=None,
-            log_level="critical", access_log=False, proxy_headers=False, server_header=False,
+            app,
+            http=_TimeoutProtocol,
+            ws="none",
+            lifespan=events,
+            interface="asgi3",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
             timeout_graceful_shutdown=grace,
-        )  # fmt: skip
+        )
         self._server = Server(config)
         self._server_future = asyncio.run_coroutine_threadsafe(self._server.serve([self._socket]), self._thread.loop)
 

@@ -221,13 +221,18 @@ class ProgramEpisode:
         return await thread.call_user_code(run, timeout=program.timeout_seconds, passthrough=RefusedError)
 
     def _build_clients(self, agents: Agents) -> Clients:
-        return Clients({
-            handle.role: Client(
-                f"{self._address}/{quote(handle.role, safe='')}/v1", "none", handle.agent.policy,
-                handle.agent.profile.instructions, f"{self._address}/waiting",
-            )
-            for handle in agents
-        })  # fmt: skip
+        return Clients(
+            {
+                handle.role: Client(
+                    f"{self._address}/{quote(handle.role, safe='')}/v1",
+                    "none",
+                    handle.agent.policy,
+                    handle.agent.profile.instructions,
+                    f"{self._address}/waiting",
+                )
+                for handle in agents
+            }
+        )
 
     def _mask_secrets(self, text: str) -> str:
         return mask_secrets(self._session.secrets if self._session else (), text)

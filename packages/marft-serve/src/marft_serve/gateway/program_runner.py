@@ -33,7 +33,7 @@ OUTCOME_KEYS = ("answer", "reward", "success", "agent_rewards")
 
 async def call_function(
     function: Callable[..., object], task: Task, clients: Mapping[str, Client], grades: bool
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Call a function, blocking or async; return its outcome.
 
     Raises:
@@ -44,9 +44,13 @@ async def call_function(
 
 
 async def run_command(
-    arguments: Sequence[str], folder: str, task: Task, clients: Mapping[str, Client], grades: bool,
+    arguments: Sequence[str],
+    folder: str,
+    task: Task,
+    clients: Mapping[str, Client],
+    grades: bool,
     mask: Callable[[str], str] = str,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a command; read the outcome from the last line of its output.
 
     The command receives the task on standard input. The command and its child processes end when the command is
@@ -64,11 +68,19 @@ async def run_command(
         RefusedError: the command failed, or its last line is not a valid outcome.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *arguments,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=folder or None, start_new_session=True,
+        sys.executable,
+        "-I",
+        "-S",
+        str(SUBREAPER),
+        str(os.getpid()),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=folder or None,
+        start_new_session=True,
         env={**os.environ, **_proxy_bypass_env(clients), **build_environment(clients), **subprocess_env(folder)},
-    )  # fmt: skip
+    )
     try:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -58,9 +58,17 @@ class Gateway:
     """
 
     def __init__(
-        self, recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, checkpoint: str = "",
-        record: str | Path | None = None, timeout: float = DEFAULT_TIMEOUT, given: Iterable[Any] = (), **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        recipe: RecipeLike | Run,
+        changes: RecipeChanges = (),
+        /,
+        *,
+        checkpoint: str = "",
+        record: str | Path | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        given: Iterable[Any] = (),
+        **more: Any,
+    ) -> None:
         if record is not None:
             check_path(record, "record: the sessions' folder")
         settings, folder = resolve_run(recipe, changes, given, more)

@@ -39,9 +39,13 @@ class Session:
         self._has_reward = not graded  # whether the episode has a reward
 
     def step(
-        self, answer: str | None = None, *, reward: float | None = None, success: bool | None = None,
+        self,
+        answer: str | None = None,
+        *,
+        reward: float | None = None,
+        success: bool | None = None,
         agent_rewards: Mapping[str, float] | None = None,
-    ) -> str | None:  # fmt: skip
+    ) -> str | None:
         """Submit the team's answer; return the next observation, or None at the end.
 
         Args:
@@ -74,9 +78,13 @@ class Session:
         return None if self.episode is not None else self.observation
 
     def end(
-        self, answer: str | None = None, *, reward: float | None = None, success: bool | None = None,
+        self,
+        answer: str | None = None,
+        *,
+        reward: float | None = None,
+        success: bool | None = None,
         agent_rewards: Mapping[str, float] | None = None,
-    ) -> Episode:  # fmt: skip
+    ) -> Episode:
         """Submit the final answer with :meth:`step`; return the episode.
 
         Without a reward from the caller or the environment, the episode is recorded ungraded.

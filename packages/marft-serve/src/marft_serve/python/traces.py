@@ -30,9 +30,16 @@ Traces = str | Path | Sequence[str | Path]
 
 
 def score(
-    recipe: RecipeLike | Run, traces: Traces = (), changes: RecipeChanges = (), /, *,
-    roles: Mapping[str, str] | None = None, overwrite: bool = False, given: Iterable[Any] = (), **more: Any,
-) -> Scores:  # fmt: skip
+    recipe: RecipeLike | Run,
+    traces: Traces = (),
+    changes: RecipeChanges = (),
+    /,
+    *,
+    roles: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    given: Iterable[Any] = (),
+    **more: Any,
+) -> Scores:
     """Score traces with a recipe's environment and reward terms, without a model.
 
     The episodes are saved as a run for :func:`marft.load_run`, by default in ``runs/<name>-score``. Skipped items
@@ -66,10 +73,19 @@ def score(
 
 
 def sft(
-    recipe: RecipeLike | Run, traces: Traces = (), changes: RecipeChanges = (), /, *,
-    roles: Mapping[str, str] | None = None, resume: bool = False, start_from: str | Path | None = None,
-    overwrite: bool = False, callbacks: Sequence[Callback] = (), given: Iterable[Any] = (), **more: Any,
-) -> Run:  # fmt: skip
+    recipe: RecipeLike | Run,
+    traces: Traces = (),
+    changes: RecipeChanges = (),
+    /,
+    *,
+    roles: Mapping[str, str] | None = None,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    given: Iterable[Any] = (),
+    **more: Any,
+) -> Run:
     """Warm start a team from traces by imitation; return the run.
 
     Each policy learns only the turns of its own roles. :func:`marft.train` takes a checkpoint of the run
@@ -103,9 +119,14 @@ def sft(
 
 
 def _resolve_run(
-    recipe: RecipeLike | Run, traces: Traces, changes: RecipeChanges, roles: Mapping[str, str] | None,
-    given: Iterable[Any], more: Mapping[str, Any], command: str,
-) -> tuple[RunSettings, RunFolder | None]:  # fmt: skip
+    recipe: RecipeLike | Run,
+    traces: Traces,
+    changes: RecipeChanges,
+    roles: Mapping[str, str] | None,
+    given: Iterable[Any],
+    more: Mapping[str, Any],
+    command: str,
+) -> tuple[RunSettings, RunFolder | None]:
     """Return the recipe with the given traces, and the folder for a resumed warm start."""
     from marft_serve.traces.overrides import build_overrides
 

@@ -51,15 +51,18 @@ from marft_serve.serving.settings import ServedTeam
 from marft_serve.serving.team_handler import RequestResult
 
 FINAL_STATES = (
-    TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_REJECTED,
-)  # fmt: skip
+)
 TEXT_MODES = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
 MAX_FINISHED_TASKS, MAX_FINISHED_BYTES = 1000, 64 * 2**20  # limits for finished tasks: number, total bytes
 QUIET_LOGGERS = (  # loggers that would log client errors
-    "a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter",
+    "a2a.server.routes.jsonrpc_dispatcher",
+    "a2a.compat.v0_3.jsonrpc_adapter",
     "a2a.server.request_handlers.request_handler",
-)  # fmt: skip
+)
 
 
 def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> list[Route]:

@@ -27,15 +27,22 @@ def build_agent_card(handler: TeamHandler, served_team: ServedTeam, token: bool,
         "its own: earlier ones of the same context are not read."
     )
     skill = AgentSkill(
-        id=TEAM_ALIAS, name=f"Ask the team {name}", description=usage, tags=["marft", "multi-agent"],
-        input_modes=TEXT_MODES, output_modes=TEXT_MODES,
-    )  # fmt: skip
+        id=TEAM_ALIAS,
+        name=f"Ask the team {name}",
+        description=usage,
+        tags=["marft", "multi-agent"],
+        input_modes=TEXT_MODES,
+        output_modes=TEXT_MODES,
+    )
     card = AgentCard(
-        name=name, description=f"{describe_team(served_team)} {usage}",
-        version=_get_checkpoint_name(served_team) or __version__, skills=[skill],
-        capabilities=AgentCapabilities(streaming=True, push_notifications=False), default_input_modes=TEXT_MODES,
+        name=name,
+        description=f"{describe_team(served_team)} {usage}",
+        version=_get_checkpoint_name(served_team) or __version__,
+        skills=[skill],
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        default_input_modes=TEXT_MODES,
         default_output_modes=TEXT_MODES,
-    )  # fmt: skip
+    )
     for version in PROTOCOL_VERSIONS:
         card.supported_interfaces.add(url=url, protocol_binding="JSONRPC", protocol_version=version)
     if token:

@@ -81,9 +81,15 @@ class App:
     """
 
     def __init__(
-        self, handler: TeamHandler, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
-        on_load_change: Callable[[int], None] = lambda _: None, host: str = "127.0.0.1", names: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        handler: TeamHandler,
+        loop: asyncio.AbstractEventLoop,
+        token: str,
+        limits: Limits = Limits(),
+        on_load_change: Callable[[int], None] = lambda _: None,
+        host: str = "127.0.0.1",
+        names: Sequence[str] = (),
+    ) -> None:
         self.host, self.names = host, names
         self.handler, self.loop, self.token, self.limits, self.body_limits = handler, loop, token, limits, BodyLimits()
         self.admission = AdmissionQueue(limits.concurrency, limits.queue, on_load_change)

@@ -77,9 +77,12 @@ class ProtocolOptions:
 
 
 def format_startup(
-    address: str, models: Sequence[str], listen_options: ListenOptions, protocol_options: ProtocolOptions,
-    record: Path | None = None
-) -> Iterator[str]:  # fmt: skip
+    address: str,
+    models: Sequence[str],
+    listen_options: ListenOptions,
+    protocol_options: ProtocolOptions,
+    record: Path | None = None,
+) -> Iterator[str]:
     """Yield the startup messages: addresses, access and recording.
 
     Args:

@@ -27,10 +27,16 @@ SERVER_LABEL = "marft serve"
 
 
 def run_server(
-    served_team: ServedTeam, listen_options: ListenOptions, limits: Limits, *, protocol_options: ProtocolOptions,
-    grace: int = 30, record: Path | None = None, ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
+    served_team: ServedTeam,
+    listen_options: ListenOptions,
+    limits: Limits,
+    *,
+    protocol_options: ProtocolOptions,
+    grace: int = 30,
+    record: Path | None = None,
+    ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
     begin: Callable[[], Sidecar] = NoSidecar,
-) -> None:  # fmt: skip
+) -> None:
     """Serve a team until SIGTERM or SIGINT, then finish pending requests for up to ``grace`` seconds.
 
     Args:
@@ -105,9 +111,13 @@ class _SignalHandler:
 
 
 async def _run_until_signal(
-    handler: TeamHandler, build_app: Callable[..., App], ready: Callable[[str, tuple[str, ...]], None], apps: list[App],
-    signal_handler: _SignalHandler, open_listener: Callable[[App], Listener | StdioServer],
-) -> None:  # fmt: skip
+    handler: TeamHandler,
+    build_app: Callable[..., App],
+    ready: Callable[[str, tuple[str, ...]], None],
+    apps: list[App],
+    signal_handler: _SignalHandler,
+    open_listener: Callable[[App], Listener | StdioServer],
+) -> None:
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     app = build_app(loop=loop)
     apps.append(app)

@@ -22,9 +22,20 @@ from marft.runs.export.manifest import Export, load_export
 from marft.runs.run_folder import RunFolder
 
 SERVING_KEYS = (
-    "name", "seed", "recipe_folder", "device", "threads", "models", "policies", "tools", "agents", "team", "channel",
-    "engine", "shadow",
-)  # fmt: skip
+    "name",
+    "seed",
+    "recipe_folder",
+    "device",
+    "threads",
+    "models",
+    "policies",
+    "tools",
+    "agents",
+    "team",
+    "channel",
+    "engine",
+    "shadow",
+)
 
 
 class Questions(EnvironmentPart):

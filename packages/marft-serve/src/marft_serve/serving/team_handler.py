@@ -145,9 +145,13 @@ class TeamHandler:
             raise RequestError.from_chat_error(error) from error
 
     async def answer(
-        self, model: str, request: ParsedRequest, name: str, progress: ProgressCallback = lambda _: None,
+        self,
+        model: str,
+        request: ParsedRequest,
+        name: str,
+        progress: ProgressCallback = lambda _: None,
         live_actions: Sequence[TokenStream] = (),
-    ) -> RequestResult:  # fmt: skip
+    ) -> RequestResult:
         """Answer a request. Cancelling this coroutine ends the episode.
 
         Args:

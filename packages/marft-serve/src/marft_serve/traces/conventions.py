@@ -19,9 +19,11 @@ from marft_serve.traces.types import UnreadableError
 MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")  # values of gen_ai.operation.name
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 EVENT_ROLES = {
-    "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
     "gen_ai.tool.message": "tool",
-}  # fmt: skip
+}
 INPUT, OUTPUT = "llm.input_messages", "llm.output_messages"
 PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
 TRUNCATED_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # finish reasons of truncated answers
@@ -121,9 +123,12 @@ def _convert_parts(message: object) -> Iterator[Message]:
             content.append({**part, "type": kind, "text": part.get("content", part.get("text"))})
     if content or calls or thoughts or not results:
         yield {
-            "role": message.get("role"), "name": message.get("name"), "content": content or None, "tool_calls": calls,
+            "role": message.get("role"),
+            "name": message.get("name"),
+            "content": content or None,
+            "tool_calls": calls,
             "reasoning_content": "\n".join(thoughts),
-        }  # fmt: skip
+        }
     yield from results
 
 
@@ -138,8 +143,11 @@ def _parse_openinference(span: ImportedSpan) -> ModelCall | None:
     if not answers:
         return None
     prompt = [_convert_message(entry) for entry in unflatten(span.attributes, INPUT)]
-    tools = [_parse_json(entry.get("tool", {}).get("json_schema")) for entry in unflatten(span.attributes, "llm.tools")
-             if isinstance(entry, Mapping) and isinstance(entry.get("tool"), Mapping)]  # fmt: skip
+    tools = [
+        _parse_json(entry.get("tool", {}).get("json_schema"))
+        for entry in unflatten(span.attributes, "llm.tools")
+        if isinstance(entry, Mapping) and isinstance(entry.get("tool"), Mapping)
+    ]
     return ModelCall(prompt, answers, tools, _get_finish_reason(span.attributes))
 
 

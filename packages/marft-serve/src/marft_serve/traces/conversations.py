@@ -94,7 +94,7 @@ def parse_episode(table: Mapping[str, Any], location: str, skip_counter: SkipCou
 
 def _iter_turns(
     messages: Sequence[TracedMessage], first: int, table: Mapping[str, Any], location: str, skip_counter: SkipCounter
-) -> Iterator[TracedTurn]:  # fmt: skip
+) -> Iterator[TracedTurn]:
     """Yield a conversation's turns.
 
     Args:

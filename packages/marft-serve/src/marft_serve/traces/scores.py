@@ -93,9 +93,13 @@ class Scores:
 
 
 def score_traces(
-    run: RunSettings, folder: RunFolder, skip_counter: SkipCounter, *, overwrite: bool = False,
+    run: RunSettings,
+    folder: RunFolder,
+    skip_counter: SkipCounter,
+    *,
+    overwrite: bool = False,
     on_episode: Callable[[Episode], None] = lambda _: None,
-) -> Scores:  # fmt: skip
+) -> Scores:
     """Score the traces of a recipe (``sft.traces``), and save the episodes in a folder for ``marft show``.
 
     Args:

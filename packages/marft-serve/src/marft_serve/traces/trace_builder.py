@@ -43,9 +43,13 @@ MAX_OPEN_TRACES, MAX_SPANS, MAX_TEXT_CHARS = 1024, 50_000, 2**29
 MAX_CLOSED_TRACES = 100_000  # closed traces to remember, to detect late spans
 MAX_DEPTH = 200  # maximum depth of spans
 AGENT_NAME_KEYS = (  # attributes with the agent's name, on the span of a model call, innermost first
-    "gen_ai.agent.name", "agent.name", "graph.node.name", "graph.node.id",
-    "traceloop.association.properties.langgraph_node", "langgraph.node",
-)  # fmt: skip
+    "gen_ai.agent.name",
+    "agent.name",
+    "graph.node.name",
+    "graph.node.id",
+    "traceloop.association.properties.langgraph_node",
+    "langgraph.node",
+)
 CHECKPOINT_NAMESPACE = "langgraph_checkpoint_ns"  # "planner:0a1b…|agent:2c3d…": the nodes of nested graphs
 
 

@@ -25,9 +25,13 @@ TEMPLATE_OMITS_TEXT = "its chat template leaves out parts of what was said"
 
 
 def encode_turn(
-    renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
+    renderer: ChatRenderer,
+    policy: str,
+    chat: Sequence[ChatMessage],
+    tools: Sequence[Tool],
+    turn: TracedTurn,
     thinking: Thinking,
-) -> TokenIds:  # fmt: skip
+) -> TokenIds:
     """Return a turn's token ids in the form that a policy would sample after the prompt, shape [T].
 
     The end of the turn follows the chat template. A truncated turn has no end token.
@@ -71,9 +75,13 @@ def check_known_tools(turn: TracedTurn, tools: Sequence[Tool]) -> None:
 
 
 def _encode(
-    renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
+    renderer: ChatRenderer,
+    policy: str,
+    chat: Sequence[ChatMessage],
+    tools: Sequence[Tool],
+    turn: TracedTurn,
     thinking: Thinking,
-) -> TokenIds:  # fmt: skip
+) -> TokenIds:
     """Return the token ids of a turn under the chat template.
 
     Raises:
@@ -154,7 +162,7 @@ def _find_mismatch(rendered: EncodedTurn | NotExact, turn: TracedTurn, reasoning
 
 def _parse_calls(
     renderer: ChatRenderer, policy: str, ids: TokenIds, tools: Sequence[Tool], turn: TracedTurn
-) -> Sequence[ToolCall]:  # fmt: skip
+) -> Sequence[ToolCall]:
     """Return the tool calls in a turn's token ids.
 
     The result is empty if the turn has no recorded calls and the template does not support calls.

@@ -53,9 +53,14 @@ class WarmStartResult:
 
 
 def warm_start(
-    run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
-    overwrite: bool = False, callbacks: Sequence[Callback] = (),
-) -> WarmStartResult:  # fmt: skip
+    run: RunSettings,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    start_from: Path | None = None,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> WarmStartResult:
     """Imitate the traces of a recipe (``sft.traces``) to the end, or until a callback stops the run.
 
     Args:

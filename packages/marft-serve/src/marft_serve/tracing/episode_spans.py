@@ -274,11 +274,28 @@ class _EpisodeSpans:
         return min([*later, self.episode.seconds])
 
     def _build_span(
-        self, names: tuple[object, ...], parent: str, name: str, times: tuple[float, float], attributes: Attributes,
-        links: tuple[SpanLink, ...] = (), failed: bool = False, error: str = "", kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:  # fmt: skip
+        self,
+        names: tuple[object, ...],
+        parent: str,
+        name: str,
+        times: tuple[float, float],
+        attributes: Attributes,
+        links: tuple[SpanLink, ...] = (),
+        failed: bool = False,
+        error: str = "",
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
         start_time, end_time = (round((self.episode.start_time + seconds) * 1e9) for seconds in times)
         return Span(
-            self.trace, span_id(self.trace, *names), parent, sanitize_text(name, MAX_NAME_CHARS), kind, start_time,
-            max(start_time, end_time), attributes, links, failed, error,
-        )  # fmt: skip
+            self.trace,
+            span_id(self.trace, *names),
+            parent,
+            sanitize_text(name, MAX_NAME_CHARS),
+            kind,
+            start_time,
+            max(start_time, end_time),
+            attributes,
+            links,
+            failed,
+            error,
+        )

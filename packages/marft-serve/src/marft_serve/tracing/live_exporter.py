@@ -128,9 +128,13 @@ class TracingCallback(Callback):
     """
 
     def __init__(
-        self, settings: TracingSettings, run: str, recipe: Mapping[str, object], note: Callable[[str], None],
+        self,
+        settings: TracingSettings,
+        run: str,
+        recipe: Mapping[str, object],
+        note: Callable[[str], None],
         hint: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         tracer = Tracer(run, TeamMetadata.from_table(recipe), settings.content)
         self.exporter = LiveExporter(tracer, settings.otlp, timeout=settings.timeout_seconds, queue_size=settings.queue)
         self._url, self._note, self._hint = settings.otlp, note, hint

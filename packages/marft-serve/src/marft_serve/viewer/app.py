@@ -120,18 +120,34 @@ def _add_run_routes(app: FastAPI, library: Library) -> None:
 def _add_episode_routes(app: FastAPI, library: Library) -> None:
     @app.get("/api/runs/{run}/episodes")
     def episodes(
-        run: str, step: TextParameter = "", q: TextParameter = "", agent: TextParameter = "", task: TextParameter = "",
-        status: TextParameter = "", success: Literal["true", "false", ""] = "", guard: TextParameter = "",
-        reward_min: float | Literal[""] = "", reward_max: float | Literal[""] = "", sort: Sort = "step",
-        order: Order = "asc", offset: Annotated[int, Query(ge=0, le=2**40)] = 0,
+        run: str,
+        step: TextParameter = "",
+        q: TextParameter = "",
+        agent: TextParameter = "",
+        task: TextParameter = "",
+        status: TextParameter = "",
+        success: Literal["true", "false", ""] = "",
+        guard: TextParameter = "",
+        reward_min: float | Literal[""] = "",
+        reward_max: float | Literal[""] = "",
+        sort: Sort = "step",
+        order: Order = "asc",
+        offset: Annotated[int, Query(ge=0, le=2**40)] = 0,
         limit: Annotated[int, Query(ge=0, le=1000)] = 50,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """Return the episodes for a query."""
         query = EpisodeQuery(
-            q=q, agent=agent, task=task, status=status, success=success == "true" if success else None, guard=guard,
-            reward_min=None if reward_min == "" else reward_min, reward_max=None if reward_max == "" else reward_max,
-            sort=sort, descending=order == "desc",
-        )  # fmt: skip
+            q=q,
+            agent=agent,
+            task=task,
+            status=status,
+            success=success == "true" if success else None,
+            guard=guard,
+            reward_min=None if reward_min == "" else reward_min,
+            reward_max=None if reward_max == "" else reward_max,
+            sort=sort,
+            descending=order == "desc",
+        )
         return JsonResponse(responses.get_episodes(library.get_run(run), step, query, offset, limit))
 
     base_path = "/api/runs/{run}/episodes/{step}/{index}"

@@ -11,8 +11,16 @@ from marft.runs.saved_schemas import read_evaluation
 from marft_serve.viewer.library import Run
 
 RESULT_FIELDS = (
-    "checkpoint", "mode", "shuffled_messages", "tasks", "accuracy", "interval", "reward", "reward_interval", "passes",
-)  # fmt: skip
+    "checkpoint",
+    "mode",
+    "shuffled_messages",
+    "tasks",
+    "accuracy",
+    "interval",
+    "reward",
+    "reward_interval",
+    "passes",
+)
 
 
 def get_evaluations(run: Run, by: str = "") -> dict[str, Any]:

@@ -28,9 +28,19 @@ from marft.runs.parquet import open_parquet
 
 FORMAT_VERSION = "1"  # format version of an index
 INDEXED_COLUMNS = (
-    "stream", "task", "prompt_text", "sample", "status", "error", "success", "total_reward", "episode_seconds", "fork",
-    "agent", "text",
-)  # fmt: skip
+    "stream",
+    "task",
+    "prompt_text",
+    "sample",
+    "status",
+    "error",
+    "success",
+    "total_reward",
+    "episode_seconds",
+    "fork",
+    "agent",
+    "text",
+)
 REQUIRED_COLUMNS = ("stream", "task", "prompt_text", "sample", "status", "total_reward", "episode_seconds")
 MAX_PREVIEW_CHARS = 160  # characters of the final message
 END_MARK = "\0"  # end of an episode's text

@@ -53,14 +53,19 @@ def get_catalog() -> dict[str, Any]:
     return {
         "metrics": {
             metric.name: {
-                "label": metric.label, "unit": metric.unit, "format": metric.format, "scope": list(metric.scopes),
-                "better": BETTER_DIRECTION[metric.better], "meaning": metric.description, "advice": metric.hint,
+                "label": metric.label,
+                "unit": metric.unit,
+                "format": metric.format,
+                "scope": list(metric.scopes),
+                "better": BETTER_DIRECTION[metric.better],
+                "meaning": metric.description,
+                "advice": metric.hint,
                 "group": group,
             }
             for group, metrics in CATALOG.items()
             for metric in metrics
         }
-    }  # fmt: skip
+    }
 
 
 def get_metrics(run: Run, names: Sequence[str], since: int, points: int) -> dict[str, Any]:

@@ -116,9 +116,12 @@ class AgentHandle:
         return await self._ask(self.agent, Request(observation, tuple(sees), begins))
 
     async def choose(
-        self, observation: Observation, options: Sequence[str], sees: Sequence[VisibleAction] = (),
+        self,
+        observation: Observation,
+        options: Sequence[str],
+        sees: Sequence[VisibleAction] = (),
         normalisation: Normalization = "tokens",
-    ) -> Action:  # fmt: skip
+    ) -> Action:
         """Choose one option by the probability of its text, normalized by Z (TWOSOME).
 
         The choice is one decision and is trained like any other.

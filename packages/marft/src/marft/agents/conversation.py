@@ -140,9 +140,14 @@ class Conversation:
         )
 
     def add_turn(
-        self, prompt_node: Node, messages: Sequence[ChatMessage], ids: TokenIds, action_id: str, sampled: bool = True,
+        self,
+        prompt_node: Node,
+        messages: Sequence[ChatMessage],
+        ids: TokenIds,
+        action_id: str,
+        sampled: bool = True,
         shortened_reason: str = "",
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         """Add an agent's turn and return its node.
 
         Args:
@@ -182,7 +187,7 @@ class Conversation:
 
     def _add_prompt(
         self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str, prefix: str = ""
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         existing = _find_prompt(parent, messages, prefix)
         if existing is not None:
             return existing

@@ -162,9 +162,14 @@ class ConversationMemory:
                     node.context, full_length - len(node.context), node.conversation, self.agent.profile.tools
                 )
                 return PromptRequest(
-                    prompt, received, new_messages, kept_ids, self._seen_ids(kept_ids),
-                    self._restart_reason(action_ids, kept_ids, node), node
-                )  # fmt: skip
+                    prompt,
+                    received,
+                    new_messages,
+                    kept_ids,
+                    self._seen_ids(kept_ids),
+                    self._restart_reason(action_ids, kept_ids, node),
+                    node,
+                )
             self._check_truncation(len(node.context), room)
             kept_ids = self._drop_oldest(kept_ids, excess)
         received = self._receive(request.sees, ())
@@ -267,9 +272,13 @@ class ConversationMemory:
         return {**message, "content": text[self.renderer.reasoning_length(self.agent.policy, text) :]}
 
     def _add_turn(
-        self, prompt_node: Node, messages: tuple[ChatMessage, ...], action: Action, shortened_reason: str,
-        sampled: bool = True
-    ) -> Node:  # fmt: skip
+        self,
+        prompt_node: Node,
+        messages: tuple[ChatMessage, ...],
+        action: Action,
+        shortened_reason: str,
+        sampled: bool = True,
+    ) -> Node:
         """Add an action's turn after its prompt, or after its chat as last rendered.
 
         Raises:

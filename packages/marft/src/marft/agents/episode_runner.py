@@ -51,7 +51,7 @@ from marft.common.types import (
     Step,
     TokenIds,
     Transition,
-)  # fmt: skip
+)
 
 GRACE_SECONDS = 0.5  # grace period in seconds for a cancelled organization to end
 REPLAY_MISMATCH = (

@@ -349,7 +349,7 @@ class ActionBuilder:
 
 async def answer_chat(
     engine: Sampler, record: ChatHistory, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
-) -> Action:  # fmt: skip
+) -> Action:
     """Sample one turn of a client's chat; the client executes its tool calls.
 
     The caller fills in the action's position in the episode.

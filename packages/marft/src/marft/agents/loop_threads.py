@@ -103,9 +103,12 @@ class LoopThread:
         return await self._run_coroutine(self._run_counted(_run_function, function, arguments), timeout)
 
     async def call_user_code(
-        self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None,
+        self,
+        function: Callable[..., Awaitable[T] | T],
+        *arguments: object,
+        timeout: float | None,
         passthrough: type[Exception] | tuple[()] = (),
-    ) -> T:  # fmt: skip
+    ) -> T:
         """Run user code like :meth:`call`, with every error converted to text.
 
         Args:

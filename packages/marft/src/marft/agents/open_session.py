@@ -25,9 +25,14 @@ class OpenToolSession:
     """
 
     def __init__(
-        self, source: ToolSource, threads: LoopThreadPool, task: Task, seed: int,
-        thread: LoopThread | None = None, session: ToolSession | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        source: ToolSource,
+        threads: LoopThreadPool,
+        task: Task,
+        seed: int,
+        thread: LoopThread | None = None,
+        session: ToolSession | None = None,
+    ) -> None:
         self.source, self.threads, self.task, self.seed = source, threads, task, seed
         self.thread = thread or threads.acquire()
         self.owns_thread = thread is None

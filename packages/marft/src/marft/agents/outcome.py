@@ -46,9 +46,17 @@ class Outcome(JointAction):
                 return action
         nothing = np.empty(0, np.int32)
         return Action(
-            key=key, policy="", index=-1, sees=(), prompt=nothing, tokens=nothing, marks=np.empty(0, np.uint8),
-            log_probs=np.empty(0, np.float32), text=self.text, finish="stop",
-        )  # fmt: skip
+            key=key,
+            policy="",
+            index=-1,
+            sees=(),
+            prompt=nothing,
+            tokens=nothing,
+            marks=np.empty(0, np.uint8),
+            log_probs=np.empty(0, np.float32),
+            text=self.text,
+            finish="stop",
+        )
 
     def apply_grade(self, step: Step) -> Step:
         """Return the environment's step, with the program's grade in place of its reward."""

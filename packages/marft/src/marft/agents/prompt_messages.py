@@ -120,7 +120,7 @@ class Renderer(Protocol):
 
     def text_stream(
         self, policy: str, stops: Sequence[str | StopString], drops: bool, tools: bool, prefix: str = ""
-    ) -> TextStream:  # fmt: skip
+    ) -> TextStream:
         """Return a detokenizer for a turn during sampling.
 
         Args:

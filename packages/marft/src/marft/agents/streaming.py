@@ -82,9 +82,12 @@ class Detokenizer:
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], skipped_tokens: Collection[int] = (),
-        byte_tokens: Collection[int] = (), cleans_up_spaces: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        decode: Callable[[Sequence[int]], str],
+        skipped_tokens: Collection[int] = (),
+        byte_tokens: Collection[int] = (),
+        cleans_up_spaces: bool = False,
+    ) -> None:
         self._decode, self._skipped_tokens, self._byte_tokens, self._cleans_up_spaces = (
             decode,
             skipped_tokens,
@@ -136,9 +139,12 @@ class TextStream:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str | StopString] = (), in_reasoning: bool | None = None,
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str | StopString] = (),
+        in_reasoning: bool | None = None,
         stable_length: Callable[[str], int] = len,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._detokenizer, self._stops, self._in_reasoning, self._stable_length = (
             detokenizer,
             stops,

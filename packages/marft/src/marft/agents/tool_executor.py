@@ -28,9 +28,14 @@ class ToolExecutor:
     """
 
     def __init__(
-        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Sampler, task: Task, seed: int,
+        self,
+        sources: Mapping[str, ToolSource],
+        threads: LoopThreadPool,
+        engine: Sampler,
+        task: Task,
+        seed: int,
         injections: Sequence[PromptInjection] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sources, self.threads, self.engine = sources, threads, engine
         self.task, self.seed, self.injections = task, seed, injections
         self._sessions: dict[str, OpenToolSession] = {}

@@ -70,12 +70,17 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
     show_team = any(row.get("reorganized") for row in rows)
     columns = [
         *([("target", "left")] if targets else []),
-        ("checkpoint", "left"), *([("as", "left")] if show_team else []),
-        ("mode", "left"), ("messages", "left"), ("tasks", "right"),
+        ("checkpoint", "left"),
+        *([("as", "left")] if show_team else []),
+        ("mode", "left"),
+        ("messages", "left"),
+        ("tasks", "right"),
         *([("accuracy", "right"), ("95 % interval", "left")] if has_accuracy else []),
         *([("success unknown", "right")] if has_unknown else []),
-        ("reward", "right"), ("95 % interval", "left"), *([("could not be scored", "right")] if has_failed else []),
-    ]  # fmt: skip
+        ("reward", "right"),
+        ("95 % interval", "left"),
+        *([("could not be scored", "right")] if has_failed else []),
+    ]
     for heading, alignment in columns:
         no_wrap = " " not in heading  # words and numbers stay whole; other headings wrap without loss
         right = alignment == "right"

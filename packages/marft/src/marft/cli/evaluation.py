@@ -23,9 +23,23 @@ if TYPE_CHECKING:
 
 EVALUATED_FOLDER = "evaluated"  # folder, among the runs, for evaluations of targets that are not runs
 JSON_FIELDS = (  # fields of an evaluation in JSON output
-    "target", "checkpoint", "mode", "split", "shuffled_messages", "tasks", "attempts", "failed", "unknown", "accuracy",
-    "interval", "passes", "reward", "reward_interval", "metrics", "reorganized",
-)  # fmt: skip
+    "target",
+    "checkpoint",
+    "mode",
+    "split",
+    "shuffled_messages",
+    "tasks",
+    "attempts",
+    "failed",
+    "unknown",
+    "accuracy",
+    "interval",
+    "passes",
+    "reward",
+    "reward_interval",
+    "metrics",
+    "reorganized",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +202,19 @@ def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOpti
         other_options = other_overrides(overrides, (*TEAM_TABLES, "policies"))
         run, changed = _apply_team(
             lambda: load_settings(export, other_options, options.trust_code),
-            load_settings(export, overrides, options.trust_code), overrides, options,
-        )  # fmt: skip
+            load_settings(export, overrides, options.trust_code),
+            overrides,
+            options,
+        )
         return EvaluationTarget(
-            run, None, ["base"], _evaluation_folder(run, path.resolve().name), export.manifest.checkpoint.name, changed,
+            run,
+            None,
+            ["base"],
+            _evaluation_folder(run, path.resolve().name),
+            export.manifest.checkpoint.name,
+            changed,
             lambda digests: check_bases(export, digests),
-        )  # fmt: skip
+        )
     checkpoints = options.checkpoints
     if path.parent.name == "checkpoints" and (path / "state.json").is_file():
         path, checkpoints = path.parent.parent, [path.name]
@@ -241,9 +262,14 @@ def write_scenarios(
     run = resolve_target(recipe, overrides, EvaluationOptions()).run
     modes = parse_modes(mode.split(","), "--mode") if mode else run.evaluation.modes
     frozen = freeze_scenarios(
-        run, output.stem, cast("Any", split), tasks or run.evaluation.tasks, by, modes,
+        run,
+        output.stem,
+        cast("Any", split),
+        tasks or run.evaluation.tasks,
+        by,
+        modes,
         attempts or run.evaluation.attempts,
-    )  # fmt: skip
+    )
     if output.suffix != ".json":
         raise ValueError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
     frozen.write(output)
@@ -264,11 +290,20 @@ def _evaluate_target(
     modes = parse_modes(options.mode.split(","), "--mode") if options.mode else run.evaluation.modes
     with progress_bar("evaluating", enabled=not out.mode) as advance:
         results = evaluate_checkpoints(
-            run, target.folder, target.checkpoints, modes, options.tasks or run.evaluation.tasks,
-            options.shuffle_messages, advance, out.note, target.check,
-            attempts=options.attempts or run.evaluation.attempts, scenarios=scenarios,
-            storage=StorageOptions(target.output_folder.evaluations, options.again), reorganized=target.reorganized,
-        )  # fmt: skip
+            run,
+            target.folder,
+            target.checkpoints,
+            modes,
+            options.tasks or run.evaluation.tasks,
+            options.shuffle_messages,
+            advance,
+            out.note,
+            target.check,
+            attempts=options.attempts or run.evaluation.attempts,
+            scenarios=scenarios,
+            storage=StorageOptions(target.output_folder.evaluations, options.again),
+            reorganized=target.reorganized,
+        )
     save_recipe(target, out.note)
     return [replace(result, checkpoint=target.base_name) if target.base_name else result for result in results]
 

@@ -35,9 +35,16 @@ console = wide_console()
 
 
 def train(
-    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool,
-    output_mode: OutputMode = "", resume_or_start: bool = False,
-) -> None:  # fmt: skip
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    start_from: Path | None,
+    dry_run: bool,
+    overwrite: bool,
+    output_mode: OutputMode = "",
+    resume_or_start: bool = False,
+) -> None:
     """``marft train``.
 
     Args:
@@ -261,9 +268,14 @@ def compare(
 
 
 def _compare_pair(
-    paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None, other_tools: bool,
+    paths: Sequence[Path],
+    gates: Sequence[str],
+    by: str,
+    junit: Path | None,
+    markdown: Path | None,
+    other_tools: bool,
     after_as: str,
-) -> bool:  # fmt: skip
+) -> bool:
     from marft.evaluation.comparison import compare_evaluations, read_saved
     from marft.evaluation.metric_changes import build_changes_table
 

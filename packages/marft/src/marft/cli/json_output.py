@@ -97,9 +97,13 @@ class JsonCallback(InterruptibleCallback):
         """Write an ``episode_lost`` line for an episode without a score."""
         if not episode.is_scored:
             self._lines.write(
-                "episode_lost", step=self._step + 1, task=episode.task.id, sample=episode.sample,
-                status=episode.status, error=episode.error,
-            )  # fmt: skip
+                "episode_lost",
+                step=self._step + 1,
+                task=episode.task.id,
+                sample=episode.sample,
+                status=episode.status,
+                error=episode.error,
+            )
 
     def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
         """Write a ``step`` line."""

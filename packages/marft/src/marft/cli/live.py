@@ -104,9 +104,14 @@ class EpisodeScreen:
 
 
 def play_live(
-    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, human_roles: Sequence[str],
-    screen: EpisodeScreen, resume_at: str = "",
-) -> Episode:  # fmt: skip
+    run: RunSettings,
+    folder: RunFolder | None,
+    checkpoint: str,
+    task: int,
+    human_roles: Sequence[str],
+    screen: EpisodeScreen,
+    resume_at: str = "",
+) -> Episode:
     """Play one episode from the test split, or continue a recorded one.
 
     Args:

@@ -79,7 +79,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
 
 def render_sessions(
     files: Sequence[Path], step: int | None, agent: str, task: str, sort_orders: Sequence[str], count: int
-) -> Iterator[RenderableType]:  # fmt: skip
+) -> Iterator[RenderableType]:
     """Yield the latest recorded sessions from a served team.
 
     Raises:

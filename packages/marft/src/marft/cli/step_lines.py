@@ -28,7 +28,7 @@ DROPPABLE_METRICS = (
     "episodes_per_second",
     "critic/explained_variance",
     "reward_std",
-)  # fmt: skip  metrics dropped first if the line is too wide
+)  # metrics dropped first if the line is too wide
 MAX_LINE_WIDTH = 100  # maximum width of an agent's line, in columns
 ROLE_WIDTHS = (12, 16)  # minimum and maximum width of a role, in columns
 GUARD_PREFIX = "guards/"
@@ -50,8 +50,10 @@ def format_metric(metrics: Mapping[str, float], name: str, prefix: str = "") -> 
         return ""
     text = metric.format_value(value)
     return {
-        "reward_std": f"±{text}", "async/learner_idle_seconds": f"{metric.label} {text} s", "seconds": f"{text} s"
-    }.get(name, f"{metric.label} {text}")  # fmt: skip
+        "reward_std": f"±{text}",
+        "async/learner_idle_seconds": f"{metric.label} {text} s",
+        "seconds": f"{text} s",
+    }.get(name, f"{metric.label} {text}")
 
 
 def format_team_line(metrics: Mapping[str, float], width: int) -> str:

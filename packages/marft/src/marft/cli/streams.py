@@ -96,7 +96,7 @@ def safe_streams(arguments: Sequence[str]) -> Iterator[None]:
     sys.stdout, sys.stderr = (
         open_safe_stream(1, 1, _get_encoding(sys.stdout), report),
         open_safe_stream(2, 2, _get_encoding(sys.stderr), report),
-    )  # fmt: skip
+    )
     report()
     try:
         yield

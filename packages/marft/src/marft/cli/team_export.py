@@ -12,7 +12,7 @@ from marft.runs.run_folder import RunFolder
 
 def export(
     run: Path, checkpoint: str, output: Path | None, *, merged: bool, overwrite: bool, team_file: Path | None
-) -> None:  # fmt: skip
+) -> None:
     """``marft export``.
 
     Args:
@@ -34,9 +34,14 @@ def export(
     from marft.runs.export.recipe import trust_flag
 
     target = export_run(
-        folder, checkpoint, output, merged=merged, overwrite=overwrite, target_team=change,
+        folder,
+        checkpoint,
+        output,
+        merged=merged,
+        overwrite=overwrite,
+        target_team=change,
         note=lambda text: console.print(text, soft_wrap=True),
-    )  # fmt: skip
+    )
     trust = trust_flag(tomllib.loads((target / RECIPE).read_text(encoding="utf-8")))
     console.print(f"wrote {target}. See {target / 'README.md'}, or:  marft serve {target}{trust}", soft_wrap=True)
 

@@ -9,8 +9,14 @@ from marft.common.reasoning import StopString
 
 MAX_ERROR_LENGTH = 2_000  # maximum length of a stored error, in characters
 CONTROL_CHARACTERS = {  # control characters of terminals and pages, and characters that change the text direction
-    *range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A),
-} - {ord("\n"), ord("\t")}  # fmt: skip
+    *range(0x20),
+    *range(0x7F, 0xA0),
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+} - {ord("\n"), ord("\t")}
 REPLACEMENTS = dict.fromkeys(CONTROL_CHARACTERS, "\ufffd")
 
 

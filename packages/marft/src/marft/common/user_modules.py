@@ -26,9 +26,18 @@ PROJECT_FILE, SOURCE_FOLDER = "pyproject.toml", "src"  # marks of a project with
 MANIFEST, MANIFEST_FORMAT, CODE_FOLDER = "team.json", "a team of MARFT", "code"
 # Standard library modules that import names given by their caller: such imports count as the caller's.
 IMPORTING_MODULES = (
-    "contextlib", "functools", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.util",
-    "logging.config", "pkgutil", "pydoc", "runpy", "unittest.mock",
-)  # fmt: skip
+    "contextlib",
+    "functools",
+    "importlib",
+    "importlib._bootstrap",
+    "importlib._bootstrap_external",
+    "importlib.util",
+    "logging.config",
+    "pkgutil",
+    "pydoc",
+    "runpy",
+    "unittest.mock",
+)
 RESOURCES_PACKAGE = "importlib.resources"  # a package of such modules
 # Standard library packages that call a function whose caller has left the stack, or runs in another process.
 DETACHED_PACKAGES = ("asyncio", "concurrent", "multiprocessing", "pickle", "threading")
@@ -119,8 +128,11 @@ class _SubmoduleFinder(MetaPathFinder):
     """Finder for submodules inside packages from a root. Comes first, because other finders read bytecode."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
-    ) -> ModuleSpec | None:  # fmt: skip
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
         """Return the import spec for a submodule; None if its package was not loaded from a root.
 
         Raises:
@@ -140,8 +152,11 @@ class _RecipeFolderFinder(MetaPathFinder):
     """Finder for import paths in recipes, and for imports by modules from a root. Installed modules take precedence."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
-    ) -> ModuleSpec | None:  # fmt: skip
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
         """Search the roots of the importing module.
 
         Raises:

@@ -6,9 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 NAME_KEYS = {  # tables that hold a plugin or preset, and the key that a plain string in their place sets
-    "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
-    "channel": "name", "engine": "kind", "environment": "name", "team": "organization",
-}  # fmt: skip
+    "algorithm": "name",
+    "algorithm.credit": "name",
+    "algorithm.objective": "name",
+    "algorithm.schedule": "name",
+    "channel": "name",
+    "engine": "kind",
+    "environment": "name",
+    "team": "organization",
+}
 
 
 def flatten_changes(changes: Mapping[str, Any], inside: Sequence[str] = ()) -> Iterator[tuple[list[str], Any]]:

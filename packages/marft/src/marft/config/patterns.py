@@ -31,9 +31,10 @@ def check_pattern(pattern: str) -> str:
         raise PydanticCustomError("pattern", "is longer than {most} characters", {"most": MAX_PATTERN_LENGTH})
     if _pattern_size(pattern) > MAX_PATTERN_SIZE:
         raise PydanticCustomError(
-            "pattern", "counts up to more than {most} parts; write * or +, or smaller numbers in its braces",
+            "pattern",
+            "counts up to more than {most} parts; write * or +, or smaller numbers in its braces",
             {"most": f"{MAX_PATTERN_SIZE:,}"},
-        )  # fmt: skip
+        )
     try:
         regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:

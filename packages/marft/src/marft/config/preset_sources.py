@@ -31,12 +31,29 @@ _GRPO = {"credit.scale_rewards": "Shao et al. 2024, §4.1.2"}
 def _marft_paper(table: int) -> dict[str, str]:
     source = f"MARFT paper, Table {table}"
     keys = (
-        "optimizer.learning_rate", "critic.learning_rate", "optimizer.epsilon", "critic.epsilon", "entropy_coefficient",
-        "objective.clip", "epochs", "minibatches", "critic.epochs", "critic.minibatches", "critic.loss",
-        "critic.coefficient", "critic.hidden_size", "optimizer.max_gradient_norm", "critic.max_gradient_norm",
-        "credit.gamma_token", "credit.gamma_agent", "credit.gamma_step", "credit.lambda_token", "credit.lambda_agent",
-        "credit.lambda_step", "credit.lambda_critic",
-    )  # fmt: skip
+        "optimizer.learning_rate",
+        "critic.learning_rate",
+        "optimizer.epsilon",
+        "critic.epsilon",
+        "entropy_coefficient",
+        "objective.clip",
+        "epochs",
+        "minibatches",
+        "critic.epochs",
+        "critic.minibatches",
+        "critic.loss",
+        "critic.coefficient",
+        "critic.hidden_size",
+        "optimizer.max_gradient_norm",
+        "critic.max_gradient_norm",
+        "credit.gamma_token",
+        "credit.gamma_agent",
+        "credit.gamma_step",
+        "credit.lambda_token",
+        "credit.lambda_agent",
+        "credit.lambda_step",
+        "credit.lambda_critic",
+    )
     return {
         **dict.fromkeys(keys, source),
         "credit.successor": "MARFT paper, Algorithm 3",

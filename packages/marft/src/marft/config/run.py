@@ -160,9 +160,13 @@ class RunSettings(Settings):
         if not isinstance(table, dict):
             return table
         table = {
-            "team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {},
-            "sinks": [{"name": "tensorboard"}], **table,
-        }  # fmt: skip
+            "team": {"organization": "chain"},
+            "channel": {"name": "raw"},
+            "algorithm": {},
+            "engine": {},
+            "sinks": [{"name": "tensorboard"}],
+            **table,
+        }
         agents = table.get("agents")
         if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
             table["agents"] = [{"answers": True, **agents[0]}]
@@ -192,12 +196,17 @@ class RunSettings(Settings):
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
         problems = [
-            *reference_problems(self), *remote_problems(self.models, self.policies),
+            *reference_problems(self),
+            *remote_problems(self.models, self.policies),
             *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self), *side_problems(self), *turn_problems(self), *pool_problems(self),
-            *helper_problems(self), *(problem for section in self.sections for problem in section.problems(self)),
-        ]  # fmt: skip
+            *size_problems(self),
+            *side_problems(self),
+            *turn_problems(self),
+            *pool_problems(self),
+            *helper_problems(self),
+            *(problem for section in self.sections for problem in section.problems(self)),
+        ]
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self

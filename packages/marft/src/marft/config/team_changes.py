@@ -125,13 +125,16 @@ def describe_team_change(trained: RunSettings, evaluated: RunSettings, change: T
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
     old_roles, new_roles = ([agent.role for agent in run.agents] for run in (trained, evaluated))
     return {
-        "name": change.name if change
+        "name": change.name
+        if change
         else f"{after['team']['organization'].replace(':', '.')}-{digest[:DIGEST_LENGTH]}",
-        "digest": digest, "organization": [before["team"]["organization"], after["team"]["organization"]],
+        "digest": digest,
+        "organization": [before["team"]["organization"], after["team"]["organization"]],
         "added": [role for role in new_roles if role not in old_roles],
         "removed": [role for role in old_roles if role not in new_roles],
-        **({"told": _instruction_sources(old_roles, change)} if change else {}), **after,
-    }  # fmt: skip
+        **({"told": _instruction_sources(old_roles, change)} if change else {}),
+        **after,
+    }
 
 
 def _instruction_sources(trained: Sequence[str], change: TeamChange) -> dict[str, str]:

@@ -54,9 +54,12 @@ class FuzzyGrader(AnswerGrader):
 
     def _normalize(self, text: str) -> str:
         words = split_words(
-            text, case="case" in self.ignore, punctuation="punctuation" in self.ignore,
-            articles="articles" in self.ignore, accents="accents" in self.ignore,
-        )  # fmt: skip
+            text,
+            case="case" in self.ignore,
+            punctuation="punctuation" in self.ignore,
+            articles="articles" in self.ignore,
+            accents="accents" in self.ignore,
+        )
         return " ".join(sorted(words) if self.order == "free" else words)
 
 

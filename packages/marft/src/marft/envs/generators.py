@@ -74,9 +74,10 @@ def check_dataset(dataset: str, params: Mapping[str, object], levels: int | Sequ
     datasets = available_datasets()
     if dataset not in datasets:
         raise PydanticCustomError(
-            "dataset", "reasoning_gym has no data set {name}{hint}",
+            "dataset",
+            "reasoning_gym has no data set {name}{hint}",
             {"name": repr(dataset), "hint": did_you_mean(dataset, datasets)},
-        )  # fmt: skip
+        )
     for table in (params, *(() if isinstance(levels, int) else levels)):
         _check_params(dataset, table)
     try:
@@ -121,16 +122,18 @@ def _curriculum_levels(dataset: str, count: int) -> list[dict[str, Any]]:
 
     if dataset not in CURRICULA:
         raise PydanticCustomError(
-            "levels", "data set {name} has no curriculum of its own; give the parameters of each level (levels)",
+            "levels",
+            "data set {name} has no curriculum of its own; give the parameters of each level (levels)",
             {"name": repr(dataset)},
-        )  # fmt: skip
+        )
     curriculum, level_params = CURRICULA[dataset](), []
     max_levels = max(len(attribute.levels) for attribute in curriculum.attributes.values())
     if count > max_levels:
         raise PydanticCustomError(
-            "levels", "the curriculum of data set {name} has {most} levels, not {count}",
+            "levels",
+            "the curriculum of data set {name} has {most} levels, not {count}",
             {"name": repr(dataset), "most": max_levels, "count": count},
-        )  # fmt: skip
+        )
     context = DefaultCurriculumContext(mode=RangeAttributeMode.UPPER_BOUND)
     for level in range(count):
         curriculum.set_global_level(level)
@@ -152,9 +155,10 @@ def _check_params(dataset: str, params: Mapping[str, object]) -> None:
     for key, value in params.items():
         if key not in fields:
             raise PydanticCustomError(
-                "params", "data set {name} has no parameter {key}{hint}",
+                "params",
+                "data set {name} has no parameter {key}{hint}",
                 {"name": repr(dataset), "key": repr(key), "hint": did_you_mean(key, fields)},
-            )  # fmt: skip
+            )
         if isinstance(value, bool) and fields[key].type in NUMERIC_TYPES:
             raise PydanticCustomError(
                 "params", "{key} is a number, not {value}", {"key": repr(key), "value": str(value).lower()}

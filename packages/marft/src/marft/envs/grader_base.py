@@ -19,8 +19,17 @@ from marft.rewards.text_match import parse_numbers
 Cells = Mapping[str, object]
 # keys for a correct answer in a table, from SQuAD, verl, TRL and others; the first key present counts
 ANSWER_KEYS = (
-    "text", "ground_truth", "answer", "final_answer", "label", "target", "solution", "value", "reward_model", "answers"
-)  # fmt: skip
+    "text",
+    "ground_truth",
+    "answer",
+    "final_answer",
+    "label",
+    "target",
+    "solution",
+    "value",
+    "reward_model",
+    "answers",
+)
 MAX_DEPTH = 8  # maximum depth of nested tables
 _EXPONENT = re.compile(r"(?<=\d)[eE](?=[-+]?\d)")
 MAX_PLAIN_DIGITS = 40  # maximum digits of a number in positional notation

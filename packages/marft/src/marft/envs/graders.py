@@ -278,9 +278,10 @@ class FunctionGrader(AnswerGrader):
             pass
         if not is_valid:
             raise PydanticCustomError(
-                "function", "{call} is no function of a row and a text; write: def {name}(row, text)",
+                "function",
+                "{call} is no function of a row and a text; write: def {name}(row, text)",
                 {"call": repr(call), "name": call.rpartition(":")[2].strip()},
-            )  # fmt: skip
+            )
         return call
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
@@ -327,9 +328,10 @@ def _parse_grader(value: object, info: ValidationInfo) -> object:
     if not isinstance(name, str) or name not in GRADERS:
         hint = did_you_mean(name, GRADERS) if isinstance(name, str) else f"; known: {', '.join(GRADERS)}"
         raise PydanticCustomError(
-            "grading", "no grading is called {name}{hint}; or the import path of a function, my_package.module:name",
+            "grading",
+            "no grading is called {name}{hint}; or the import path of a function, my_package.module:name",
             {"name": repr(name)[:80], "hint": hint},
-        )  # fmt: skip
+        )
     return GRADERS[name].model_validate(table, context=info.context)
 
 

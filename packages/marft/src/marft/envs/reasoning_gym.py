@@ -76,8 +76,10 @@ class ReasoningGym(EnvironmentPart):
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
         counts: dict[Split, int] = {
-            "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
-        }  # fmt: skip
+            "train": self.train_tasks,
+            "validation": self.held_out_tasks,
+            "test": self.held_out_tasks,
+        }
         ordered_tasks: dict[Split, list[tuple[float, Task]]] = {split: [] for split in counts}
         seen: set[str] = set()
         total = sum(generator.weight for generator in self._generators.values())

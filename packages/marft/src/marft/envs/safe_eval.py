@@ -22,13 +22,19 @@ MAX_BITS = 2000  # approximate maximum bits of an intermediate number, or degree
 MAX_EXPONENT = 8  # the same limit for exponents, and for arguments of nested functions
 PACKAGE = "reasoning_gym"
 LITERAL_SCORERS = (
-    "algorithmic.binary_matrix", "algorithmic.number_sorting", "algorithmic.spiral_matrix",
-    "algorithmic.string_insertion", "games.n_queens",
-)  # fmt: skip
+    "algorithmic.binary_matrix",
+    "algorithmic.number_sorting",
+    "algorithmic.spiral_matrix",
+    "algorithmic.string_insertion",
+    "games.n_queens",
+)
 EXPRESSION_SCORERS = {  # module → its name for the function, or for the module with the function
-    "algebra.intermediate_integration": "sympy", "algebra.polynomial_multiplication": "sp",
-    "algebra.simple_integration": "sympy", "games.countdown": "parse_expr", "games.puzzle24": "parse_expr",
-}  # fmt: skip
+    "algebra.intermediate_integration": "sympy",
+    "algebra.polynomial_multiplication": "sp",
+    "algebra.simple_integration": "sympy",
+    "games.countdown": "parse_expr",
+    "games.puzzle24": "parse_expr",
+}
 FRACTION_SCORERS = ("probability.coin_flip",)
 # scorers that accept any nonempty word as correct
 WORD_SCORERS = {"algorithmic.game_of_life_halting": "GameOfLifeHaltingDataset"}

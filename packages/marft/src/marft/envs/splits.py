@@ -64,9 +64,10 @@ def split_small_set(questions: Iterable[str]) -> dict[str, Split]:
     ordered = sorted(set(questions), key=lambda question: (_hash_question(question), question))
     part_size = -(-len(ordered) // 5)
     shares: tuple[tuple[Split, Sequence[str]], ...] = (
-        ("test", ordered[:part_size]), ("validation", ordered[part_size : 2 * part_size]),
+        ("test", ordered[:part_size]),
+        ("validation", ordered[part_size : 2 * part_size]),
         ("train", ordered[2 * part_size :]),
-    )  # fmt: skip
+    )
     return {question: split for split, part in shares for question in part}
 
 

@@ -101,9 +101,10 @@ class Table(EnvironmentPart):
         missing = [column for column in columns if f"{{{column}}}" not in self.prompt]
         if missing:
             raise PydanticCustomError(
-                "table", "choices are shuffled that the prompt does not show: put {missing} into it",
+                "table",
+                "choices are shuffled that the prompt does not show: put {missing} into it",
                 {"missing": ", ".join(f"{{{column}}}" for column in missing)},
-            )  # fmt: skip
+            )
 
     @property
     def grades_answers(self) -> bool:

@@ -147,9 +147,15 @@ def _build_table(rows: Sequence[CheckpointResult], measure: str) -> Table:
     left_aligned = ("run", "checkpoint", "mode")
     unknown = measure == "accuracy" and any(row.unknown for row in rows)
     for heading in (
-        *left_aligned, "base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs",
+        *left_aligned,
+        "base",
+        measure,
+        "95 % interval",
+        "gain",
+        "95 % interval",
+        "shuffling costs",
         *(["success unknown"] if unknown else []),
-    ):  # fmt: skip
+    ):
         no_wrap = (
             heading != "run" and " " not in heading
         )  # the other columns may wrap in a narrow terminal without loss
@@ -174,9 +180,13 @@ def format_cells(result: MetricResult, measure: str) -> tuple[str, ...]:
     """Return the cells for the base, the value and its interval, the gain and its interval, and the shuffling cost."""
     value, difference = (format_percent, format_points) if measure == "accuracy" else (format_number, format_signed)
     return (
-        value(result.base), value(result.value), format_interval(result.interval, value), difference(result.gain),
-        format_interval(result.gain_interval, difference), difference(result.shuffle_cost),
-    )  # fmt: skip
+        value(result.base),
+        value(result.value),
+        format_interval(result.interval, value),
+        difference(result.gain),
+        format_interval(result.gain_interval, difference),
+        difference(result.shuffle_cost),
+    )
 
 
 def _compute_result(

@@ -81,9 +81,15 @@ class Comparison:
 
 
 def compare_evaluations(
-    before: Sequence[SavedEvaluation], after: Sequence[SavedEvaluation], names: tuple[str, str],
-    gates: Sequence[str] = (), by: str = "", *, other_tools: bool = False, after_as: str = "",
-) -> Comparison:  # fmt: skip
+    before: Sequence[SavedEvaluation],
+    after: Sequence[SavedEvaluation],
+    names: tuple[str, str],
+    gates: Sequence[str] = (),
+    by: str = "",
+    *,
+    other_tools: bool = False,
+    after_as: str = "",
+) -> Comparison:
     """Compare two sets of saved evaluations.
 
     The comparison covers each mode and each set of scenarios that both have. It takes the last checkpoint of each side,

@@ -17,9 +17,19 @@ from marft.common.texts import single_line
 from marft.evaluation.html_pages import disable_math_text, to_svg
 
 MAIN_METRICS = (
-    "accuracy", "reward", "validation_accuracy", "validation_reward", "rewards/*", "own_reward", "policy_loss",
-    "critic/loss", "kl", "entropy", "action_length", "episodes_per_second",
-)  # fmt: skip
+    "accuracy",
+    "reward",
+    "validation_accuracy",
+    "validation_reward",
+    "rewards/*",
+    "own_reward",
+    "policy_loss",
+    "critic/loss",
+    "kl",
+    "entropy",
+    "action_length",
+    "episodes_per_second",
+)
 COMPARED_METRICS = ("accuracy", "reward", "validation_accuracy", "validation_reward", "kl", "entropy", "action_length")
 FIGURE_SIZE = (4.4, 2.5)
 # number of lines that fit with an inner legend; for a legend below: columns, inches a row, characters a name
@@ -80,9 +90,14 @@ def _draw(lines: Mapping[str, Points]) -> Markup:
     for number, (label, points) in enumerate(lines.items()):
         color, style = line_style(number)
         axes.plot(
-            *zip(*points, strict=True), label=shorten_name(label), linewidth=1.1 if legend_below else 1.6, color=color,
-            linestyle=style, marker="o" if len(points) == 1 else "", markersize=5,
-        )  # fmt: skip
+            *zip(*points, strict=True),
+            label=shorten_name(label),
+            linewidth=1.1 if legend_below else 1.6,
+            color=color,
+            linestyle=style,
+            marker="o" if len(points) == 1 else "",
+            markersize=5,
+        )
     if legend_below:
         figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=7, handlelength=2.5)
     elif len(lines) > 1:

@@ -75,9 +75,14 @@ def draw_episode(episode: Episode) -> Figure:
         color = COLORS[roles.index(action.agent) % len(COLORS)]
         axes.add_patch(Rectangle((action.started, lane - 0.25), width, 0.5, color=color, alpha=0.75))
         axes.annotate(
-            f"{action.step}.{action.key.call}", (action.started + width / 2, lane), ha="center", va="center",
-            fontsize=7, color="white", clip_on=True,
-        )  # fmt: skip
+            f"{action.step}.{action.key.call}",
+            (action.started + width / 2, lane),
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white",
+            clip_on=True,
+        )
         middle[action.id] = (action.started, action.started + width, lane)
     by_id = {action.id: action for action in episode.actions}
     for action in episode.actions:
@@ -87,10 +92,17 @@ def draw_episode(episode: Episode) -> Figure:
                 head, _, head_lane = middle[action.id]
                 axes.add_patch(
                     FancyArrowPatch(
-                        (tail, tail_lane), (head, head_lane), arrowstyle="-|>", mutation_scale=9, color="0.35",
-                        linewidth=0.9, connectionstyle="arc3,rad=0.12", shrinkA=0, shrinkB=0,
+                        (tail, tail_lane),
+                        (head, head_lane),
+                        arrowstyle="-|>",
+                        mutation_scale=9,
+                        color="0.35",
+                        linewidth=0.9,
+                        connectionstyle="arc3,rad=0.12",
+                        shrinkA=0,
+                        shrinkB=0,
                     )
-                )  # fmt: skip
+                )
     axes.set_xlim(-0.01 * end, 1.02 * end)
     axes.set_ylim(-0.6, len(roles) - 0.4)
     axes.set_yticks(range(len(roles)), [truncate(single_line(role), MAX_NAME_LENGTH) for role in reversed(roles)])

@@ -26,9 +26,17 @@ from marft.rollout.runner import RolloutRunner
 Interval = tuple[float, float]
 Mode = Literal["greedy", "sampled"]
 AGENT_METRICS = (
-    "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
-    "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
-)  # fmt: skip
+    "action_length",
+    "truncation_rate",
+    "tool_rate",
+    "tool_calls",
+    "tool_errors",
+    "tool_tokens",
+    "remote_prompt_tokens",
+    "remote_completion_tokens",
+    "remote_cost",
+    "remote_retries",
+)
 DIGEST_DIGITS = 16  # hexadecimal digits in the digest of a task
 
 
@@ -157,9 +165,12 @@ def evaluate(
 
 
 def build_attempts(
-    tasks: Sequence[Task], number: int, mode: Mode, split: Split = "test",
+    tasks: Sequence[Task],
+    number: int,
+    mode: Mode,
+    split: Split = "test",
     messages_from: Sequence[Episode] | None = None,
-) -> list[Attempt]:  # fmt: skip
+) -> list[Attempt]:
     """Return ``number`` attempts at each task, task by task.
 
     Args:
@@ -179,9 +190,15 @@ def team_for_mode(mode: Mode, team: Team) -> Team:
 
 
 def aggregate_episodes(
-    roles: Sequence[str], checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
-    shuffled: bool = False, attempts: int = 1,
-) -> Evaluation:  # fmt: skip
+    roles: Sequence[str],
+    checkpoint: str,
+    mode: Mode,
+    episodes: Sequence[Episode],
+    *,
+    split: Split = "test",
+    shuffled: bool = False,
+    attempts: int = 1,
+) -> Evaluation:
     """Aggregate episodes into an evaluation.
 
     Args:

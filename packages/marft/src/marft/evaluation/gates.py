@@ -95,9 +95,7 @@ relative=False, after=False, field='', value='', bound=False)
         limit = float(match["limit"]) / (100 if percent else 1)
         relative = percent and bool(metric.unit)
         field, value = (match["field"] or "").strip(), (match["value"] or "").strip()
-        return cls(
-            text.strip(), name, match["sign"] == "<", limit, relative, after, field, value, bool(match["bound"])
-        )  # fmt: skip
+        return cls(text.strip(), name, match["sign"] == "<", limit, relative, after, field, value, bool(match["bound"]))
 
     def select_cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
         """Return the gate's tasks by cohort name. None stands for all tasks.

@@ -23,9 +23,12 @@ def render_page(package: str, template: str, **values: object) -> str:
     Values of type ``Markup`` are inserted as they are.
     """
     environment = Environment(
-        loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader(package, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         finalize=_clean_text,
-    )  # fmt: skip
+    )
     return environment.get_template(template).render(values)
 
 

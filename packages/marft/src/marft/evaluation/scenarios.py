@@ -74,10 +74,14 @@ class ScenarioSet:
 
     def _to_table(self) -> dict[str, object]:
         return {
-            "format": FORMAT, "environment": self.environment, "split": self.split, "seed": self.seed,
-            "modes": [*self.modes], "attempts": self.attempts,
+            "format": FORMAT,
+            "environment": self.environment,
+            "split": self.split,
+            "seed": self.seed,
+            "modes": [*self.modes],
+            "attempts": self.attempts,
             "tasks": [{"id": task, "digest": digest} for task, digest in self.digests.items()],
-        }  # fmt: skip
+        }
 
     def write(self, path: Path) -> None:
         """Write the file with one task a line; equal sets give equal bytes."""
@@ -148,9 +152,7 @@ def read_scenarios(path: Path) -> ScenarioSet:
     if len(digests) < len(data.tasks):
         raise ValueError(f"{path} names a task twice")
     modes = tuple(dict.fromkeys(data.modes))
-    scenarios = ScenarioSet(
-        path.stem, data.environment, data.split, data.seed, modes, data.attempts, digests
-    )  # fmt: skip
+    scenarios = ScenarioSet(path.stem, data.environment, data.split, data.seed, modes, data.attempts, digests)
     if scenarios.digest != data.digest:
         raise ValueError(f"{path} was changed since it was written; freeze a new set with:  marft scenarios")
     return scenarios

@@ -165,9 +165,12 @@ class _EvaluationSession:
     reused: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
 
     def read_all(
-        self, models: Mapping[str, str], requests: Sequence[tuple[str, Mode]], shuffled_too: bool,
+        self,
+        models: Mapping[str, str],
+        requests: Sequence[tuple[str, Mode]],
+        shuffled_too: bool,
         tools: ToolDefinitions | None = None,
-    ) -> list[Evaluation] | None:  # fmt: skip
+    ) -> list[Evaluation] | None:
         """Return every evaluation from storage.
 
         The result is None if any evaluation is missing, is damaged or was played with other tools.

@@ -137,9 +137,13 @@ class EvaluationStore:
 
 
 def play_attempts(
-    rollouts: RolloutRunner, attempts: Sequence[Attempt], team: Team, size: int, store: EvaluationStore | None,
+    rollouts: RolloutRunner,
+    attempts: Sequence[Attempt],
+    team: Team,
+    size: int,
+    store: EvaluationStore | None,
     on_done: Callable[[], None],
-) -> list[Episode]:  # fmt: skip
+) -> list[Episode]:
     """Return the episode for each attempt, from saved parts if possible, else by playing.
 
     Args:

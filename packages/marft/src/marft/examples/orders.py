@@ -73,10 +73,12 @@ class OrderSession:
         self.solved_lines += is_correct
         solved = self.solved_lines == len(self.lines)
         return Step(
-            Observation("") if solved else self._observation(), float(is_correct) / len(self.lines),
-            terminated=solved or self.steps == 2 * len(self.lines), success=solved,
+            Observation("") if solved else self._observation(),
+            float(is_correct) / len(self.lines),
+            terminated=solved or self.steps == 2 * len(self.lines),
+            success=solved,
             info={"progress": self.solved_lines / len(self.lines), "right_tools": ["multiply"]},
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         """Do nothing."""

@@ -58,9 +58,13 @@ def render_messages(
         TemplateError, ValueError, TypeError: the template cannot render the chat.
     """
     ids = format.tokenizer.apply_chat_template(
-        _adapt_roles(format, messages), tools=[tool_schema(tool) for tool in tools] or None,
-        add_generation_prompt=begin, return_dict=False, sanitize_control_tokens=True, **format.template_options,
-    )  # fmt: skip
+        _adapt_roles(format, messages),
+        tools=[tool_schema(tool) for tool in tools] or None,
+        add_generation_prompt=begin,
+        return_dict=False,
+        sanitize_control_tokens=True,
+        **format.template_options,
+    )
     return np.array(ids, np.int32)
 
 

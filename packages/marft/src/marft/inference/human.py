@@ -34,8 +34,13 @@ class HumanSampler:
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
 
     async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: SamplingParams, key: ActionKey  # noqa: ARG002
-    ) -> tuple[Choice, VersionRange]:  # fmt: skip
+        self,
+        policy: str,
+        prompt: Prompt,  # noqa: ARG002
+        options: Sequence[Option],
+        sampling: SamplingParams,  # noqa: ARG002
+        key: ActionKey,
+    ) -> tuple[Choice, VersionRange]:
         """Return the option chosen by the person. The log-probabilities are 0."""
         texts = [self.decode(policy, option.tokens) for option in options]
         text = await asyncio.to_thread(self.ask, key.agent, texts)

@@ -293,7 +293,7 @@ class LocalEngine:
 
     def _run_on_batch(
         self, batch: RunningBatch, work: Callable[[], list[RowResult]], new_rows: Sequence[Row] = ()
-    ) -> list[RowResult]:  # fmt: skip
+    ) -> list[RowResult]:
         """On the worker: run one operation on a batch; return the finished rows.
 
         If a row fails and the batch can still sample a test row, the error belongs to the row. If the whole operation

@@ -138,9 +138,13 @@ class ChatRenderer:
             raise ValueError(f"its chat template cannot show the conversation: {format_error(error)}") from error
 
     def continue_chat(
-        self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
+        self,
+        policy: str,
+        ids: TokenIds,
+        messages: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:  # fmt: skip
+    ) -> TokenIds | NotExact:
         """Return the template's ids after a conversation with a completed turn, [T].
 
         Returns :class:`NotExact` if no exact continuation exists. For a remote policy, the ids are only a record.
@@ -190,7 +194,7 @@ class ChatRenderer:
 
     def text_stream(
         self, policy: str, stops: Sequence[str | StopString], drops: bool, tools: bool, prefix: str = ""
-    ) -> TextStream:  # fmt: skip
+    ) -> TextStream:
         """Return a streaming detokenizer for a turn.
 
         Args:
@@ -377,9 +381,13 @@ class ChatRenderer:
         return self._call_ends[policy]
 
     def tool_response(
-        self, policy: str, turn: TokenIds, messages: Sequence[ChatMessage], calls: Sequence[ToolCall],
+        self,
+        policy: str,
+        turn: TokenIds,
+        messages: Sequence[ChatMessage],
+        calls: Sequence[ToolCall],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:  # fmt: skip
+    ) -> TokenIds | NotExact:
         """Return the template's ids after a turn with tool calls: the results and the start of the next turn, [T].
 
         Returns :class:`NotExact` if the template changes the conversation so far.

@@ -151,9 +151,13 @@ def _build_renderer(run: RunSettings, models: PolicyRegistry, remote: Mapping[st
     for name, policy in models.policies.items():
         options = run.models[policy.base].template_options
         formats[name] = ChatFormat(
-            policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote,
+            policy.tokenizer,
+            policy.context,
+            options,
+            policy.stop_ids,
+            remote=name in remote,
             grammar_error=grammar_unsupported(run, policy.settings.model),
-        )  # fmt: skip
+        )
     return ChatRenderer(formats)
 
 

@@ -45,9 +45,12 @@ class EncodedTurn(NamedTuple):
 
 
 def encode_full_turn(
-    format: ChatTemplateFormat, messages: Sequence[ChatMessage], turn: ChatMessage, tools: Sequence[Tool] = (),
+    format: ChatTemplateFormat,
+    messages: Sequence[ChatMessage],
+    turn: ChatMessage,
+    tools: Sequence[Tool] = (),
     following: Sequence[ChatMessage] = (PROBE_LAST,),
-) -> EncodedTurn | NotExact:  # fmt: skip
+) -> EncodedTurn | NotExact:
     """Return a turn in its sampled form after ``messages``.
 
     Reasoning tags in the turn are encoded as tokens; other control tokens stay plain text.

@@ -22,9 +22,13 @@ INTEGER_DTYPES = set(
 # maximum ratio of parameters in the model to weights in its files; smaller gaps are reported by weight name
 MAX_SIZE_RATIO = 2
 SIZE_KEYS = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
     "max_position_embeddings",
-)  # sizes in config.json that are divisors, shapes or lengths  # fmt: skip
+)  # sizes in config.json that are divisors, shapes or lengths
 MAX_SIZES = {
     "hidden_size": 2**20, "num_hidden_layers": 10_000, "num_attention_heads": 2**16, "num_key_value_heads": 2**16,
     "vocab_size": 2**24, "max_position_embeddings": 2**30, "intermediate_size": 2**24, "moe_intermediate_size": 2**24,

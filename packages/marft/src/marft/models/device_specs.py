@@ -46,23 +46,28 @@ DEVICE_SPECS = {
     card.name: card
     for card in (
         DeviceSpec("h100", 989 * _T, 67 * _T, 80 * _GB, 3350 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H100 data sheet, SXM"),
-        DeviceSpec("h200", 989 * _T, 67 * _T, 141 * _GB, 4800 * _GB, 450 * _GB, 64 * _GB,
-                   "NVIDIA H200 data sheet, SXM"),
+        DeviceSpec(
+            "h200", 989 * _T, 67 * _T, 141 * _GB, 4800 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H200 data sheet, SXM"
+        ),
         DeviceSpec("h20", 148 * _T, 44 * _T, 96 * _GB, 4000 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H20 data sheet"),
-        DeviceSpec("b200", 2250 * _T, 75 * _T, 180 * _GB, 8000 * _GB, 900 * _GB, 64 * _GB,
-                   "NVIDIA DGX B200 sheet, / 8"),
-        DeviceSpec("a100-40", 312 * _T, 19.5 * _T, 40 * _GB, 1555 * _GB, 300 * _GB, 32 * _GB,
-                   "NVIDIA A100 data sheet, SXM"),
-        DeviceSpec("a100-80", 312 * _T, 19.5 * _T, 80 * _GB, 2039 * _GB, 300 * _GB, 32 * _GB,
-                   "NVIDIA A100 data sheet, SXM"),
-        DeviceSpec("l40s", 362 * _T, 91.6 * _T, 48 * _GB, 864 * _GB, 32 * _GB, 32 * _GB,
-                   "NVIDIA L40S data sheet; PCIe 4"),
+        DeviceSpec(
+            "b200", 2250 * _T, 75 * _T, 180 * _GB, 8000 * _GB, 900 * _GB, 64 * _GB, "NVIDIA DGX B200 sheet, / 8"
+        ),
+        DeviceSpec(
+            "a100-40", 312 * _T, 19.5 * _T, 40 * _GB, 1555 * _GB, 300 * _GB, 32 * _GB, "NVIDIA A100 data sheet, SXM"
+        ),
+        DeviceSpec(
+            "a100-80", 312 * _T, 19.5 * _T, 80 * _GB, 2039 * _GB, 300 * _GB, 32 * _GB, "NVIDIA A100 data sheet, SXM"
+        ),
+        DeviceSpec(
+            "l40s", 362 * _T, 91.6 * _T, 48 * _GB, 864 * _GB, 32 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"
+        ),
         DeviceSpec("rtx4090", 165 * _T, 82.6 * _T, 24 * _GB, 1008 * _GB, 32 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
         DeviceSpec("mi300x", 1307 * _T, 163 * _T, 192 * _GB, 5300 * _GB, 448 * _GB, 64 * _GB, "AMD MI300X data sheet"),
         # two threads of an Emerald Rapids Xeon without AMX (half_precision.md); the bandwidth is an assumption
         DeviceSpec("cpu", 0.165 * _T, 0.327 * _T, 0.0, 12 * _GB, 12 * _GB, 0.0, "results/half_precision.md"),
     )
-}  # fmt: skip
+}
 
 DRIVER_NAMES = {  # driver names of known devices; devices with similar names have other rates
     "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA H20": "h20", "NVIDIA B200": "b200",

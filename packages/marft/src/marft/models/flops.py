@@ -24,9 +24,15 @@ def forward_flops(shape: ModelSizes, length: float, head_share: float = 0.0) -> 
 
 
 def training_flops(
-    shape: ModelSizes, length: float, head_share: float, adapter: int, *, full_training: bool,
-    checkpointing: bool = False, half_products: bool = False,
-) -> float:  # fmt: skip
+    shape: ModelSizes,
+    length: float,
+    head_share: float,
+    adapter: int,
+    *,
+    full_training: bool,
+    checkpointing: bool = False,
+    half_products: bool = False,
+) -> float:
     """Return the operations per trained token, forward and backward, for a row with ``length`` tokens.
 
     The gradient through a frozen head is computed in the forward: one more product, or two on a GPU in half precision

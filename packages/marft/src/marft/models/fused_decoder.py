@@ -52,9 +52,13 @@ def fused_layer(
 
 
 def fused_forward(
-    decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan, routing: Routing,
+    decoder: Any,
+    ids: Tensor,
+    positions: Tensor,
+    plan: AttentionPlan,
+    routing: Routing,
     run_layer: Callable[..., Tensor] = fused_layer,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the last hidden states for packed tokens, [N, D].
 
     Args:

@@ -103,11 +103,18 @@ def load_backbone(
         )
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,
-            key_mapping=None if text is config else TEXT_KEY_MAPPING, quantization_config=quantization,
+            resolve_path(settings.path),
+            config=text,
+            revision=settings.revision,
+            dtype=dtype,
+            key_mapping=None if text is config else TEXT_KEY_MAPPING,
+            quantization_config=quantization,
             attn_implementation=attention.attention_implementation(text),
-            use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
-        )  # fmt: skip
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     except Exception as error:
         raise ValueError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
     model, loading_info = loaded
@@ -176,9 +183,13 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
     dtype = torch.float32 if backbone.master_weights else backbone.head.weight.dtype
     try:
         loaded: Any = type(model).from_pretrained(
-            folder, config=deepcopy(model.config), dtype=dtype, use_safetensors=True,
-            ignore_mismatched_sizes=True, output_loading_info=True,
-        )  # fmt: skip
+            folder,
+            config=deepcopy(model.config),
+            dtype=dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     except Exception as error:
         raise ValueError(f"cannot read {label}: {describe_cause(error)}") from error
     loaded_model, loading_info = loaded

@@ -277,9 +277,11 @@ class _HalfHead(torch.autograd.Function):
             if bias_grad is not None:
                 bias_grad += logit_grads.sum(0)
         return (
-            torch.cat(hidden_grads).to(hidden.dtype), weight_grad.to(weight.dtype),
-            None if bias is None or bias_grad is None else bias_grad.to(bias.dtype), *[None] * 5,
-        )  # fmt: skip
+            torch.cat(hidden_grads).to(hidden.dtype),
+            weight_grad.to(weight.dtype),
+            None if bias is None or bias_grad is None else bias_grad.to(bias.dtype),
+            *[None] * 5,
+        )
 
 
 def _sum_finite(z: Tensor) -> Tensor:

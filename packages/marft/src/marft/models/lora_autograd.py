@@ -150,9 +150,13 @@ class _GatedMlp(torch.autograd.Function):
             total: list[Tensor] = []
             for rows in span.iter_blocks():
                 part = _gated_mlp_gradients(
-                    (x[rows], gate[rows], up[rows]), grad[rows], ctx.layers, span.adapters, next(blocks),
+                    (x[rows], gate[rows], up[rows]),
+                    grad[rows],
+                    ctx.layers,
+                    span.adapters,
+                    next(blocks),
                     None if dx is None else dx[rows],
-                )  # fmt: skip
+                )
                 total = [a.add_(b) for a, b in zip(total, part, strict=True)] if total else part
             parameter_grads += total
         return dx, None, None, None, *parameter_grads
@@ -175,9 +179,13 @@ def _linear_out(out: Tensor, x: Tensor, layer: FrozenLinear) -> None:
 
 
 def _gated_mlp_gradients(
-    saved: tuple[Tensor, Tensor, Tensor], grad: Tensor, layers: Sequence[FrozenLinear],
-    adapters: Sequence[LoraFactors | None], low_rank: list[list[Tensor | None]], dx: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
+    saved: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    layers: Sequence[FrozenLinear],
+    adapters: Sequence[LoraFactors | None],
+    low_rank: list[list[Tensor | None]],
+    dx: Tensor | None,
+) -> list[Tensor]:
     """Return the gradients for a block's parameters, in their order; writes ``dx``."""
     x, g, u = saved
     weights = [layer.weight for layer in layers]
@@ -208,9 +216,12 @@ def add_lora(x_nD: Tensor, outputs: Sequence[Tensor], adapters: Sequence[LoraFac
 
 
 def lora_gradients(
-    x_nD: Tensor, grads: Sequence[Tensor], adapters: Sequence[LoraFactors | None], low_rank: Sequence[Tensor | None],
+    x_nD: Tensor,
+    grads: Sequence[Tensor],
+    adapters: Sequence[LoraFactors | None],
+    low_rank: Sequence[Tensor | None],
     dx_nD: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Return the gradients for A and B in each adapter; adds the adapters' part to ``dx_nD`` in place."""
     present = [
         (g, factors, low)

@@ -38,24 +38,39 @@ LATENT_CONFIG = {
     "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
 LINEAR_CONFIG = {
-    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-}  # fmt: skip
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 MAMBA_CONFIG = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
+}
 YARN_ROPE = {
-    "rope_type": "yarn", "rope_theta": 15e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "rope_type": "yarn",
+    "rope_theta": 15e4,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
+}
 SCALED_ROPE = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
     "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6,
 }  # fmt: skip
 GRANITE_CONFIG = {
-    "logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "embedding_multiplier": 3.0,
-}  # fmt: skip
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+}
 SOFTCAP_CONFIG = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
 WINDOW_CONFIG = {"sliding_window": 6}
 
@@ -88,11 +103,15 @@ MODEL_FAMILIES = (
     ModelFamily("Mixtral", "Mixtral-8x7B", "MixtralConfig", LOCAL_EXPERTS_CONFIG),
     ModelFamily("SmolLM 3", "SmolLM3-3B", "SmolLM3Config", {"num_hidden_layers": 4}),
     ModelFamily(
-        "Gemma 2", "gemma-2-2b, 9b, 27b", "Gemma2Config",
+        "Gemma 2",
+        "gemma-2-2b, 9b, 27b",
+        "Gemma2Config",
         {**HEADS_CONFIG, **WINDOW_CONFIG, **SOFTCAP_CONFIG, "query_pre_attn_scalar": 16},
     ),
     ModelFamily(
-        "Gemma 3", "gemma-3-270m, 1b", "Gemma3TextConfig",
+        "Gemma 3",
+        "gemma-3-270m, 1b",
+        "Gemma3TextConfig",
         {**HEADS_CONFIG, **WINDOW_CONFIG, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
     ),
     ModelFamily("Phi 3, 4", "Phi-3.5-mini, Phi-4-mini, phi-4", "Phi3Config"),
@@ -101,15 +120,21 @@ MODEL_FAMILIES = (
     ModelFamily("GLM 4", "GLM-4-9B, 32B", "Glm4Config", HEADS_CONFIG),
     ModelFamily("Granite 3", "granite-3.3-2b, 8b", "GraniteConfig", GRANITE_CONFIG),
     ModelFamily(
-        "Granite 3 with experts", "granite-3.1-1b-a400m", "GraniteMoeConfig",
+        "Granite 3 with experts",
+        "granite-3.1-1b-a400m",
+        "GraniteMoeConfig",
         {**GRANITE_CONFIG, **LOCAL_EXPERTS_CONFIG},
     ),
     ModelFamily(
-        "Cohere 2", "command-r7b, command-a", "Cohere2Config",
+        "Cohere 2",
+        "command-r7b, command-a",
+        "Cohere2Config",
         {**WINDOW_CONFIG, "logit_scale": 0.25, "num_hidden_layers": 4},
     ),
     ModelFamily(
-        "gpt-oss", "gpt-oss-20b", "GptOssConfig",
+        "gpt-oss",
+        "gpt-oss-20b",
+        "GptOssConfig",
         {**HEADS_CONFIG, **WINDOW_CONFIG, **LOCAL_EXPERTS_CONFIG, "rope_parameters": YARN_ROPE},
     ),
     ModelFamily("DeepSeek 3", "Moonlight-16B-A3B, Kimi-K2", "DeepseekV3Config", LATENT_CONFIG),
@@ -118,40 +143,64 @@ MODEL_FAMILIES = (
     ModelFamily("ERNIE 4.5", "ERNIE-4.5-0.3B", "Ernie4_5Config", HEADS_CONFIG),
     ModelFamily("StarCoder 2", "starcoder2-3b to 15b", "Starcoder2Config", WINDOW_CONFIG),
     ModelFamily(
-        "Qwen 3.5", "Qwen3.5-0.8B to 27B", "Qwen3_5TextConfig",
+        "Qwen 3.5",
+        "Qwen3.5-0.8B to 27B",
+        "Qwen3_5TextConfig",
         {**HEADS_CONFIG, **LINEAR_CONFIG, "num_hidden_layers": 4},
     ),
     ModelFamily(
-        "Qwen 3 Next", "Qwen3-Next-80B-A3B", "Qwen3NextConfig",
-        {**HEADS_CONFIG, **LINEAR_CONFIG, **EXPERTS_CONFIG, "shared_expert_intermediate_size": 24,
-         "num_hidden_layers": 4},
+        "Qwen 3 Next",
+        "Qwen3-Next-80B-A3B",
+        "Qwen3NextConfig",
+        {
+            **HEADS_CONFIG,
+            **LINEAR_CONFIG,
+            **EXPERTS_CONFIG,
+            "shared_expert_intermediate_size": 24,
+            "num_hidden_layers": 4,
+        },
     ),
     ModelFamily(
-        "Granite 4 hybrid", "granite-4.0-h-350m to small", "GraniteMoeHybridConfig",
+        "Granite 4 hybrid",
+        "granite-4.0-h-350m to small",
+        "GraniteMoeHybridConfig",
         {**MAMBA_CONFIG, "num_local_experts": 0, "layer_types": ["mamba", "attention"]},
     ),
     ModelFamily("Bamba", "Bamba-9B", "BambaConfig", {**MAMBA_CONFIG, "attn_layer_indices": [1]}),
     ModelFamily("LFM 2", "LFM2-350M to 2.6B", "Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
     ModelFamily("Mamba", "mamba-130m to 2.8b", "MambaConfig", {"state_size": 8}, STATE_SPACE_CONFIG),
     ModelFamily(
-        "Mamba 2", "mamba2, Codestral-Mamba", "Mamba2Config",
-        {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1}, STATE_SPACE_CONFIG,
+        "Mamba 2",
+        "mamba2, Codestral-Mamba",
+        "Mamba2Config",
+        {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1},
+        STATE_SPACE_CONFIG,
     ),
     ModelFamily("Gemma 4", "gemma-4, text", "Gemma4TextConfig", {**HEADS_CONFIG, "vocab_size_per_layer_input": 96}),
     ModelFamily(
-        "DeepSeek 3.2", "DeepSeek-V3.2", "DeepseekV32Config",
+        "DeepSeek 3.2",
+        "DeepSeek-V3.2",
+        "DeepseekV32Config",
         {**LATENT_CONFIG, "head_dim": 8, "index_topk": 64, "index_head_dim": 16, "index_n_heads": 4},
     ),
     ModelFamily("Doge", "Doge-20M to 320M", "DogeConfig", {"keep_window_size": 64}),
     ModelFamily("StableLM", "stablelm-2-1_6b", "StableLmConfig"),
     ModelFamily("GPT-2", "gpt2", "GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2}, {"vocab_size": 96}),
     ModelFamily(
-        "Nemotron-H", "Nemotron-Nano-9B-v2", "NemotronHConfig",
-        {**HEADS_CONFIG, "layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 16,
-         "ssm_state_size": 8, "n_groups": 1},
+        "Nemotron-H",
+        "Nemotron-Nano-9B-v2",
+        "NemotronHConfig",
+        {
+            **HEADS_CONFIG,
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+        },
     ),
     ModelFamily("RWKV 4", "rwkv-4-pile", "RwkvConfig", {"attention_hidden_size": 32}, STATE_SPACE_CONFIG),
-)  # fmt: skip
+)
 FORWARD_NAMES = {"fused": "packed, fused", "packed": "packed", "own": "its own", "refused": "refused"}
 TABLE_BEGIN, TABLE_END = (
     "<!-- python -m marft.models.model_families writes this table -->\n\n",

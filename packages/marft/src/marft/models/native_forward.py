@@ -100,10 +100,14 @@ class NativeDecodeCache:
         for group in self._groups:
             slots = _compact_group(group, ids.device)
             out = _run_decoder(
-                self.decoder, self.routing, ids[to_device(np.array(slots), ids.device)][:, None],
-                [group.policy] * len(slots), lengths[slots[0]],
-                use_cache=True, **{group.name: group.cache},
-            )  # fmt: skip
+                self.decoder,
+                self.routing,
+                ids[to_device(np.array(slots), ids.device)][:, None],
+                [group.policy] * len(slots),
+                lengths[slots[0]],
+                use_cache=True,
+                **{group.name: group.cache},
+            )
             group.cache = getattr(out, group.name)
             parts.append(out.last_hidden_state[:, 0])
             order += slots

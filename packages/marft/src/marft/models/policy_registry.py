@@ -155,9 +155,18 @@ class PolicyRegistry:
                 half.a.requires_grad_(settings.lora.trained_matrices == "both")
         context = policy_context_length(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})
         return Policy(
-            name, settings, backbone, adapter, lora, reference, base, format.tokenizer, format.stop_ids, base_name,
+            name,
+            settings,
+            backbone,
+            adapter,
+            lora,
+            reference,
+            base,
+            format.tokenizer,
+            format.stop_ids,
+            base_name,
             context,
-        )  # fmt: skip
+        )
 
     def _load_base(self, name: str, model: ModelSettings, dtype: torch.dtype) -> Backbone:
         if name in self._remote_models:

@@ -97,9 +97,13 @@ class PrefixTree:
             positions.append(np.arange(shared, len(rows[row])))
             size, previous_row = size + added, row
         return PrefixTree(
-            np.concatenate(ids), np.concatenate(positions), tuple(nodes), tuple(token_indices), tuple(node_owners),
+            np.concatenate(ids),
+            np.concatenate(positions),
+            tuple(nodes),
+            tuple(token_indices),
+            tuple(node_owners),
             cached_keys,
-        )  # fmt: skip
+        )
 
     def owner_spans(self) -> list[tuple[str | None, int, int]]:
         """Return contiguous ``(owner, start, stop)`` spans over the batch."""

@@ -28,8 +28,11 @@ from marft.models.template_dates import fix_date
 
 FOLDER_PREFIXES = ("/", "./", "../", "~")  # a path with one of these prefixes is never a Hugging Face model id
 SPARSE_ATTENTION_KEYS = {
-    "index_topk": "", "keep_window_size": "", "indexer_budget": "", "index_topk_blocks": "index_block_size",
-}  # sparse attention: key for the number of visible keys, key for their block size ("": 1)  # fmt: skip
+    "index_topk": "",
+    "keep_window_size": "",
+    "indexer_budget": "",
+    "index_topk_blocks": "index_block_size",
+}  # sparse attention: key for the number of visible keys, key for their block size ("": 1)
 MAX_SHOWN_LENGTH, MAX_CAUSE_LENGTH = 80, 1000  # maximum characters of a shown text, and of a tokenizer's error message
 BUNDLED_PREFIX = "tiny-"  # name prefix of bundled models
 MODEL_HINT = (

@@ -23,7 +23,7 @@ from marft.agents.answers import (
     strip_explanation,
     strip_markup,
     text_after_statement,
-)  # fmt: skip
+)
 from marft.common.reasoning import strip_reasoning
 from marft.rewards.math_notation import (
     bracket_kind,
@@ -40,7 +40,7 @@ from marft.rewards.math_notation import (
     strip_base,
     strip_percent,
     strip_words,
-)  # fmt: skip
+)
 
 MAX_LENGTH = 5000  # maximum answer length in characters; longer answers are never right and take math-verify minutes
 TOLERANCE_FACTOR = 1.01  # factor on tolerances, as in OlympiadBench's judge

@@ -92,12 +92,17 @@ _MATH_WORDS = frozenset(
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
 _NO_SOLUTION_KINDS = (
-    frozenset({
-        "emptyset", "varnothing", "theemptyset",
-        "none", "",
-    }),
+    frozenset(
+        {
+            "emptyset",
+            "varnothing",
+            "theemptyset",
+            "none",
+            "",
+        }
+    ),
     frozenset({"undefined", "doesnotexist", "dne", "notdefined", "limitdoesnotexist", "thelimitdoesnotexist"}),
-)  # fmt: skip
+)
 _NO_SOLUTION = re.compile(
     r"(?:(?:thereis|thereare|has|(?:the|this)(?:equation|system|inequality)has|itisimpossible|impossible)*"
     r"no(?:such|real|integer|valid|possible|positive|rational|complex)*"

@@ -131,11 +131,14 @@ def _copy_episode(episode: Episode) -> Episode:
     )
     actions = tuple(
         replace(
-            action, prompt=_read_only(action.prompt), tokens=_read_only(action.tokens), marks=_read_only(action.marks),
+            action,
+            prompt=_read_only(action.prompt),
+            tokens=_read_only(action.tokens),
+            marks=_read_only(action.marks),
             log_probs=_read_only(action.log_probs),
         )
         for action in episode.actions
-    )  # fmt: skip
+    )
     return replace(copy_episode_task(episode), transitions=transitions, actions=actions)
 
 

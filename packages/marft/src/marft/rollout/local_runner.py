@@ -133,9 +133,12 @@ class LocalRolloutRunner:
         self._samplers.cancel_background(handles)
 
     async def _play(
-        self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None],
+        self,
+        game: Game,
+        attempts: Sequence[Attempt],
+        on_done: Callable[[Episode], None],
         compose: Callable[[Episode], Awaitable[Episode]] | None = None,
-    ) -> list[Episode]:  # fmt: skip
+    ) -> list[Episode]:
         try:
             return await play_all(game, attempts, self._gate, on_done, compose or self.compose)
         finally:

@@ -49,10 +49,14 @@ class RolloutBatch:
 
 
 def collect(
-    rollouts: RolloutRunner, tasks: Sequence[Task], step: int, draw_count: int, on_done: Callable[[Episode], None],
+    rollouts: RolloutRunner,
+    tasks: Sequence[Task],
+    step: int,
+    draw_count: int,
+    on_done: Callable[[Episode], None],
     assign_policies: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
     curriculum: CurriculumState | None = None,
-) -> RolloutBatch:  # fmt: skip
+) -> RolloutBatch:
     """Play the episodes for a training step.
 
     Args:
@@ -109,9 +113,14 @@ def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
 
 
 def sample_attempts(
-    run: RunSettings, tasks: Sequence[Task], step: int, draw_count: int, task_count: int,
-    excluded: Mapping[str, str] = NO_EXCLUDED, curriculum: CurriculumState | None = None,
-) -> list[Attempt]:  # fmt: skip
+    run: RunSettings,
+    tasks: Sequence[Task],
+    step: int,
+    draw_count: int,
+    task_count: int,
+    excluded: Mapping[str, str] = NO_EXCLUDED,
+    curriculum: CurriculumState | None = None,
+) -> list[Attempt]:
     """Return ``samples_per_task`` attempts at each of the next ``task_count`` tasks.
 
     Tasks come from an endless, reshuffled pass over the training tasks, without excluded tasks. The name of a stream
@@ -134,9 +143,14 @@ def sample_attempts(
 
 
 def _sample_attempts(
-    run: RunSettings, tasks: Sequence[Task], step: int, draw_count: int, task_count: int, excluded: Mapping[str, str],
+    run: RunSettings,
+    tasks: Sequence[Task],
+    step: int,
+    draw_count: int,
+    task_count: int,
+    excluded: Mapping[str, str],
     curriculum: CurriculumState | None = None,
-) -> tuple[list[Attempt], int]:  # fmt: skip
+) -> tuple[list[Attempt], int]:
     """Return the attempts of :func:`sample_attempts` and the new number of draws."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
     sampler = TaskSampler.from_tasks(run, tasks)
@@ -227,10 +241,12 @@ def rewards_vary(group: Sequence[Episode], run: RunSettings) -> bool:
         is_across_states = getattr(credit, "group_by", "state") != "state"
         branches = group_indices([None if is_across_states else episode.fork for episode in group])
         return any(_rewards_differ([_step_rewards(graded[index]) for index in branch]) for branch in branches)
-    return _rewards_differ([
-        [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
-        for episode in graded
-    ])  # fmt: skip
+    return _rewards_differ(
+        [
+            [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
+            for episode in graded
+        ]
+    )
 
 
 def _step_rewards(episode: Episode) -> list[float]:

@@ -153,9 +153,14 @@ class CheckpointManager:
         )
 
     def save(
-        self, state: State, run: RunSettings, models: PolicyRegistry, learner: TrainState, log: LogDigest,
+        self,
+        state: State,
+        run: RunSettings,
+        models: PolicyRegistry,
+        learner: TrainState,
+        log: LogDigest,
         write_extra: Callable[[Path], None] = lambda _: None,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Write checkpoint ``step_<n>`` and delete superseded checkpoints.
 
         Args:
@@ -185,9 +190,15 @@ class CheckpointManager:
         atomic.sync_folder(self.path)
 
     def _write(
-        self, target: Path, state: State, run: RunSettings, models: PolicyRegistry, learner: TrainState, log: LogDigest,
+        self,
+        target: Path,
+        state: State,
+        run: RunSettings,
+        models: PolicyRegistry,
+        learner: TrainState,
+        log: LogDigest,
         write_extra: Callable[[Path], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         from safetensors.torch import save_file
 
         assert not learner.not_finite(), "what is not finite is undone, not saved"

@@ -102,8 +102,10 @@ def truncate_log(path: Path, last_step: int, digest: LogDigest) -> list[str]:
     if missing:
         problems.append(f"nothing is known of step {missing}" if missing.isdigit() else f"steps {missing} are missing")
     reason = "; ".join(problems) or "every line can be read, but some are not those that were written"
-    return [f"{path.name} is not as the checkpoint of step {last_step} knows it: {reason}" + (
-        f". It is kept as {backup.name}; all that can be read stays" if backup else "")]  # fmt: skip
+    return [
+        f"{path.name} is not as the checkpoint of step {last_step} knows it: {reason}"
+        + (f". It is kept as {backup.name}; all that can be read stays" if backup else "")
+    ]
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:

@@ -30,9 +30,20 @@ from marft.runs.saved_schemas import SavedRecipe, read_evaluation, read_recipe
 FORMAT = "a run of MARFT, 1"  # format name in a run's marker file
 MARKER = json.dumps({"format": FORMAT})  # minimal content of the marker file
 RUN_FILES = (
-    "checkpoints", "credit", "episodes", "evaluations", "graphs", "imagined", "league", "metrics.jsonl",
-    "profiles.json", "replays", "rows", "tensorboard", "worth",
-)  # fmt: skip
+    "checkpoints",
+    "credit",
+    "episodes",
+    "evaluations",
+    "graphs",
+    "imagined",
+    "league",
+    "metrics.jsonl",
+    "profiles.json",
+    "replays",
+    "rows",
+    "tensorboard",
+    "worth",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,10 @@ def make_samples(
     """
     rows = [(episode, action) for episode in episodes for action in episode.actions]
     trained_rows = [
-        i for i, (_, action) in enumerate(rows)
+        i
+        for i, (_, action) in enumerate(rows)
         if action.policy in trained and (not credit.trained or credit.trained[i]) and not action.is_forced
-    ]  # fmt: skip
+    ]
     raw = [credit.advantages[i] for i in trained_rows]
     advantages = normalize(raw) if normalize_advantages else raw
     samples = [

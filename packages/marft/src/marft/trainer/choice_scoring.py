@@ -98,9 +98,13 @@ class ChoiceLayout:
             return to_device(np.array(values, np.int64), device)
 
         return ChoiceLayout(
-            indices(written), indices(written_at), indices(option_positions), choice_sets,
-            indices([choice.chosen for choice in choices]), indices(chosen_at),
-        )  # fmt: skip
+            indices(written),
+            indices(written_at),
+            indices(option_positions),
+            choice_sets,
+            indices([choice.chosen for choice in choices]),
+            indices(chosen_at),
+        )
 
     def to_decisions(self, scores: TokenScores) -> TokenScores:
         """Convert log-probabilities and entropies of tokens [R] to decisions [T]."""

@@ -84,9 +84,11 @@ class CreditAudit:
 
 
 def audit_credit(
-    folder: RunFolder, algorithms: Sequence[AlgorithmSettings], step: int = 0,
+    folder: RunFolder,
+    algorithms: Sequence[AlgorithmSettings],
+    step: int = 0,
     on_done: Callable[[], None] = lambda: None,
-) -> CreditAudit:  # fmt: skip
+) -> CreditAudit:
     """Compute credit for a recorded step's episodes with several algorithms.
 
     Args:
@@ -117,9 +119,14 @@ class _Estimator:
     """Algorithm, prepared to credit a recorded step."""
 
     def __init__(
-        self, folder: RunFolder, run: RunSettings, settings: AlgorithmSettings, models: PolicyRegistry,
-        files: Sequence[Path], step: int,
-    ) -> None:  # fmt: skip
+        self,
+        folder: RunFolder,
+        run: RunSettings,
+        settings: AlgorithmSettings,
+        models: PolicyRegistry,
+        files: Sequence[Path],
+        step: int,
+    ) -> None:
         self.folder, self.run, self.settings, self.step = folder, run, settings, step
         self.learner = Learner(run.model_copy(update={"algorithm": _disable_value_clip(settings)}), models)
         self.notes: list[str] = []

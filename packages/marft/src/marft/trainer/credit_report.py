@@ -135,12 +135,15 @@ def select_heatmaps(audit: CreditAudit, count: int) -> list[EpisodeHeatmap]:
     for episode in audit.episodes:
         last = first + len(episode.actions)
         rows = [
-            (estimate.algorithm, [
-                _build_cell(estimate.advantages[k], audit.words[k], scales[estimate.algorithm])
-                for k in range(first, last)
-            ])
+            (
+                estimate.algorithm,
+                [
+                    _build_cell(estimate.advantages[k], audit.words[k], scales[estimate.algorithm])
+                    for k in range(first, last)
+                ],
+            )
             for estimate in audit.estimates
-        ]  # fmt: skip
+        ]
         heatmaps.append(EpisodeHeatmap(episode, episode.actions, rows))
         means = np.array(
             [[(cell[0] or 0.0) / (scales[name] or 1.0) for cell in cells] for name, cells in rows], np.float64

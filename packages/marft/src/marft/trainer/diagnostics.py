@@ -182,9 +182,17 @@ def _read_start(path: Path, characters: int) -> str:
 def _text_action(policy: str, number: int, row: TokenIds) -> Action:
     size = len(row) - 1
     return Action(
-        ActionKey("held out", policy, number, 0, "", 0), policy, number, (), row[:1], row[1:],
-        np.full(size, TokenSource.SAMPLED, np.uint8), np.zeros(size, np.float32), "", "stop",
-    )  # fmt: skip
+        ActionKey("held out", policy, number, 0, "", 0),
+        policy,
+        number,
+        (),
+        row[:1],
+        row[1:],
+        np.full(size, TokenSource.SAMPLED, np.uint8),
+        np.zeros(size, np.float32),
+        "",
+        "stop",
+    )
 
 
 def _make_samples(actions: Sequence[Action], level: str = "action") -> list[Sample]:

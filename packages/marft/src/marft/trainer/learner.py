@@ -310,9 +310,12 @@ class Learner:
 
     def _make_samples(self, episodes: Sequence[Episode], credit: CreditOutput) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
-            episodes, credit, self.trained, self.settings.normalization,
+            episodes,
+            credit,
+            self.trained,
+            self.settings.normalization,
             self.settings.normalize_advantages,
-        )  # fmt: skip
+        )
 
     def _update_policies(
         self, batch: CreditedBatch, fixed: FixedLogProbs, progress: Progress
@@ -325,12 +328,18 @@ class Learner:
         }
         accumulator = MetricAccumulator()
         update = PolicyUpdater(
-            self.settings, self.objective, self.optimizers, self.packing, fixed, accumulator, self.seed,
+            self.settings,
+            self.objective,
+            self.optimizers,
+            self.packing,
+            fixed,
+            accumulator,
+            self.seed,
             check_packing=(progress.step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
             ranks=self.ranks,
             preferences=PreferenceBatch.from_samples(batch.credit.comparisons, samples) if self.reference else None,
             reference=self.reference,
-        )  # fmt: skip
+        )
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, batch.raw))
         phases = list(self.schedule.plan(progress, self.trained, self.seed))

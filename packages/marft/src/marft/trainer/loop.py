@@ -46,9 +46,14 @@ from marft.trainer.step_metrics import PhaseTimer, compute_rollout_metrics, coun
 
 
 def train(
-    run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
-    overwrite: bool = False, callbacks: Sequence[Callback] = (),
-) -> State:  # fmt: skip
+    run: RunSettings,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    start_from: Path | None = None,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> State:
     """Train a run to its last step, or until a callback requests a stop → final state.
 
     Args:

@@ -31,9 +31,14 @@ class Minibatch:
 
 
 def split_minibatches(
-    phase_samples: Sequence[Sample], preferences: PreferenceBatch | None, phase: UpdatePhase,
-    settings: AlgorithmSettings, seed: int, step: int, epoch: int,
-) -> list[Minibatch]:  # fmt: skip
+    phase_samples: Sequence[Sample],
+    preferences: PreferenceBatch | None,
+    phase: UpdatePhase,
+    settings: AlgorithmSettings,
+    seed: int,
+    step: int,
+    epoch: int,
+) -> list[Minibatch]:
     """Return a phase's minibatches for an epoch.
 
     Args:

@@ -67,9 +67,14 @@ class PolicyOptimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int,
-        master_weights: MasterWeights | None = None, offload: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerSettings,
+        learning_rate: float,
+        steps: int,
+        master_weights: MasterWeights | None = None,
+        offload: bool = False,
+    ) -> None:
         assert parameters, "a trained policy has parameters"
         assert all(parameter.dtype == torch.float32 for parameter in parameters.values())
         self.parameters = dict(parameters)

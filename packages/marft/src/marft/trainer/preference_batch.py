@@ -71,9 +71,14 @@ class PreferenceBatch:
         return [PreferenceBatch.from_samples(part, self.flatten()) for part in parts if part]
 
     def compute_coefficients(
-        self, objective: PairObjective, current: Scores, reference: Scores, policies: Collection[str], pooled: bool,
+        self,
+        objective: PairObjective,
+        current: Scores,
+        reference: Scores,
+        policies: Collection[str],
+        pooled: bool,
         accumulator: MetricAccumulator,
-    ) -> list[Sample]:  # fmt: skip
+    ) -> list[Sample]:
         """Return samples with coefficients as advantages, so that ``−A log π / Z`` averages to the pair loss gradient.
 
         Args:

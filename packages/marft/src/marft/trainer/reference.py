@@ -68,9 +68,7 @@ class ReferencePolicy:
         if not self._saved or (self.refresh and step and step % self.refresh == 0):
             self._saved = self._copy_parameters()
 
-    def scores(
-        self, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], Scores], ranks: Ranks
-    ) -> Scores:  # fmt: skip
+    def scores(self, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], Scores], ranks: Ranks) -> Scores:
         """Return reference log-probabilities per decision, by action key; 0 without a reference.
 
         Args:
@@ -93,13 +91,17 @@ class ReferencePolicy:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the copies from unsharded tensors; an empty state resets the reference."""
-        self._saved = self._first if not state else {
-            policy: {
-                name: shard_like(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()
-                for name, parameter in optimizer.parameters.items()
+        self._saved = (
+            self._first
+            if not state
+            else {
+                policy: {
+                    name: shard_like(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()
+                    for name, parameter in optimizer.parameters.items()
+                }
+                for policy, optimizer in self.optimizers.items()
             }
-            for policy, optimizer in self.optimizers.items()
-        }  # fmt: skip
+        )
 
     def _copy_parameters(self) -> PolicyCopies:
         return {

@@ -35,9 +35,14 @@ class Rollback:
     """
 
     def __init__(
-        self, run: RunSettings, checkpoints: CheckpointManager, models: PolicyRegistry, learner: LearnerState,
-        restore: Callable[[CheckpointRecord], None], note: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        run: RunSettings,
+        checkpoints: CheckpointManager,
+        models: PolicyRegistry,
+        learner: LearnerState,
+        restore: Callable[[CheckpointRecord], None],
+        note: Callable[[str], None],
+    ) -> None:
         self._run, self._checkpoints, self._models, self._learner = run, checkpoints, models, learner
         self._restore = restore
         self._note, self._refused = note, False

@@ -49,9 +49,15 @@ class RunInit:
 
     @staticmethod
     def prepare(
-        run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None,
+        run: RunSettings,
+        folder: RunFolder,
+        note: Note,
+        *,
+        resume: bool,
+        overwrite: bool,
+        start_from: Path | None,
         is_sft: bool = False,
-    ) -> RunInit:  # fmt: skip
+    ) -> RunInit:
         """Check the folder and the options.
 
         Args:

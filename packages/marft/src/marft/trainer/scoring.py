@@ -45,9 +45,16 @@ def score_with_teammates(batch: MicroBatch, entropy_gradient: bool = False) -> t
     """
     hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_transform
     own_scores = score_tokens(
-        select_rows(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures,
-        entropy_gradient, fixed_size=batch.rows.fixed_size, transform=shape, masks=batch.masks,
-    )  # fmt: skip
+        select_rows(hidden, batch.predict_from),
+        head.weight,
+        head.bias,
+        batch.targets,
+        batch.temperatures,
+        entropy_gradient,
+        fixed_size=batch.rows.fixed_size,
+        transform=shape,
+        masks=batch.masks,
+    )
     if batch.chosen is not None:
         own_scores = batch.chosen.to_decisions(own_scores)
     text = batch.teammate_text

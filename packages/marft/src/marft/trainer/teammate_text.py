@@ -63,6 +63,10 @@ class TeammateText:
             return to_device(np.concatenate(columns[name]), device, dtype)
 
         return TeammateText(
-            column("predict_from", torch.long), column("targets", torch.long), column("temperatures"),
-            column("author_log_probs"), column("advantages"), column("weights"),
-        )  # fmt: skip
+            column("predict_from", torch.long),
+            column("targets", torch.long),
+            column("temperatures"),
+            column("author_log_probs"),
+            column("advantages"),
+            column("weights"),
+        )

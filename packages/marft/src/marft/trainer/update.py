@@ -162,9 +162,13 @@ class PolicyUpdater:
         if part.preferences is None:
             return part.samples
         return part.preferences.compute_coefficients(
-            cast("PairObjective", objective), self.score_current(part.scored), reference,
-            part.policies, self.settings.denominator == "pooled", self.accumulator,
-        )  # fmt: skip
+            cast("PairObjective", objective),
+            self.score_current(part.scored),
+            reference,
+            part.policies,
+            self.settings.denominator == "pooled",
+            self.accumulator,
+        )
 
     def _score_reference(self, plan: Sequence[Minibatch]) -> Scores:
         """Return the reference log-probabilities for every action in a pair."""
@@ -204,7 +208,7 @@ class PolicyUpdater:
 
     def _run_epochs(
         self, plan: Sequence[Sequence[Minibatch]], objective: Objective, check_samples: Sequence[Sample]
-    ) -> None:  # fmt: skip
+    ) -> None:
         reference = self._score_reference(plan[0])
         for epoch, parts in enumerate(plan):
             for number, part in enumerate(parts):

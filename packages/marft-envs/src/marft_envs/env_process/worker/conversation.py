@@ -157,9 +157,12 @@ class Conversation:
             if not isinstance(arguments, dict) or not is_compilable(code):
                 code = f"raise TypeError({f'the arguments of {name} cannot be read'!r})"
         return self.sandbox.message(
-            sender=roles.AGENT, recipient=roles.EXECUTION_ENVIRONMENT, content=code, openai_tool_call_id=call_id,
+            sender=roles.AGENT,
+            recipient=roles.EXECUTION_ENVIRONMENT,
+            content=code,
+            openai_tool_call_id=call_id,
             openai_function_name=name,
-        )  # fmt: skip
+        )
 
     def _add_messages(self, *messages: Any) -> None:
         self.sandbox.agent.add_messages(list(messages))
@@ -201,9 +204,10 @@ class Conversation:
         with CallTimeout(self.sandbox.seconds):
             result = evaluation.evaluate(execution_context=context, max_turn_count=max_turns)
         metrics = {
-            "milestones": float(result.milestone_similarity), "minefields": float(result.minefield_similarity),
+            "milestones": float(result.milestone_similarity),
+            "minefields": float(result.minefield_similarity),
             "turns": float(result.turn_count),
-        }  # fmt: skip
+        }
         return {"done": {"reward": float(result.similarity), "ended": self.ended, "metrics": metrics}}
 
 

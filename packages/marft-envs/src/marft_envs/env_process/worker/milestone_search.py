@@ -89,9 +89,10 @@ class MilestoneSearch:
             return set(range(self.last + 1))
         calculator_alone = type(calculator)(execution_context=calculator.execution_context, milestone=milestone)
         return {
-            at for at in range(calculator.first_user_message_snapshot_index, self.last + 1)
+            at
+            for at in range(calculator.first_user_message_snapshot_index, self.last + 1)
             if calculator_alone.calculate_similarity(current_snapshot_index=at, milestone_snapshot_mapping={}) > 0
-        }  # fmt: skip
+        }
 
     def _similarity(self, node: int, at: int, matches: Matches) -> float:
         if at not in self.candidates[node]:
@@ -127,8 +128,10 @@ class MilestoneSearch:
     def _search(self, remaining: frozenset[int], first: int, matches: Matches) -> tuple[float, tuple[Any, ...]]:
         candidates = sorted(
             (-self._similarity(node, at, matches), node, at)
-            for node in remaining if not self.predecessors[node] & remaining for at in range(first, self.last + 1)
-        )  # fmt: skip
+            for node in remaining
+            if not self.predecessors[node] & remaining
+            for at in range(first, self.last + 1)
+        )
         best, path = -1.0, ()  # type: tuple[float, tuple[Any, ...]]
         for minus, node, at in candidates:
             other_nodes = remaining - {node}
@@ -144,9 +147,14 @@ def install_search(evaluation: Any) -> None:
     """Install this search in the package's evaluation module."""
 
     def search_matches(
-        _matcher: Any, *, similarity_calculators: Any, remaining_graph: Any, min_snapshot_index: int,
-        max_snapshot_index: int, **_: Any,
-    ) -> tuple[Any, float]:  # fmt: skip
+        _matcher: Any,
+        *,
+        similarity_calculators: Any,
+        remaining_graph: Any,
+        min_snapshot_index: int,
+        max_snapshot_index: int,
+        **_: Any,
+    ) -> tuple[Any, float]:
         search = MilestoneSearch(similarity_calculators, remaining_graph, max_snapshot_index)
         _best, path = search.find_best(frozenset(remaining_graph.nodes), min_snapshot_index, {})
         total = 0.0

@@ -44,14 +44,17 @@ class ScenarioSource:
         base = min((name_prefix for name_prefix in self.scenarios if f"{name}_".startswith(f"{name_prefix}_")), key=len)
         needed = set(self.scenarios[base].starting_context.tool_allow_list or ())
         return {
-            "name": name, "base": base, "wants": instructions[-1] if instructions else "",
+            "name": name,
+            "base": base,
+            "wants": instructions[-1] if instructions else "",
             "messages": [
-                message_to_dict(message) for message in sandbox.visible_messages(sandbox.agent)
+                message_to_dict(message)
+                for message in sandbox.visible_messages(sandbox.agent)
                 if message.sender != sandbox.roles.SYSTEM
             ],
             "categories": [str(category.value).lower() for category in scenario.categories],
             "web": bool(needed & self._web_tools(scenario.starting_context.name_to_tool)),
-        }  # fmt: skip
+        }
 
     def _web_tools(self, tools: dict[str, Any]) -> set[str]:
         modules = {name: inspect.getmodule(inspect.unwrap(tool)) for name, tool in tools.items()}

@@ -119,9 +119,11 @@ class RolloutEnvironment:
                 for number, call in enumerate(parsed_calls)
             ]
             message = types.ResponseMessage(
-                content=content, tool_calls=[types.ToolCall(**call) for call in calls] or None,
-                finish_reason="tool_calls" if calls else "stop", is_truncated=False,
-            )  # fmt: skip
+                content=content,
+                tool_calls=[types.ToolCall(**call) for call in calls] or None,
+                finish_reason="tool_calls" if calls else "stop",
+                is_truncated=False,
+            )
             return types.Response(id="team", created=int(time.time()), model=model, message=message)
 
         base = importlib.import_module("verifiers.clients").Client
@@ -144,10 +146,14 @@ class TasksetEnvironment:
 
     def list_rows(self, held_out: bool) -> list[dict[str, Any]]:
         """Return prompts and answers; no task is held out."""
-        return [] if held_out else [
-            {"messages": self._task_messages(task), "answer": str(getattr(task.data, "answer", "")), "about": ""}
-            for task in self.tasks
-        ]  # fmt: skip
+        return (
+            []
+            if held_out
+            else [
+                {"messages": self._task_messages(task), "answer": str(getattr(task.data, "answer", "")), "about": ""}
+                for task in self.tasks
+            ]
+        )
 
     def _task_messages(self, task: Any) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": task.data.system_prompt}] if task.data.system_prompt else []

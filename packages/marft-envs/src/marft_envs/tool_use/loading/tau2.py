@@ -73,9 +73,10 @@ def _graded_parts(criteria: Mapping[str, Any], location: str) -> dict[str, list[
         else DEFAULT_REWARD_BASIS
     )
     unknown = [
-        kind for kind, name in (("ACTION", "actions"), ("ENV_ASSERTION", "env_assertions"))
+        kind
+        for kind, name in (("ACTION", "actions"), ("ENV_ASSERTION", "env_assertions"))
         if kind in basis and criteria.get(name)
-    ]  # fmt: skip
+    ]
     if "DB" not in basis or unknown:
         problem = f"is rewarded by {unknown[0]}" if unknown else "is not rewarded by its database (DB)"
         raise ValueError(
@@ -123,8 +124,10 @@ def _parse_task(row: dict[str, Any], location: str) -> Task:
 
 def _build_instruction(scenario: Mapping[str, Any], location: str) -> str:
     instructions = require_field(scenario, "instructions", (dict, str), location)
-    parts = [instructions] if isinstance(instructions, str) else [
-        words.format(instructions[key]) for key, words in SCENARIO_PARTS.items() if instructions.get(key)
-    ]  # fmt: skip
+    parts = (
+        [instructions]
+        if isinstance(instructions, str)
+        else [words.format(instructions[key]) for key, words in SCENARIO_PARTS.items() if instructions.get(key)]
+    )
     persona = scenario.get("persona")
     return "\n".join([*([f"Who you are: {persona}"] if persona else []), *parts])

@@ -48,6 +48,14 @@ def plan(
     changes = options.parse_overrides(context, recipe)
     lengths = KnownLengths(prompt_tokens, action_tokens, max_action_tokens, environment_steps)
     run_plan(
-        recipe, changes, gpus, gpu, lengths, environment_seconds, lag, efficiency or [], model_config,
+        recipe,
+        changes,
+        gpus,
+        gpu,
+        lengths,
+        environment_seconds,
+        lag,
+        efficiency or [],
+        model_config,
         output.output_mode(False, as_json),
-    )  # fmt: skip
+    )

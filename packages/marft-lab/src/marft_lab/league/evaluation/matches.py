@@ -160,9 +160,12 @@ def score_pair(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Ep
     rewards += [None if (reward := _side_reward(episode, side)) is None else -reward for episode in episodes[half:]]
     scored = [reward for reward in rewards if reward is not None]
     return PairResult(
-        _count_results(pair, rewards), _count_results(pair, rewards[:half]), _count_results(pair, rewards[half:]),
-        sum(scored) / len(scored) if scored else 0.0, len(rewards) - len(scored),
-    )  # fmt: skip
+        _count_results(pair, rewards),
+        _count_results(pair, rewards[:half]),
+        _count_results(pair, rewards[half:]),
+        sum(scored) / len(scored) if scored else 0.0,
+        len(rewards) - len(scored),
+    )
 
 
 def _side_reward(episode: Episode, side: Sequence[str]) -> float | None:

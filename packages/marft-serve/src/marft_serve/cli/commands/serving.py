@@ -58,8 +58,17 @@ def serve(
     from marft_serve.cli import serving
 
     serving.serve(
-        team, options.parse_overrides(context, team), checkpoint, (host, port, token, no_token),
-        (concurrency, queue, timeout), grace=grace, record=record, protocols=(mcp, a2a, public_url),
-        trust_code=trust_code, shadow=shadow, shadow_checkpoint=shadow_checkpoint, shadow_output=shadow_output,
+        team,
+        options.parse_overrides(context, team),
+        checkpoint,
+        (host, port, token, no_token),
+        (concurrency, queue, timeout),
+        grace=grace,
+        record=record,
+        protocols=(mcp, a2a, public_url),
+        trust_code=trust_code,
+        shadow=shadow,
+        shadow_checkpoint=shadow_checkpoint,
+        shadow_output=shadow_output,
         grade=grade,
-    )  # fmt: skip
+    )

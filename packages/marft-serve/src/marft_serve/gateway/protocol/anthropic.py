@@ -53,9 +53,13 @@ DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }  # delta type and field, by type of the block
 ERROR_TYPES = {
-    400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 410: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error",
-}  # fmt: skip
+    400: "invalid_request_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    410: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 class ContentBlock(RequestModel):
@@ -283,9 +287,13 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
 
 def _build_head(action_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": f"msg_{action_id.replace('/', '-')}", "type": "message", "role": "assistant",
-        "model": metadata["model"], "stop_sequence": None, "marft": metadata["marft"],
-    }  # fmt: skip
+        "id": f"msg_{action_id.replace('/', '-')}",
+        "type": "message",
+        "role": "assistant",
+        "model": metadata["model"],
+        "stop_sequence": None,
+        "marft": metadata["marft"],
+    }
 
 
 def _build_blocks(reply: Reply) -> list[dict[str, Any]]:

@@ -187,8 +187,10 @@ class ChatCompletions(Protocol):
             for index, reply in enumerate(replies)
         ]
         return _build_head(replies[0].action.id, metadata, "chat.completion") | {
-            "choices": choices, "usage": _build_usage(replies), "marft": metadata["marft"],
-        }  # fmt: skip
+            "choices": choices,
+            "usage": _build_usage(replies),
+            "marft": metadata["marft"],
+        }
 
     def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
         return ChunkStream(request, first_action, metadata)
@@ -299,8 +301,10 @@ def _build_head(action_id: str, metadata: Mapping[str, Any], kind: str) -> dict[
 
 def _build_message(reply: Reply) -> dict[str, Any]:
     message: dict[str, Any] = {
-        "role": "assistant", "content": get_reply_text(reply) or (None if reply.calls else ""), "refusal": None,
-    }  # fmt: skip
+        "role": "assistant",
+        "content": get_reply_text(reply) or (None if reply.calls else ""),
+        "refusal": None,
+    }
     if reply.thought:
         message["reasoning_content"] = reply.thought
     if reply.calls:

@@ -129,9 +129,11 @@ class Responses(Protocol):
         previous = request.previous_response_id
         if previous is not None and previous not in earlier:
             raise RequestError(
-                400, "previous_response_not_found", "no response of this agent that was stored is called so",
+                400,
+                "previous_response_not_found",
+                "no response of this agent that was stored is called so",
                 "previous_response_id",
-            )  # fmt: skip
+            )
         tools = tuple(map(_convert_tool, request.tools or ()))
         items = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         instructions = [ClientMessage("system", request.instructions)] if request.instructions else []
@@ -360,20 +362,27 @@ def _build_reasoning(action_id: str, text: str) -> dict[str, Any]:
 def _build_message(action_id: str, text: str, log_probs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(log_probs)}
     return {
-        "type": "message", "id": f"msg_{_format_id(action_id)}", "role": "assistant", "status": "completed",
+        "type": "message",
+        "id": f"msg_{_format_id(action_id)}",
+        "role": "assistant",
+        "status": "completed",
         "content": [part],
-    }  # fmt: skip
+    }
 
 
 def _build_calls(reply: Reply) -> list[dict[str, Any]]:
     name = _format_id(reply.action.id)
     return [
         {
-            "type": "function_call", "id": f"fc_{name}_{number}", "call_id": build_call_id(reply, number),
-            "name": call.name, "arguments": call.arguments, "status": "completed",
+            "type": "function_call",
+            "id": f"fc_{name}_{number}",
+            "call_id": build_call_id(reply, number),
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
         }
         for number, call in enumerate(reply.calls)
-    ]  # fmt: skip
+    ]
 
 
 def _build_usage(reply: Reply) -> dict[str, Any]:

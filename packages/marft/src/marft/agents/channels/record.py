@@ -66,9 +66,10 @@ class Record(Plugin):
         for name in [*named, *self.fields]:
             if name not in self.fields:
                 raise PydanticCustomError(
-                    "template", "template: no field is called {name}{hint}",
+                    "template",
+                    "template: no field is called {name}{hint}",
                     {"name": repr(name), "hint": did_you_mean(name, self.fields)},
-                )  # fmt: skip
+                )
             if name not in named:
                 raise PydanticCustomError("template", "template: leaves out the field {name}", {"name": repr(name)})
         return self

@@ -31,9 +31,11 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
-            self.calls + other.calls, self.tokens + other.tokens, self.bytes + other.bytes,
+            self.calls + other.calls,
+            self.tokens + other.tokens,
+            self.bytes + other.bytes,
             self.nanoseconds + other.nanoseconds,
-        )  # fmt: skip
+        )
 
 
 class CostTracker:

@@ -41,8 +41,10 @@ class Hierarchical(VectorMemoryPart):
         return HierarchicalMemory(
             EntryBuffer(first, self.max_working_entries, self.overwrite),
             IndexMemory(archive, count, self.build_embedder(), self.dimensions, self.top_k),
-            SummaryMemory(select_lines, count, self.summary_tokens, last, self.max_working_entries), count, self.recent,
-        )  # fmt: skip
+            SummaryMemory(select_lines, count, self.summary_tokens, last, self.max_working_entries),
+            count,
+            self.recent,
+        )
 
 
 class HierarchicalMemory:

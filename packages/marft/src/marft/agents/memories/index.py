@@ -40,9 +40,10 @@ class VectorMemoryPart(MemoryPart):
         needed = self.vector_bytes * MAX_TEXT_DIVISOR
         if needed > self.max_bytes:
             raise PydanticCustomError(
-                "dimensions", "dimensions: {count} take max_bytes of at least {needed}",
+                "dimensions",
+                "dimensions: {count} take max_bytes of at least {needed}",
                 {"count": self.dimensions, "needed": needed},
-            )  # fmt: skip
+            )
         return self
 
     @property

@@ -60,11 +60,13 @@ def build_filter(architecture: str) -> bytes:
     if architecture not in ARCHITECTURES:
         raise ValueError(f"the calls of {architecture} are not known, only those of {' and '.join(ARCHITECTURES)}")
     code = [
-        _instruction(LOAD, ARCHITECTURE_OFFSET), _instruction(EQUAL, AUDIT_ARCHITECTURES[architecture], 1, 0),
+        _instruction(LOAD, ARCHITECTURE_OFFSET),
+        _instruction(EQUAL, AUDIT_ARCHITECTURES[architecture], 1, 0),
         _instruction(RETURN, KILL),
-        _instruction(LOAD, NUMBER_OFFSET), _instruction(AT_LEAST, X32_NUMBERS, 0, 1),
+        _instruction(LOAD, NUMBER_OFFSET),
+        _instruction(AT_LEAST, X32_NUMBERS, 0, 1),
         _instruction(RETURN, RETURN_ERROR + errno.ENOSYS),
-    ]  # fmt: skip
+    ]
     for number in call_numbers(ALLOWED_CALLS, architecture).values():
         code += _branch(number, [_instruction(RETURN, ALLOW)])
     # copying a file works without them, as on a disk without extended attributes

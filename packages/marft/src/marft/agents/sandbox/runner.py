@@ -152,9 +152,14 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
     order = _build_order(code, settings, stdin, files)
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(JAIL_PATH), str(os.getpid())],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={}, cwd="/", close_fds=True, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={},
+        cwd="/",
+        close_fds=True,
+        start_new_session=True,
+    )
     _running.add(process)
     try:
         output, errors, cut = _communicate(

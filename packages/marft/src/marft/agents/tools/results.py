@@ -13,7 +13,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-)  # fmt: skip
+)
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin

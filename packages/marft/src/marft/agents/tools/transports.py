@@ -35,9 +35,15 @@ async def standard_streams(
     from mcp.shared.message import SessionMessage
 
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, cwd=folder, stderr=errors, start_new_session=True, limit=MAX_MESSAGE_BYTES,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *command,
+        env=environment,
+        cwd=folder,
+        stderr=errors,
+        start_new_session=True,
+        limit=MAX_MESSAGE_BYTES,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
     receive_queue, receive_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     send_stream, send_queue = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
@@ -92,9 +98,11 @@ async def _read_line(output: asyncio.StreamReader, limiter: ServerTraffic) -> by
 
 
 async def _forward_input(
-    process: asyncio.subprocess.Process, send_queue: MemoryObjectReceiveStream[SessionMessage],
-    receive_queue: MemoryObjectSendStream[SessionMessage | Exception], limiter: ServerTraffic,
-) -> None:  # fmt: skip
+    process: asyncio.subprocess.Process,
+    send_queue: MemoryObjectReceiveStream[SessionMessage],
+    receive_queue: MemoryObjectSendStream[SessionMessage | Exception],
+    limiter: ServerTraffic,
+) -> None:
     """Forward our messages. Once the server stops accepting input, close its output stream too."""
     from mcp_types import JSONRPCRequest
 
@@ -183,6 +191,7 @@ def bounded_client(headers: Mapping[str, str], timeout: Timeout, limiter: Server
         response.stream = CountedStream(response.stream, is_event_stream)
 
     return AsyncClient(
-        headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout,
+        headers={**headers, "Accept-Encoding": "identity"},
+        timeout=timeout,
         event_hooks={"request": [on_request], "response": [on_response]},
-    )  # fmt: skip
+    )

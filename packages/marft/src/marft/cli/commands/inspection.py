@@ -58,9 +58,19 @@ def evaluate(
     paths, overrides = options.parse_targets(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
     evaluation_options = evaluation.EvaluationOptions(
-        names, mode, tasks, attempts, shuffle_messages, rerun, scenarios, trust_code, group_by, suite,
-        fail_if or (), team_file,
-    )  # fmt: skip
+        names,
+        mode,
+        tasks,
+        attempts,
+        shuffle_messages,
+        rerun,
+        scenarios,
+        trust_code,
+        group_by,
+        suite,
+        fail_if or (),
+        team_file,
+    )
     if suite is None:
         evaluation.evaluate(paths, overrides, evaluation_options, output_mode)
     elif not evaluation.evaluate_suite(paths, overrides, evaluation_options, output_mode):

@@ -89,10 +89,19 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
 
 
 def train(
-    recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, resume: bool = False, resume_or_start: bool = False,
-    start_from: str | Path | None = None, overwrite: bool = False, callbacks: Sequence[Callback] = (),
-    program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
-) -> Run:  # fmt: skip
+    recipe: RecipeLike | Run,
+    changes: RecipeChanges = (),
+    /,
+    *,
+    resume: bool = False,
+    resume_or_start: bool = False,
+    start_from: str | Path | None = None,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    program: Callable[..., Any] | None = None,
+    given: Iterable[Any] = (),
+    **more: Any,
+) -> Run:
     """Train a team until its last step or until a callback stops training, and return the run.
 
     Args:
@@ -133,9 +142,15 @@ def train(
 
 
 def train_run(
-    run: RunSettings, folder: RunFolder | None, run_trainer: Callable[..., None], *, resume: bool,
-    start_from: str | Path | None, overwrite: bool, callbacks: Sequence[Callback],
-) -> Run:  # fmt: skip
+    run: RunSettings,
+    folder: RunFolder | None,
+    run_trainer: Callable[..., None],
+    *,
+    resume: bool,
+    start_from: str | Path | None,
+    overwrite: bool,
+    callbacks: Sequence[Callback],
+) -> Run:
     """Train a run, by rewards or by imitation, and return it with its report.
 
     Args:
@@ -169,12 +184,22 @@ def train_run(
 
 
 def evaluate(
-    recipe: RecipeLike | Run, changes: RecipeChanges = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
-    modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, attempts: int = 0,
-    scenarios: str | Path | None = None, again: bool = False,
+    recipe: RecipeLike | Run,
+    changes: RecipeChanges = (),
+    /,
+    *,
+    checkpoints: str | Sequence[str] = ("base", "last"),
+    modes: Mode | Sequence[Mode] = (),
+    tasks: int = 0,
+    shuffle_messages: bool = False,
+    attempts: int = 0,
+    scenarios: str | Path | None = None,
+    again: bool = False,
     reorganized: str | Path | Mapping[str, Any] | None = None,
-    program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
-) -> list[Evaluation]:  # fmt: skip
+    program: Callable[..., Any] | None = None,
+    given: Iterable[Any] = (),
+    **more: Any,
+) -> list[Evaluation]:
     """Evaluate a run's checkpoints and its untuned base on held-out tasks. A recipe has only its base.
 
     Results for a run are saved in its folder. The same evaluation is not played twice, and an interrupted one resumes.
@@ -214,18 +239,30 @@ def evaluate(
         from marft.evaluation.session import StorageOptions, evaluate_checkpoints
 
         return evaluate_checkpoints(
-            settings, folder, names if folder else ["base"], parse_modes(wanted, "modes") or settings.evaluation.modes,
-            tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
+            settings,
+            folder,
+            names if folder else ["base"],
+            parse_modes(wanted, "modes") or settings.evaluation.modes,
+            tasks or settings.evaluation.tasks,
+            bool(shuffle_messages),
+            lambda _=None: None,
             attempts=attempts or settings.evaluation.attempts,
             storage=StorageOptions(folder.evaluations, bool(again)) if folder else None,
-            scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None, reorganized=changed,
-        )  # fmt: skip
+            scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None,
+            reorganized=changed,
+        )
 
 
 def compare(
-    before: Run | str | Path | Sequence[Evaluation], after: Run | str | Path | Sequence[Evaluation], /, *,
-    fail_if: str | Sequence[str] = (), by: str = "", other_tools: bool = False, after_as: str = "",
-) -> Comparison:  # fmt: skip
+    before: Run | str | Path | Sequence[Evaluation],
+    after: Run | str | Path | Sequence[Evaluation],
+    /,
+    *,
+    fail_if: str | Sequence[str] = (),
+    by: str = "",
+    other_tools: bool = False,
+    after_as: str = "",
+) -> Comparison:
     """Compare two evaluated teams on their common tasks.
 
     Args:

@@ -58,9 +58,14 @@ class Run:
         return [parse_step(path) for path in self.folder.recorded_steps()]
 
     def episodes(
-        self, step: int = 0, *, agent: str = "", task: str = "", order: Literal["", "worst", "best", "failed"] = "",
+        self,
+        step: int = 0,
+        *,
+        agent: str = "",
+        task: str = "",
+        order: Literal["", "worst", "best", "failed"] = "",
         count: int = 0,
-    ) -> list[Episode]:  # fmt: skip
+    ) -> list[Episode]:
         """Return a step's recorded episodes, without task data.
 
         Args:

@@ -118,6 +118,9 @@ def print_line(name: str, text: str) -> None:
 def _start_process(command: Command, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *command(descriptor)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[descriptor],
         start_new_session=True,
-    )  # fmt: skip
+    )

@@ -15,10 +15,26 @@ from marft.common.metrics import PREFIX
 CHARACTER_KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # kinds of characters, as in the metrics of agents
 ROLLBACK_KEY = "guards/rolled_back_to"  # set in the row of the step before a rollback: step of the restored checkpoint
 TRACKED_METRICS = (
-    "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
-    "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",
-    "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in CHARACTER_KINDS),
-)  # fmt: skip
+    "reward",
+    "reward_std",
+    "accuracy",
+    "validation_accuracy",
+    "validation_reward",
+    "entropy",
+    "kl",
+    "gradient_norm",
+    "action_length",
+    "base_surprisal",
+    "dependence/inputs",
+    "dependence/messages",
+    "held_out_loss",
+    "repetition",
+    "other_script",
+    "format_rate",
+    "token_share",
+    "message_tokens",
+    *(f"characters/{kind}" for kind in CHARACTER_KINDS),
+)
 TERM_PREFIX = "rewards/"  # prefix of the team's reward terms
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, float | None]  # of metrics.jsonl, where null stands for a non-finite value

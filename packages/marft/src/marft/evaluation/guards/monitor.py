@@ -76,9 +76,12 @@ class GuardMonitor:
     """
 
     def __init__(
-        self, settings: GuardSettings, rows: Iterable[Row], note: Callable[[str], None],
+        self,
+        settings: GuardSettings,
+        rows: Iterable[Row],
+        note: Callable[[str], None],
         on_alert: Callable[[int, str, str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings, self._note = settings, note
         self._on_alert = on_alert or (lambda step, _, sentence: note(f"step {step}: {sentence}"))
         self._history = History()

@@ -142,11 +142,19 @@ class SubprocessEngine:
         """
         stop_checker = self._make_stop_checker(policy, sampling)
         message = SampleRequest(
-            self._next_id(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
-            sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % MAX_SEED,
-            list(self.policies[policy].stop_ids), sampling.alternatives, _streams_tokens(stop_checker, sampling),
+            self._next_id(),
+            policy,
+            prompt.ids,
+            sampling.temperature,
+            sampling.max_new_tokens,
+            sampling.top_p,
+            sampling.top_k,
+            seeds.derive_seed(self.seed, "sample", *key) % MAX_SEED,
+            list(self.policies[policy].stop_ids),
+            sampling.alternatives,
+            _streams_tokens(stop_checker, sampling),
             [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
-        )  # fmt: skip
+        )
         request, own_policy = (
             await self._run_request(PendingRequest(message, _new_future(), stop_checker, sampling.on_token)),
             self.policies[policy],
@@ -170,9 +178,13 @@ class SubprocessEngine:
             RunError: the process failed, or the engine refuses the request.
         """
         message = ScoreRequest(
-            self._next_id(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
-            np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
-        )  # fmt: skip
+            self._next_id(),
+            policy,
+            prompt.ids,
+            np.concatenate([option.tokens for option in options]),
+            np.array([len(option.tokens) for option in options], np.int32),
+            sampling.temperature or 1.0,
+        )
         response = (await self._run_request(PendingRequest(message, _new_future()))).scores
         assert response is not None
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])

@@ -173,10 +173,13 @@ class Server:
     ) -> None:
         self.connection, self.backbone = connection, backbone
         self.engine = LocalEngine(
-            {ANY_POLICY: LocalPolicy(backbone, None, format.tokenizer, format.stop_ids)}, thread,
-            seed=init_message.seed, max_rows=init_message.max_rows, in_order=False,
+            {ANY_POLICY: LocalPolicy(backbone, None, format.tokenizer, format.stop_ids)},
+            thread,
+            seed=init_message.seed,
+            max_rows=init_message.max_rows,
+            in_order=False,
             prefix_bytes=init_message.options["prefix_bytes"],
-        )  # fmt: skip
+        )
         self._slots: dict[str, PolicySlot] = {}
         self._in_flight: Counter[str] = Counter()  # number of requests, by slot name
         self._request_finished = asyncio.Event()  # set when a request finishes
@@ -267,9 +270,13 @@ class Server:
             loop.call_soon_threadsafe(stream.send_token, token, log_prob, alternatives)
 
         sampling = SamplingParams(
-            request.temperature, request.max_tokens, request.top_p, request.top_k, alternatives=request.alternatives,
+            request.temperature,
+            request.max_tokens,
+            request.top_p,
+            request.top_k,
+            alternatives=request.alternatives,
             grammar=Grammar(*request.grammar) if request.grammar else None,  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
         uniforms = np.random.Generator(np.random.Philox(request.seed)).random(request.max_tokens, np.float32)
         row = Row(
             slot.adapter, request.prompt, sampling, uniforms, token_callback=token_callback if request.stream else None

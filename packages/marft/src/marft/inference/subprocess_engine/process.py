@@ -50,10 +50,14 @@ def open_process(
 
     def make_engine(names: Sequence[str], own_policies: dict[str, SubprocessPolicy]) -> SubprocessEngine:
         return SubprocessEngine(
-            f"the engine's process ({', '.join(names)})", local_server_command,
-            _init_message(settings, run, models, names), own_policies, seed=run.seed, timeout=settings.timeout_seconds,
+            f"the engine's process ({', '.join(names)})",
+            local_server_command,
+            _init_message(settings, run, models, names),
+            own_policies,
+            seed=run.seed,
+            timeout=settings.timeout_seconds,
             starter=make_engine_launcher(run, device),
-        )  # fmt: skip
+        )
 
     return open_per_backbone(models, policies, thread, make_engine)
 

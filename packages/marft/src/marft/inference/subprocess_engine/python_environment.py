@@ -72,7 +72,7 @@ def _run_program(arguments: Sequence[str], notice: str) -> bytes:
     """
     with subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as program:  # fmt: skip
+    ) as program:
         with suppress(subprocess.TimeoutExpired):
             return program.communicate(timeout=NOTICE_SECONDS)[0]
         print_line(

@@ -91,6 +91,10 @@ def _build_masks(last: TokenChunk, tokens: int) -> GrammarMasks | None:
 def _truncate(chunk: TokenChunk, count: int) -> TokenChunk:
     """Keep the first ``count`` tokens."""
     return replace(
-        chunk, tokens=chunk.tokens[:count], log_probs=chunk.log_probs[:count], finish="", top_ids=chunk.top_ids[:count],
+        chunk,
+        tokens=chunk.tokens[:count],
+        log_probs=chunk.log_probs[:count],
+        finish="",
+        top_ids=chunk.top_ids[:count],
         top_log_probs=chunk.top_log_probs[:count],
-    )  # fmt: skip
+    )

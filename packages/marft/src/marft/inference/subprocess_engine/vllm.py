@@ -102,12 +102,16 @@ def _build_engine(
     }
     engines = [
         engine_class(
-            f"{name} {number}" if saves else name, set_visible_devices(start_command, own_devices), init_message,
-            shared_policies, seed=run.seed, timeout=settings.timeout_seconds,
+            f"{name} {number}" if saves else name,
+            set_visible_devices(start_command, own_devices),
+            init_message,
+            shared_policies,
+            seed=run.seed,
+            timeout=settings.timeout_seconds,
             starter=make_engine_launcher(run, run.device),
         )
         for number, own_devices in enumerate(devices)
-    ]  # fmt: skip
+    ]
     return ReplicatedEngine(engines, saves) if len(engines) > 1 else engines[0]
 
 

@@ -296,9 +296,14 @@ class Server:
             number: int, prefix: tuple[int, ...], ids: Sequence[int]
         ) -> dict[tuple[int, ...], float]:
             sampling = SamplingParams(
-                temperature=request.temperature, max_tokens=1, seed=0, ignore_eos=True, detokenize=False,
-                logprobs=len(ids), logprob_token_ids=list(ids),
-            )  # fmt: skip
+                temperature=request.temperature,
+                max_tokens=1,
+                seed=0,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=len(ids),
+                logprob_token_ids=list(ids),
+            )
             prompt = [*request.prompt.tolist(), *prefix]
             async for output in self._generate(prompt, sampling, f"{request.number}.{number}", slot):
                 (step,) = output.outputs[0].logprobs

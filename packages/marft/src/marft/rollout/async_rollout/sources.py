@@ -233,9 +233,12 @@ class AsyncRolloutSource:
 
     def _first_blocked(self) -> int:
         return first_blocked_group(
-            self._first, self._discarded + len(self._skipped), lag=self._run.rollout.max_policy_lag,
-            per_step=self._run.rollout.tasks_per_step, remaining_steps=self._run.training.steps - self._step,
-        )  # fmt: skip
+            self._first,
+            self._discarded + len(self._skipped),
+            lag=self._run.rollout.max_policy_lag,
+            per_step=self._run.rollout.tasks_per_step,
+            remaining_steps=self._run.training.steps - self._step,
+        )
 
     def _take_next(self) -> Group | None:
         """Return the next group, or None if the group is excluded or too old."""

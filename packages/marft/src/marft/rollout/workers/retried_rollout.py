@@ -102,6 +102,12 @@ class RetriedRollout:
         """Stop playing the attempt; the episode gets the status and reason."""
         attempt, replay = self.attempt, self.attempt.replay
         self.failed_episode = Episode(
-            attempt.task, attempt.stream, attempt.sample, (), status, error=reason,
-            seconds=time.perf_counter() - self.started_at, fork=Fork(replay.origin, replay.fork_id) if replay else None,
-        )  # fmt: skip
+            attempt.task,
+            attempt.stream,
+            attempt.sample,
+            (),
+            status,
+            error=reason,
+            seconds=time.perf_counter() - self.started_at,
+            fork=Fork(replay.origin, replay.fork_id) if replay else None,
+        )

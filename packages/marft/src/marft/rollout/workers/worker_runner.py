@@ -70,7 +70,7 @@ class WorkerRolloutRunner:
         rollout = self.run.rollout
         pool = WorkerPool(
             begin, self._engine, rollout.timeout_seconds, self._starter, rollout.max_retries, self.excluded_tasks
-        )  # fmt: skip
+        )
         await pool.start(children)
         return pool
 

@@ -28,16 +28,31 @@ from marft.runs.export.weights import WeightExporter
 from marft.runs.run_folder import RunFolder
 
 EVALUATION_KEYS = (
-    "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
+    "checkpoint",
+    "mode",
+    "split",
+    "shuffled_messages",
+    "tasks",
+    "failed",
+    "unknown",
+    "accuracy",
+    "interval",
+    "reward",
     "reward_interval",
-)  # fmt: skip
+)
 CHANGE_KEYS = ("name", "digest", "organization", "added", "removed")
 
 
 def export_run(
-    folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, overwrite: bool = False,
-    target_team: TeamChange | None = None, note: Callable[[str], None] = lambda _: None,
-) -> Path:  # fmt: skip
+    folder: RunFolder,
+    checkpoint: str,
+    output: Path | None = None,
+    *,
+    merged: bool = False,
+    overwrite: bool = False,
+    target_team: TeamChange | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Export a checkpoint of a run and return the folder.
 
     Args:
@@ -159,7 +174,9 @@ def _build_manifest(
         "name": table["name"],
         "made": date.today().isoformat(),
         "checkpoint": {
-            "name": record.path.name, "step": state.step, "environment_steps": state.environment_steps,
+            "name": record.path.name,
+            "step": state.step,
+            "environment_steps": state.environment_steps,
         },
         "organization": table["team"],
         "channel": table["channel"],
@@ -175,7 +192,7 @@ def _build_manifest(
         "code": sorted(export.code),
         "requires": export.list_requirements(),
         "left_out": export.omitted,
-    }  # fmt: skip
+    }
 
 
 def _training_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:

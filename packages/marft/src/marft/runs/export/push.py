@@ -45,9 +45,11 @@ def push_export(path: Path, repo_id: str, *, private: bool = False, token: str =
     try:
         page = hub.create_repo(repo_id, private=private or None, exist_ok=True)
         hub.upload_folder(
-            folder_path=path, repo_id=repo_id, commit_message="A team trained with MARFT",
+            folder_path=path,
+            repo_id=repo_id,
+            commit_message="A team trained with MARFT",
             allow_patterns=[_escape_glob(name) for name in files],
-        )  # fmt: skip
+        )
     except HFValidationError as error:
         raise ValueError(f"REPO_ID: {single_line(str(error))}") from error
     except OfflineModeIsEnabled as error:

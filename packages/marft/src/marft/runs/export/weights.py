@@ -27,10 +27,19 @@ from marft.runs.export.recipe import MODELS, POLICIES, ExportRecipe
 MERGED = "merged"
 GENERATION = "generation_config.json"
 MODEL_FILES = (
-    "config.json", GENERATION, "model.safetensors.index.json", "*.safetensors", "tokenizer*",
-    "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template*",
+    "config.json",
+    GENERATION,
+    "model.safetensors.index.json",
+    "*.safetensors",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
     "additional_chat_templates/*",
-)  # fmt: skip
+)
 WEIGHT_FILES = ("config.json", GENERATION, "*.safetensors", "*.safetensors.index.json")
 
 

@@ -36,11 +36,16 @@ class Trackio(SinkPart):
             vars(module)["print"] = _discard_output  # printed lines would interrupt the run's own output
         return _Run(
             trackio.init(
-                project=self.project, name=f"{self.run_name or run.name}-{run.id[:8]}", group=self.group or None,
-                space_id=self.space_id or None, config=dict(run.parameters), resume="allow", embed=False,
+                project=self.project,
+                name=f"{self.run_name or run.name}-{run.id[:8]}",
+                group=self.group or None,
+                space_id=self.space_id or None,
+                config=dict(run.parameters),
+                resume="allow",
+                embed=False,
                 auto_log_cpu=False,
             )
-        )  # fmt: skip
+        )
 
 
 class _Run:

@@ -47,11 +47,20 @@ class WandB(SinkPart):
             raise ValueError("no key of Weights & Biases: wandb login, or export WANDB_API_KEY=…, or mode = 'offline'")
         return _Run(
             wandb.init(
-                project=self.project, entity=self.entity or None, name=self.run_name or run.name,
-                group=self.group or None, tags=self.tags, id=run.id, resume="allow", mode=self.mode or None,
-                dir=self.directory or None, config=dict(run.parameters), reinit="create_new", settings=settings,
+                project=self.project,
+                entity=self.entity or None,
+                name=self.run_name or run.name,
+                group=self.group or None,
+                tags=self.tags,
+                id=run.id,
+                resume="allow",
+                mode=self.mode or None,
+                dir=self.directory or None,
+                config=dict(run.parameters),
+                reinit="create_new",
+                settings=settings,
             )
-        )  # fmt: skip
+        )
 
 
 class _Run:

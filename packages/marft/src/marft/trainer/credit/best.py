@@ -16,12 +16,12 @@ import numpy as np
 from marft.common.types import Action, Episode
 from marft.config.plugin_types import CreditPart
 from marft.config.settings import NonNegativeCount
-from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group  # fmt: skip
+from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
 from marft.rewards.shaping import (
     is_success,
-    local_rewards,  # fmt: skip
+    local_rewards,
 )
-from marft.trainer.credit.returns import agent_costs, group_names, team_costs, team_rewards  # fmt: skip
+from marft.trainer.credit.returns import agent_costs, group_names, team_costs, team_rewards
 from marft.trainer.credit.sides import select_trained
 from marft.trainer.interfaces import CreditInputs, CreditOutput
 
@@ -124,9 +124,7 @@ class _Attempt:
     @property
     def content_key(self) -> tuple[bytes, ...]:
         """Key of the attempt's content: agents, prompts and sampled tokens."""
-        return tuple(
-            part for a in self.actions for part in (a.agent.encode(), a.prompt.tobytes(), a.tokens.tobytes())
-        )  # fmt: skip
+        return tuple(part for a in self.actions for part in (a.agent.encode(), a.prompt.tobytes(), a.tokens.tobytes()))
 
 
 def _trained_actions(inputs: CreditInputs, actions: Sequence[Action]) -> list[Action]:

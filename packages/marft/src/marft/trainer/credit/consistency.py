@@ -81,8 +81,10 @@ def ndcg(local: Floats, global_rewards: Floats) -> float:
 
 
 CONSISTENCY_FUNCTIONS: Mapping[Consistency, Callable[[Floats, Floats], float]] = {
-    "spearman": spearman, "kendall": kendall, "ndcg": ndcg,
-}  # fmt: skip
+    "spearman": spearman,
+    "kendall": kendall,
+    "ndcg": ndcg,
+}
 
 
 def dense_ranks(values: Floats) -> Levels:

@@ -34,9 +34,14 @@ class MonteCarlo(CreditPart):
         """Return the discounted return from each decision: GAE with λ = 1 and values of 0."""
         zeros = Values([np.zeros(size) for size in inputs.sizes()])
         estimator = GAE(
-            successor=self.successor, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent,
-            gamma_step=self.gamma_step, lambda_token=1.0, lambda_agent=1.0, lambda_step=1.0,
-        )  # fmt: skip
+            successor=self.successor,
+            gamma_token=self.gamma_token,
+            gamma_agent=self.gamma_agent,
+            gamma_step=self.gamma_step,
+            lambda_token=1.0,
+            lambda_agent=1.0,
+            lambda_step=1.0,
+        )
         return CreditOutput(
             estimator.assign(CreditInputs(inputs.episodes, inputs.level, zeros, inputs.costs)).advantages
         )

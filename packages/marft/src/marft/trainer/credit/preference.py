@@ -53,15 +53,13 @@ class Preference(CreditPart):
         groups = group_names(inputs, lambda e, action: [e.task.id, action.agent] if by_agent else [e.task.id])
         return CreditOutput(
             inputs.broadcast(advantages), trained=trained, groups=groups, comparisons=pairs, metrics=metrics
-        )  # fmt: skip
+        )
 
     def _team_sides(self, inputs: CreditInputs) -> list[PairSide]:
         return [
             PairSide(episode.task.id, "", float(reward), float(cost), select_trained(inputs, episode.actions))
-            for episode, reward, cost in zip(
-                inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True
-            )
-        ]  # fmt: skip
+            for episode, reward, cost in zip(inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True)
+        ]
 
     def _agent_sides(self, inputs: CreditInputs) -> list[PairSide]:
         returns, costs = agent_returns(inputs), agent_costs(inputs)

@@ -52,4 +52,4 @@ class PreferenceTree(CreditPart):
         trained = [bool(name) and trained_keys for name, trained_keys in zip(names, paired, strict=True)]
         return CreditOutput(
             inputs.broadcast(advantages), trained=trained, groups=names, comparisons=pairs, metrics=metrics
-        )  # fmt: skip
+        )

@@ -77,8 +77,10 @@ def build_pairs(
                 gap = max(0.0, better.net_reward - worse.net_reward) if weighting == "gap" else 1.0
                 pairs.append(Comparison(better.actions, worse.actions, better.agent, gap))
     return _normalize_weights(pairs), {
-        **metrics, "preference/pairs": float(len(pairs)), "preference/equal_pairs": float(equal),
-    }  # fmt: skip
+        **metrics,
+        "preference/pairs": float(len(pairs)),
+        "preference/equal_pairs": float(equal),
+    }
 
 
 def _pairs(group: Sequence[PairSide], pairing: Pairing) -> Iterator[tuple[PairSide, PairSide]]:

@@ -40,8 +40,10 @@ class StepGAE(CreditPart):
         for number, episode in enumerate(inputs.episodes):
             last = first + len(episode.actions)
             decay_by_step = {
-                "advantages": self.lambda_step, "returns": self.lambda_critic, "monte_carlo": 1.0,
-            }  # fmt: skip
+                "advantages": self.lambda_step,
+                "returns": self.lambda_critic,
+                "monte_carlo": 1.0,
+            }
             values = _step_values(episode, inputs.values.actions[first:last], self.value)
             final = _final_value(episode, inputs.values, number, self.value)
             rewards = _step_rewards(episode, self.gamma_step)
@@ -61,9 +63,14 @@ class StepGAE(CreditPart):
         return CreditOutput(results["advantages"], results["returns"], results["monte_carlo"])
 
     def _compute_advantages(
-        self, episode: Episode, values: dict[int, float], rewards: dict[int, float], traces: dict[int, float],
-        decay: float, final_value: float,
-    ) -> dict[int, float]:  # fmt: skip
+        self,
+        episode: Episode,
+        values: dict[int, float],
+        rewards: dict[int, float],
+        traces: dict[int, float],
+        decay: float,
+        final_value: float,
+    ) -> dict[int, float]:
         """Return Â_t for each step with decisions; other steps only add to the discount."""
         advantages: dict[int, float] = {}
         following, estimate, value, trace = len(episode.transitions), 0.0, final_value, 1.0

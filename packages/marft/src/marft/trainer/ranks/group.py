@@ -84,9 +84,14 @@ class RankGroup(RankSubgroup):
     """
 
     def __init__(
-        self, init_method: str, rank: int, count: int, device: torch.device, patience: float,
+        self,
+        init_method: str,
+        rank: int,
+        count: int,
+        device: torch.device,
+        patience: float,
         placement: Mapping[str, Sequence[int]] = NO_PLACEMENT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
