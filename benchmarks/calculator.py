@@ -23,9 +23,10 @@ from random import Random
 import numpy as np
 from warming import warm_up
 
-from marft.agents.prompt_messages import Message, TruncationPolicy
+from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.tools.functions import Function
 from marft.common.types import AgentProfile, TokenIds
+from marft.config.interfaces.channel import Message
 from marft.config.models import ModelSettings
 from marft.envs.splits import assign_split
 from marft.inference.renderer import ChatRenderer

@@ -20,9 +20,9 @@ import numpy as np
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.config.interfaces.credit import CreditInputs, Floats, Values
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.links import Chain
-from marft.trainer.interfaces import CreditInputs, Floats, Values
 
 CHAINS: tuple[Chain, ...] = ("joint", "agent", "graph")
 LAMBDAS = (0.95, 0.5)

@@ -22,12 +22,11 @@ import machine
 from marft.cli.handlers import silence_transformers
 from marft.config import RunSettings, load_recipe
 from marft.evaluation.intervals import wilson_interval
-from marft.evaluation.session import StorageOptions, evaluate_checkpoints
-from marft.runs.resume import resolve_start
-from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
+from marft.runs.run_folder import RunFolder, resolve_start
+from marft.trainer.train import train
 from marft_lab.synthesis.session import synthesize
-from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER
+from marft_serve.traces.reader import MANIFEST, ROWS_FOLDER
 from marft_serve.traces.warm_start import warm_start
 
 RECIPE = Path(__file__).with_name("cold_start.toml")
@@ -87,10 +86,7 @@ def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _solved(arm: str, seed: int, folder: RunFolder, checkpoint: str, given: argparse.Namespace) -> dict[str, Any]:
     """How many held-out tasks a checkpoint solves."""
-    (one,) = evaluate_checkpoints(
-        _run(given, seed, folder.path.name), folder, (checkpoint,), ("sampled",), given.tasks, False,
-        lambda _=None: None, storage=StorageOptions(folder.evaluations),
-    )  # fmt: skip
+    (one,) = evaluate_checkpoints(_run(given, seed, folder.path.name), folder, EvaluationPlan((checkpoint,), ("sampled",), given.tasks), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
     print(f"{ARMS[arm]}, seed {seed}: {one.accuracy:.3f}", flush=True)
     return {"arm": arm, "seed": seed, "solved": round(sum(map(float, one.outcomes.values()))), "of": len(one.outcomes)}
 

@@ -13,7 +13,7 @@ note everything or events alone, so that either can be learned: the first earns 
 as often. *Asked*: the recipe as it ships, where the writer earns the share of those facts that will be asked.
 
 Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
-by conversation, each over all seeds (evaluation/paired_difference.py), and by seed (Student's t). The weights of the
+by conversation, each over all seeds (evaluation/ratios.py), and by seed (Student's t). The weights of the
 global reward are those of training; what other measures of consistency would have made of the joint runs' episodes is
 counted on those. How far apart the two aims are is played by the world's script, without a model. Writes
 results/comam.json, .md and .svg.
@@ -37,13 +37,13 @@ from matplotlib.figure import Figure
 from warming import Turn, warm_up
 
 from marft.config import load_recipe
+from marft.config.interfaces.credit import CreditInputs
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply
 from marft.evaluation.intervals import student_interval
-from marft.evaluation.paired_difference import compare_ratios
-from marft.evaluation.session import evaluate_checkpoints
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, compare_ratios
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_format
 from marft.rewards.shaping import local_rewards
@@ -51,7 +51,6 @@ from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.comam import CoMAM
 from marft.trainer.credit.consistency import CONSISTENCY_FUNCTIONS
-from marft.trainer.interfaces import CreditInputs
 from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
@@ -117,7 +116,7 @@ def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) ->
     folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
     names = ["base", "last"] if arm == "joint" else ["last"]
     found = evaluate_checkpoints(
-        load_recipe(folder.config), folder, names, ("sampled",), arguments.tasks, False, lambda *_: None
+        load_recipe(folder.config), folder, EvaluationPlan(names, ("sampled",), arguments.tasks), lambda *_: None
     )
     rows = folder.read_metrics()
     wanted = [*CURVES, *(f"agents/{agent}/{name}" for agent in AGENTS for name in WEIGHTS)]

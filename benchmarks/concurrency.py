@@ -34,14 +34,15 @@ import numpy as np
 from studies import populations
 
 from marft.agents.game import Attempt
-from marft.agents.prompt_messages import Message
+from marft.agents.prompt_messages import format_message
 from marft.cli.handlers import silence_transformers
 from marft.common.types import Action, Episode
 from marft.config import RunSettings
+from marft.config.interfaces.channel import Channel, Message
+from marft.config.interfaces.credit import flatten_actions
+from marft.config.interfaces.schedule import Progress
 from marft.config.load import parse_recipe
-from marft.config.plugins import Plugin
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.trainer.interfaces import Progress, flatten_actions
 from marft.trainer.learner import Learner
 
 ACTION, SHORT = 64, 16  # tokens
@@ -55,7 +56,7 @@ CHAIN = {"organization": "chain", "visible": "previous"}
 Row = dict[str, Any]
 
 
-class Even(Plugin):
+class Even(Channel):
     """Every message reads the same, so that all prompts are of one length."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
@@ -72,7 +73,7 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
     agents = [
         {
             "role": role, "policy": role, "instructions": "Add up.", "answers": role == list(lengths)[-1],
-            "guidance": f"Message from {role}:\n{SAID}" if role in unheard else "",
+            "guidance": format_message(Message(role, SAID)) if role in unheard else "",
             "sampling": {"max_new_tokens": length},
         }
         for role, length in lengths.items()
@@ -94,7 +95,7 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
 
 def play(rollouts: LocalRolloutRunner, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
     """Seconds, and the episodes: one of each of the first tasks."""
-    tasks = rollouts.run.environment.tasks("train")[:episodes]  # type: ignore[attr-defined]
+    tasks = rollouts.run.environment.tasks("train")[:episodes]
     attempts = [Attempt(task, f"train/{stream}", critic_states=True) for task in tasks]
     began = time.perf_counter()
     played = rollouts.play(attempts)

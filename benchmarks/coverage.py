@@ -24,10 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.evaluation.intervals import mean_interval, student_interval
-from marft.evaluation.paired_difference import compare_ratios, linearize_difference
-from marft.evaluation.shares import clustered_interval
-from marft.evaluation.trajectories.attempts import pass_at
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, clustered_interval, compare_ratios, linearize_difference, pass_at
 
 TIMES = 1000
 TASKS = (5, 10, 20, 50, 100, 200)

@@ -31,7 +31,7 @@ from recording import save_plot, save_rows, stored_rows
 from marft.common.callbacks import Callback
 from marft.config import load_recipe
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.world_models.counts import CountModel
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, WorldModel
 

@@ -28,10 +28,10 @@ import machine
 
 from marft.common.callbacks import Callback
 from marft.config import RunSettings, load_recipe
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 VLLM = "{ kind = 'vllm', engine_args = { enforce_eager = true } }"
 SERVER = b"apart.vllm_server"
@@ -54,7 +54,7 @@ def main() -> None:
     train(run, folder, callbacks=[killer])
     found = {"kills": killer.done, "seconds": time.perf_counter() - began, **counted(run, folder)}
     (result,) = evaluate_checkpoints(
-        run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None
+        run, folder, EvaluationPlan(["last"], ("sampled",), arguments.tasks), lambda *_: None
     )
     save(arguments.results, {**found, "sampled": result.accuracy})
     sys.exit(bool(found["lost"] or found["twice"] or found["failed"] or found["kills"] < arguments.kills))

@@ -16,7 +16,7 @@ import gc
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import Any
 
 import machine
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.common.types import Task
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.models import ModelSettings
 from marft.models.tokenizer_format import load_format
 from marft_lab.scripted_team import ScriptedTeam
@@ -70,21 +71,25 @@ class _Timed:
             sent = yield waited
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(Environment):
     """An environment whose sessions are timed."""
 
-    inner: Any
-    stretches: Stretches
+    _inner: Environment
+    _stretches: Stretches
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def __init__(self, inner: Environment, stretches: Stretches) -> None:
+        super().__init__()
+        self._inner, self._stretches = inner, stretches
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The tasks of the timed environment."""
+        return self._inner.tasks(split)
 
     def start(self, task: Task, seed: int) -> Any:
         """A session, timed."""
-        session = self.inner.start(task, seed)
+        session: Any = self._inner.start(task, seed)
         for name in ("reset", "step"):
-            setattr(session, name, self.stretches.timed(getattr(session, name), name == "step"))
+            setattr(session, name, self._stretches.timed(getattr(session, name), name == "step"))
         return session
 
 

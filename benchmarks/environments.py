@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 
 from marft.config import load_recipe
 from marft.evaluation.intervals import mean_interval, wilson_interval
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 POINTS = 5  # checkpoints of a run that are evaluated
 ALONE = "_single"
@@ -143,7 +143,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
     rows, run = folder.read_metrics(), load_recipe(folder.config)
     saved = [path.name for path in folder.saved_steps()]
     chosen = sorted({saved[round(place * (len(saved) - 1) / (POINTS - 1))] for place in range(POINTS)})
-    found = evaluate_checkpoints(run, folder, ["base", *chosen], ("sampled",), tasks, False, lambda *_: None)
+    found = evaluate_checkpoints(run, folder, EvaluationPlan(["base", *chosen], ("sampled",), tasks), lambda *_: None)
     points = []
     for one in found:
         step = 0 if one.checkpoint == "base" else int(one.checkpoint.rpartition("_")[2])

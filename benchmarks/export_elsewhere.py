@@ -23,8 +23,9 @@ from typing import Any
 
 from serving import one_step
 
-from marft.agents.prompt_messages import Message, build_messages
+from marft.agents.prompt_messages import build_messages
 from marft.common.types import Action, Episode
+from marft.config.interfaces.channel import Message
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate

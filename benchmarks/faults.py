@@ -32,10 +32,10 @@ import machine
 
 from marft.common.callbacks import Callback
 from marft.config import RunSettings, load_recipe
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 KINDS = {
     "worker": b"marft.rollout.workers.worker",
@@ -92,9 +92,7 @@ def undisturbed(arguments: argparse.Namespace, number: int) -> float:
 
 def accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> float:
     """On held-out tasks, sampled."""
-    (result,) = evaluate_checkpoints(
-        run, folder, ["last"], ("sampled",), tasks, shuffled_too=False, advance=lambda *_: None
-    )
+    (result,) = evaluate_checkpoints(run, folder, EvaluationPlan(["last"], ("sampled",), tasks), lambda *_: None)
     assert result.accuracy is not None
     return result.accuracy
 

@@ -27,10 +27,9 @@ from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import load_recipe
 from marft.evaluation.intervals import student_interval
-from marft.evaluation.session import StorageOptions, evaluate_checkpoints
-from marft.runs.resume import resolve_start
-from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
+from marft.runs.run_folder import RunFolder, resolve_start
+from marft.trainer.train import train
 from marft_lab.federated.coordinator import federate
 from marft_lab.federated.federation_folder import IDENTITY_FILE
 from marft_lab.federated.settings import FederationSettings, parse_federation
@@ -135,10 +134,7 @@ def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed
 
 def accuracy(folder: RunFolder, tasks: int) -> float:
     """The share of held-out tasks that a run's newest team solves, sampled."""
-    (found,) = evaluate_checkpoints(
-        folder.settings(), folder, ("last",), ("sampled",), tasks, False, lambda _=None: None,
-        storage=StorageOptions(folder.evaluations),
-    )  # fmt: skip
+    (found,) = evaluate_checkpoints(folder.settings(), folder, EvaluationPlan(("last",), ("sampled",), tasks), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
     assert found.accuracy is not None
     return found.accuracy
 

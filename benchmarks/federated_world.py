@@ -11,8 +11,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.agents.environment import Split
 from marft.common.types import Task
+from marft.config.interfaces.environment import Split
 from marft.config.settings import Fraction
 from marft.envs.reasoning_gym import ReasoningGym
 

@@ -13,11 +13,9 @@ from random import Random
 import numpy as np
 
 from marft.agents.agents import Agent, Agents, Request
-from marft.agents.environment import Split
-from marft.agents.episodic_organization import open_organization
 from marft.agents.game import Attempt
-from marft.agents.prompt_messages import Message, build_messages
-from marft.agents.team import Organization
+from marft.agents.prompt_messages import build_messages, split_messages
+from marft.agents.team import open_organization
 from marft.common.seeds import derive_seed
 from marft.common.types import (
     Action,
@@ -30,13 +28,15 @@ from marft.common.types import (
     Task,
     Transition,
 )
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.interfaces.organization import Organization
 from marft.config.load import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
 from marft_lab.flows.growth import INSTRUCTION_PREFIX
 from marft_lab.flows.network import Node
-from marft_lab.flows.rewording import Failure
+from marft_lab.prompt_optimization.prompts import AttemptTranscript
 
 EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
 NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
@@ -83,7 +83,7 @@ OFTEN, ADVISED, HURRIED = 0.3, 0.02, 0.6  # how often it does: untold, told, tol
 LUCK = 0.5  # how often a spoiled path succeeds all the same
 
 
-class Workshop(EnvironmentPart):
+class Workshop(Environment):
     """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip.
 
     Validation tasks are of all kinds alike, as many of each as skips need at a tolerance of one point. Half of the test
@@ -172,7 +172,7 @@ def say(step: str, told: str, random: Random) -> str:
 def by_habit(cue: PolicyInput) -> str:
     """A team with a router that follows the habit of the task."""
     steps = habit(cue.task)
-    place = cue.last_message.count("Message from")
+    place = len(split_messages(cue.last_message)[1])
     if cue.role == "router":
         return SEAT_OF[steps[place]] if place < len(steps) else "stop"
     return say(steps[place], "", cue.random)
@@ -180,7 +180,7 @@ def by_habit(cue: PolicyInput) -> str:
 
 def by_node(cue: PolicyInput) -> str:
     """A team that does what its nodes are told."""
-    told = cue.last_message.partition(INSTRUCTION_PREFIX)[2].partition("Message from")[0]
+    told = split_messages(cue.last_message.partition(INSTRUCTION_PREFIX)[2])[0]
     return say(step_of(told), told, cue.random)
 
 
@@ -249,7 +249,7 @@ class PlantedCritic:
     skill: float = 0.5
     asked: int = 0
 
-    def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
+    def __call__(self, node: Node, failures: Sequence[AttemptTranscript]) -> str:
         self.asked += 1
         random = Random(derive_seed(self.seed, "critic", node.name, self.asked))
         slipped = [

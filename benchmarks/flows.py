@@ -29,13 +29,17 @@ from recording import STUDENT, save_plot, save_rows
 from marft.agents.game import Attempt
 from marft.common import atomic
 from marft_lab.flows.edge_policy import match_context
-from marft_lab.flows.evaluator import FlowEvaluator
 from marft_lab.flows.growth import GrowthOptions, grow_network
 from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
-from marft_lab.flows.path_learning import PathLearningOptions, learn_paths
 from marft_lab.flows.plots import plot_network
-from marft_lab.flows.rewording import RewordingOptions, reword_nodes
-from marft_lab.flows.skipping import skip_nodes
+from marft_lab.flows.tuning import (
+    FlowEvaluator,
+    PathLearningOptions,
+    RewordingOptions,
+    learn_paths,
+    reword_nodes,
+    skip_nodes,
+)
 
 CASES = ("grown", "edges", "text", "both", "skipped")
 GROWTH = GrowthOptions(threshold=0.4, excluded_roles=frozenset({"router"}))
@@ -86,7 +90,7 @@ def rows_of(seed: int, output: Path) -> list[Row]:
     assert isinstance(world, Workshop)
     by_habit = Bench(run, world, flow_world.by_habit, ("router", *SEATS))
     train = world.tasks("train")
-    network = grow_network(by_habit(run.team, [Attempt(task, "train/0") for task in train]), GROWTH)  # type: ignore[arg-type]
+    network = grow_network(by_habit(run.team, [Attempt(task, "train/0") for task in train]), GROWTH)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "network.json"
         write_network(file, network)

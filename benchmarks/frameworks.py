@@ -26,7 +26,7 @@ from recording import Job, Row, band, interval, measure, parser_of, save_plot, s
 from marft.config import RunSettings, load_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEARNING = {"langgraph": "LangGraph: supervisor and worker", "openai_agents": "OpenAI Agents SDK: handoff and tool"}

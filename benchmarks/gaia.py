@@ -22,10 +22,8 @@ import machine
 from environments import World, sampled, trained
 
 from marft.config import load_recipe
-from marft.evaluation.paired_difference import compare_ratios
-from marft.evaluation.session import evaluate_checkpoints
-from marft.evaluation.shares import clustered_interval, compute_pass_ratios
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, clustered_interval, compare_ratios, compute_pass_ratios
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
 
 ARMS = {"team": "a searcher and an answerer", "alone": "one agent that does both"}
@@ -85,7 +83,7 @@ def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
     """By checkpoint and held-out question, the share of attempts that solved it."""
     run = load_recipe(folder.config)
     found = evaluate_checkpoints(
-        run, folder, ["base", "last"], ("sampled",), tasks, False, lambda *_: None, attempts=ATTEMPTS
+        run, folder, EvaluationPlan(["base", "last"], ("sampled",), tasks, attempts=ATTEMPTS), lambda *_: None
     )
     return {one.checkpoint: {task: float(share) for task, share in one.outcomes.items()} for one in found}
 

@@ -24,8 +24,8 @@ import numpy as np
 from marft.agents.agents import Agent, Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.rollout import play_all
-from marft.agents.team import Organization, Team
+from marft.agents.play import play_all
+from marft.agents.team import Team
 from marft.common.types import (
     ActionKey,
     AgentProfile,
@@ -39,10 +39,12 @@ from marft.common.types import (
     Task,
     VersionRange,
 )
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.organization import Organization
 from marft.config.models import ModelSettings
-from marft.config.plugin_types import OrganizationPart
 from marft.config.python_objects import ObjectPlaceholder
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_tokenizer
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.program import Program
@@ -65,7 +67,7 @@ class AtOnce:
         yield
 
 
-class Sums:
+class Sums(Environment):
     """An environment and its sessions: one step, in which nothing is graded."""
 
     def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
@@ -84,7 +86,7 @@ class Sums:
         return None
 
 
-class Here(OrganizationPart):
+class Here(Organization):
     """The same as the program, in MARFT's words."""
 
     requests: int = 1

@@ -22,10 +22,10 @@ from typing import Any
 import machine
 
 from marft.config import load_recipe
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.checkpoints import CheckpointManager
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = "{{ organization = 'program', call = '{}' }}"
@@ -82,7 +82,7 @@ def trained(output: Path, steps: int | None, changes: tuple[str, ...]) -> RunFol
 def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
     """Of the last checkpoint, played by its own team: greedy and sampled."""
     found = evaluate_checkpoints(
-        folder.settings(), folder, ["last"], ("greedy", "sampled"), tasks, shuffled_too=False, advance=lambda *_: None
+        folder.settings(), folder, EvaluationPlan(["last"], ("greedy", "sampled"), tasks), lambda *_: None
     )
     return {result.mode: result.accuracy for result in found}
 

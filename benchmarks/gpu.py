@@ -28,7 +28,7 @@ import torch
 from marft.cli.handlers import silence_transformers
 from marft.config import load_recipe
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/marft/trainer/test_gpu.py", "tests/marft_serve/test_vllm.py")

@@ -29,11 +29,12 @@ from marft.config import load_recipe, to_toml
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GUARDS, replay_messages
 from marft.rollout.local_runner import open_rollouts
-from marft.runs.checkpoints import CheckpointManager, read_record, restore
+from marft.runs.checkpoints import CheckpointManager, restore
 from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import read_record
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 LEARNING_RATE = 5e-4  # of the demo
 HOT = {"algorithm.optimizer.learning_rate": 100 * LEARNING_RATE}

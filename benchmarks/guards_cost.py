@@ -27,7 +27,7 @@ from marft.evaluation import episode_metrics as metrics
 from marft.evaluation.guards.monitor import GuardMonitor
 from marft.runs.run_folder import RunFolder
 from marft.trainer.diagnostics import Diagnostics
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 PARTS = {  # by what they are called: where a run finds them
     "metrics of texts": (metrics, "compute_text_metrics"),

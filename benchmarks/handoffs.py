@@ -37,7 +37,7 @@ from marft.config.models import ModelSettings
 from marft.envs.splits import assign_split
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 from marft.models.tokenizer_format import load_tokenizer
 
@@ -147,7 +147,7 @@ def loss_of(
     said = [np.arange(len(row)) >= length for row, length in zip(rows, asked, strict=True)]
     targets = torch.from_numpy(np.flatnonzero(np.concatenate(said)))
     hidden = backbone.hidden_states(packed)[targets - 1]
-    return -score_tokens(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+    return -score_tokens(hidden, OutputHead(backbone.head.weight), packed.ids[targets], None).log_probs.mean()
 
 
 def make(output: Path) -> None:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from marft.config import load_recipe
 from marft.evaluation.intervals import wilson_interval
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 
 LEVELS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "relay": {
@@ -77,7 +77,9 @@ def measured(world: str, arguments: argparse.Namespace) -> dict[str, dict[str, l
         for level, changes in LEVELS[world].items():
             run = load_recipe(folder.config, changes)
             names = list(COLOURS)
-            for one in evaluate_checkpoints(run, folder, names, ("sampled",), arguments.tasks, False, lambda *_: None):
+            for one in evaluate_checkpoints(
+                run, folder, EvaluationPlan(names, ("sampled",), arguments.tasks), lambda *_: None
+            ):
                 name = "base" if one.checkpoint == "base" else "last"
                 found[level][name][0] += round(sum(map(float, one.outcomes.values())))
                 found[level][name][1] += len(one.outcomes)

@@ -26,11 +26,11 @@ from matplotlib.figure import Figure
 
 from marft.common.types import JointAction, Step, Task
 from marft.config import RunSettings, load_recipe
+from marft.envs.graded_sessions import SingleTurn
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.envs.single_turn import SingleTurn
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 STEPS, EVERY = 24, 6
 SETTINGS = (
@@ -167,7 +167,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
         return list(json.loads(kept.read_text(encoding="utf-8")))
     rows, run = folder.read_metrics(), in_process(folder)
     names = ["base", *(path.name for path in folder.saved_steps())]
-    found = evaluate_checkpoints(run, folder, names, ("greedy", "sampled"), tasks, False, lambda *_: None)
+    found = evaluate_checkpoints(run, folder, EvaluationPlan(names, ("greedy", "sampled"), tasks), lambda *_: None)
     points: list[dict[str, float]] = []
     for name in names:
         done = rows[: int(name.rpartition("_")[2])] if name != "base" else []

@@ -34,8 +34,8 @@ from marft.common.types import Action, ActionKey, Sample, SamplingParams
 from marft.config.models import ModelSettings
 from marft.inference.decoding import Row, RunningBatch
 from marft.models.backbone import Backbone
+from marft.models.devices import keep_freed_memory
 from marft.models.loader import load_backbone
-from marft.models.memory_allocator import keep_freed_memory
 from marft.trainer.batching import BatchCounts, Packing
 from marft.trainer.scoring import score_batch
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import machine
 
-from marft.agents.environment import Split
 from marft.agents.game import Attempt
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import Count
 from marft.rollout.local_runner import LocalRolloutRunner
 
@@ -33,7 +32,7 @@ TASKS, SAMPLES = 8, 4
 QUESTION = "State the final answer to the following arithmetic problem: {} + {} ="
 
 
-class Questions(EnvironmentPart):
+class Questions(Environment):
     """As many questions as an episode has steps; each observation is new, and none repeats what was shown."""
 
     steps: Count = 8

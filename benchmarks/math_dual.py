@@ -24,9 +24,9 @@ from transformers import AutoConfig, PretrainedConfig
 
 from marft.cli.handlers import silence_transformers
 from marft.config import RunSettings, load_recipe
-from marft.models.paths import resolve_path
+from marft.config.bundled import resolve_path
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 GIB = 2**30
 

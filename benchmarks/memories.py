@@ -31,17 +31,14 @@ from typing import Any
 import machine
 from memory_readers import Asked, capability
 
-from marft.agents.memories.costs import Cost
-from marft.agents.memories.interface import Entry
-from marft.agents.memories.store import MemoryStore, open_store
-from marft.common.registry import bundled_plugins
+from marft.agents.memories.store import Cost, MemoryStore, open_store
+from marft.common.packages import bundled_plugins
 from marft.common.types import Task
+from marft.config.interfaces.memory import Entry
 from marft.config.plugins import find_plugin
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.memory.conversations import Chunk, Question
-from marft_envs.memory.environment import Memory
-from marft_envs.memory.grading import contains_fact, grade_answer
-from marft_envs.memory.script import MemoryScript, parse_fact
+from marft_envs.memory.conversations import Chunk, Question, contains_fact, grade_answer
+from marft_envs.memory.environment import Memory, MemoryScript, parse_fact
 
 BUDGETS = (16, 48, 160)  # tokens of a read
 CONSTRUCTIONS = ("eager", "batched", "lazy")

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marft.models.paths import resolve_path
-from marft_envs.memory.conversations import Question
-from marft_envs.memory.grading import grade_answer
+from marft.config.bundled import resolve_path
+from marft_envs.memory.conversations import Question, grade_answer
 
 TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as the recipe memory has it
 NEW_TOKENS = 8

@@ -19,11 +19,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
 
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import load_recipe
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.load import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 
@@ -39,7 +38,7 @@ CHANNELS = {
 }
 
 
-class Boxes(EnvironmentPart):
+class Boxes(Environment):
     """Every task is of one kind; what the called worker earns depends on whether it is the worker for that kind."""
 
     def tasks(self, split: Split) -> list[Task]:

@@ -35,13 +35,13 @@ from marft.config.load import parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.evaluation.intervals import wilson_interval
-from marft.evaluation.session import BASE, evaluate_checkpoints
-from marft.evaluation.trajectories.registry import aggregate_ratios
-from marft.evaluation.trajectories.registry import compute_ratios as of_episode
+from marft.evaluation.session import BASE, EvaluationPlan, evaluate_checkpoints
+from marft.evaluation.trajectory_metrics import aggregate_ratios
+from marft.evaluation.trajectory_metrics import compute_ratios as of_episode
 from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_format
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 BASE_MODEL = "tiny-memory"
@@ -163,7 +163,9 @@ def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
     started = folder.is_run()
     train(run, folder if started else RunFolder.create(run), resume=started)
     seconds = time.perf_counter() - began
-    evaluations = evaluate_checkpoints(run, folder, (BASE, "last"), ("sampled",), tasks, False, lambda _=None: None)
+    evaluations = evaluate_checkpoints(
+        run, folder, EvaluationPlan((BASE, "last"), ("sampled",), tasks), lambda _=None: None
+    )
     world: Any = run.environment
     kinds = {task.id: task.data["kind"] for task in world.tasks("test")}
     row: dict[str, Any] = {"seed": run.seed, "checkpoint": checkpoint, "wall_seconds": seconds}

@@ -31,17 +31,16 @@ from transformers.utils import logging
 
 from marft.common.types import Episode
 from marft.config import RunSettings, parse_recipe
+from marft.config.interfaces.schedule import Progress
 from marft.models.device_specs import find_device_spec
-from marft.models.memory_allocator import keep_freed_memory
+from marft.models.devices import keep_freed_memory
 from marft.models.model_sizes import find_sizes
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft_lab.planning.memory import PlanContext, ProcessMemory, learner_memory
-from marft_lab.planning.recorded_lengths import mean_lengths
-from marft_lab.planning.workload import compute_workload
+from marft_lab.planning.workload import compute_workload, mean_lengths
 
 STEPS = 2
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -3,7 +3,7 @@
     python benchmarks/plan_published.py     # writes results/plan_published.md; computes for a second
 
 A row is a phase of a step, as its source has measured it: model, cards, batch, lengths, seconds. Three numbers of
-:class:`marft_lab.planning.efficiencies.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some
+:class:`marft_lab.planning.timing.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some
 rows; all others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by
 all of them, which MARFT does not do.
 """
@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 import machine
 
 from marft.models.device_specs import DEVICE_SPECS
-from marft.models.flops import forward_flops
-from marft.models.model_sizes import COMMON_MODELS
-from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.timing import EngineSpeed, training_operations
+from marft.models.model_sizes import COMMON_MODELS, forward_flops
+from marft_lab.planning.timing import Efficiencies, EngineSpeed, training_operations
 from marft_lab.planning.workload import Lengths, PolicyWorkload
 
 PRIME = "prime-rl, benchmarks/baselines, commit 559b447"

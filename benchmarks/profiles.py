@@ -36,8 +36,8 @@ from marft.envs.tasks import read_tasks
 from marft.evaluation.session import load_checkpoint
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder
-from marft.runs.state_schema import LINEAGE_ADAPTER
-from marft.trainer.loop import train
+from marft.runs.state import LINEAGE_ADAPTER
+from marft.trainer.train import train
 from marft_lab.prompt_optimization.search import PromptSearch, count_tokens
 from marft_lab.prompt_optimization.settings import PromptOptimizerSettings
 

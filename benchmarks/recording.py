@@ -30,9 +30,9 @@ from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import RunSettings, parse_recipe, to_toml
 from marft.evaluation.evaluate import Mode
-from marft.evaluation.session import BASE, evaluate_checkpoints
+from marft.evaluation.session import BASE, EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
 Row = dict[str, Any]
@@ -133,7 +133,9 @@ def train_and_evaluate(job: Job) -> Row:
     if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
-    evaluations = evaluate_checkpoints(run, folder, job.checkpoints, job.modes, job.tasks, False, lambda _=None: None)
+    evaluations = evaluate_checkpoints(
+        run, folder, EvaluationPlan(job.checkpoints, job.modes, job.tasks), lambda _=None: None
+    )
     without = shuffled_accuracy(run, folder, job.tasks) if job.shuffle_messages else {}
     metrics = folder.read_metrics()
     return {
@@ -170,7 +172,9 @@ def train_and_evaluate(job: Job) -> Row:
 
 def shuffled_accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> Row:
     """``{"shuffled": accuracy}`` of the last checkpoint, sampled, where agents see messages of another task."""
-    found = evaluate_checkpoints(run, folder, ("last",), ("sampled",), tasks, True, lambda _=None: None)
+    found = evaluate_checkpoints(
+        run, folder, EvaluationPlan(("last",), ("sampled",), tasks, shuffled_too=True), lambda _=None: None
+    )
     return {"shuffled": next(e.accuracy for e in found if e.shuffled_messages)}
 
 

@@ -11,7 +11,7 @@ to 24; seats beyond those that were trained are played by the trained reasoners 
 Teams of the same size are also trained as a tree and as a debate from the beginning.
 
 All play the same held-out tasks, sampled as in training. Differences are paired by task, each over all seeds
-(evaluation/paired_difference.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and
+(evaluation/ratios.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and
 .svg.
 """
 
@@ -35,11 +35,10 @@ from marft.cli.handlers import silence_transformers
 from marft.common import atomic
 from marft.config import RunSettings, to_toml
 from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
-from marft.evaluation.paired_difference import PairedDifference, compare_ratios
-from marft.evaluation.session import BASE, StorageOptions, evaluate_checkpoints
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import PairedDifference, Ratio, compare_ratios
+from marft.evaluation.session import BASE, EvaluationPlan, StorageOptions, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 NAME = "reorganization"
 SIZES = (4, 2)
@@ -100,10 +99,7 @@ def trained(run: RunSettings) -> RunFolder:
 def played(run: RunSettings, folder: RunFolder, into: TeamChange | None, tasks: int) -> dict[str, dict[str, float]]:
     """Who solved which task: the base and the last checkpoint, as they were trained or in another team."""
     team = apply_team_change(run, into) if into else run
-    found = evaluate_checkpoints(
-        team, folder, (BASE, "last"), ("sampled",), tasks, False, lambda _=None: None,
-        storage=StorageOptions(folder.evaluations), reorganized=describe_team_change(run, team, into),
-    )  # fmt: skip
+    found = evaluate_checkpoints(team, folder, EvaluationPlan((BASE, "last"), ("sampled",), tasks, reorganized=describe_team_change(run, team, into)), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
     return {
         "untuned" if one.checkpoint == BASE else "trained": {task: float(won) for task, won in one.outcomes.items()}
         for one in found

@@ -11,10 +11,10 @@ from random import Random
 from zlib import crc32
 
 from marft.agents.agents import Agents, MessageOverride
-from marft.agents.environment import Split
 from marft.agents.prompt_injection import PromptInjection, append_injections
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart, OrganizationPart
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.interfaces.organization import Organization
 from marft.config.settings import Fraction
 from marft.envs.splits import assign_split
 
@@ -31,7 +31,7 @@ def ordered(letter: str, share: float) -> bool:
     return crc32(letter.encode()) % 1000 < 1000 * share
 
 
-class Desk(EnvironmentPart):
+class Desk(Environment):
     """Letters about parcels; each is settled in one of four ways, of which one is never right."""
 
     one_step = True
@@ -69,7 +69,7 @@ class DeskSession:
     async def close(self) -> None: ...
 
 
-class Forwarded(OrganizationPart):
+class Forwarded(Organization):
     """The sorter, then the clerk, who reads the letter and what the sorter says of it."""
 
     single_action_each = True

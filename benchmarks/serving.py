@@ -22,7 +22,7 @@ from pathlib import Path
 
 from marft.config import load_recipe
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 QUESTION = "State the final answer to the following arithmetic problem: {} + {} - 12 ="
 

@@ -24,13 +24,11 @@ from typing import Any
 import machine
 import matplotlib as mpl
 import numpy as np
+from training_simulator import SimulationConfig, SimulationResult, Turn, simulate
 
 from marft.models.device_specs import DEVICE_SPECS
-from marft.models.flops import forward_flops
-from marft.models.model_sizes import COMMON_MODELS
-from marft_lab.planning.efficiencies import Efficiencies
-from marft_lab.planning.simulation import SimulationConfig, SimulationResult, Turn, simulate
-from marft_lab.planning.timing import EngineSpeed, training_operations
+from marft.models.model_sizes import COMMON_MODELS, forward_flops
+from marft_lab.planning.timing import Efficiencies, EngineSpeed, training_operations
 from marft_lab.planning.workload import Lengths, PolicyWorkload
 
 mpl.use("Agg")
@@ -51,7 +49,7 @@ def record() -> dict[str, Any]:
     from marft.config import load_recipe
     from marft.runs.episode_files import read_episodes
     from marft.runs.run_folder import RunFolder
-    from marft.trainer.loop import train
+    from marft.trainer.train import train
 
     with tempfile.TemporaryDirectory() as output:
         run = load_recipe(

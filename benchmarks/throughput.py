@@ -35,11 +35,11 @@ from transformers.utils import logging
 
 from marft.common.types import Task
 from marft.config import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.schedule import Progress
+from marft.envs.graded_sessions import Grade, SingleTurn
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import sample_attempts
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 
 HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
@@ -47,7 +47,7 @@ OBSERVATION, ACTION, EPISODES = 100, 64, 32
 HEADER = 3  # "Message from agent_0:" is three words, and a word is a token
 
 
-class Numbers(EnvironmentPart):
+class Numbers(Environment):
     """Tasks that are sequences of random numbers; the reward is a coin."""
 
     vocabulary: Annotated[int, Field(gt=0)]
@@ -140,7 +140,7 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
             LocalRolloutRunner(run) as rollouts,
         ):
             learner = Learner(run, rollouts.models)
-            tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
+            tasks = run.environment.tasks("train")
             rows = [iterate(rollouts, learner, tasks, step, observation) for step in range(iterations + 2)][2:]
     rate = machine.matmul_rate()
     seconds = {phase: float(np.median([row[phase] for row in rows])) for phase in rows[0]}

@@ -21,10 +21,10 @@ from random import Random
 
 from warming import Row
 
-from marft.agents.environment import Split
 from marft.agents.prompt_messages import TruncationPolicy
 from marft.common.types import AgentProfile, Task
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.config.interfaces.environment import Split
+from marft.envs.graded_sessions import Grade, SingleTurn
 from marft.inference.renderer import ChatRenderer
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 

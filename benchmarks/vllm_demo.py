@@ -19,9 +19,9 @@ from typing import Any
 import machine
 
 from marft.config import load_recipe
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 
 ENGINES = {"in process": (), "vLLM": ("--engine", "{ kind = 'vllm', engine_args = { enforce_eager = true } }")}
 CLOSE = 1e-4  # nats
@@ -71,7 +71,7 @@ def measured(folder: RunFolder) -> dict[str, float]:
 def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
     """Of the last checkpoint, by the engine that it was trained with."""
     found = evaluate_checkpoints(
-        folder.settings(), folder, ["last"], ("greedy", "sampled"), tasks, shuffled_too=False, advance=lambda *_: None
+        folder.settings(), folder, EvaluationPlan(["last"], ("greedy", "sampled"), tasks), lambda *_: None
     )
     return {result.mode: result.accuracy for result in found}
 

@@ -24,7 +24,7 @@ from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import read_tasks
 from marft.evaluation.checkpoint_results import format_interval, format_percent
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.rollout.local_runner import open_rollouts
 from marft.runs.run_folder import RunFolder
 from marft_serve.traces.warm_start import warm_start
@@ -51,7 +51,7 @@ def main() -> None:
     done = warm_start(run, folder, overwrite=True)
     seconds = time.perf_counter() - began
     found = evaluate_checkpoints(
-        run, folder, ("base", "last"), ("greedy", "sampled"), given.tasks, False, lambda _=None: None
+        run, folder, EvaluationPlan(("base", "last"), ("greedy", "sampled"), given.tasks), lambda _=None: None
     )
     rows = [{"team": e.checkpoint, "mode": e.mode, "accuracy": e.accuracy, "interval": e.interval} for e in found]
     row: dict[str, Any] = {

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from marft.config.models import ModelSettings
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 from marft.models.tokenizer_format import load_tokenizer
 from marft_lab.scripted_team import ScriptedTurn
@@ -78,7 +79,7 @@ def _loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
     packed = PackedRows.from_rows(ids, [None] * len(rows), backbone.device)
     targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
     hidden = backbone.hidden_states(packed)[targets - 1]
-    return -score_tokens(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+    return -score_tokens(hidden, OutputHead(backbone.head.weight), packed.ids[targets], None).log_probs.mean()
 
 
 def _learn(backbone: Backbone, next_row: Callable[[], Row], steps: int) -> None:

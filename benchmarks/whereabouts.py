@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from marft.agents.prompt_messages import split_messages
 from marft.common.types import Observation, Task
+from marft.envs.graded_sessions import Grade, SingleTurn
 from marft.envs.scripted_policy import PolicyInput
-from marft.envs.single_turn import Grade, SingleTurn
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 
 PEOPLE = ("Ann", "Bea", "Cal", "Dan", "Eve", "Fay", "Gus", "Hal")
@@ -38,7 +39,6 @@ INSTRUCTIONS = {
 }
 DID, NOW = "did", "now"  # fields of a record
 FIELDS = {DID: r"(\w+ (?:bought|gave) [^.;\n]+)[.;]", NOW: r"[Nn]ow: ([^.;\n]+)"}  # as rules find them in a message
-MESSAGE = "\n\nMessage from "
 ANSWER = re.compile(r"Answer: (\w+)")
 FACT = re.compile(
     r"(?P<who>\w+) is in (?P<place>\w+)|(?P<buyer>\w+) bought the (?P<bought>\w+)"
@@ -46,6 +46,12 @@ FACT = re.compile(
     r"|[Nn]ow: (?P<state>[^.;\n]+)"
 )
 ABOUT = re.compile(r"(Where is|Who bought) the (\w+)\?")
+
+
+def split_read(prompt: str) -> tuple[str, str]:
+    """Return a prompt's observation, and the texts of its messages."""
+    before, messages = split_messages(prompt)
+    return before, "\n\n".join(message.text for message in messages)
 
 
 @dataclass
@@ -169,7 +175,7 @@ class Reading:
         return self._read(cue.last_message, random, works)
 
     def _read(self, shown: str, random: Random, works: bool) -> str:
-        task, _, heard = shown.partition(MESSAGE)
+        task, heard = split_read(shown)
         lines = task.partition("\n\n")[2]
         known = Known().read(heard).read(lines)
         if works:
@@ -177,7 +183,7 @@ class Reading:
         return random.choice(("I read it all.", lines))
 
     def _written(self, cue: PolicyInput, what: str, thing: str, random: Random) -> str:
-        known = Known().read(cue.last_message.partition(MESSAGE)[2])
+        known = Known().read(split_read(cue.last_message)[1])
         if random.random() > (1 + self.skill) / 2:
             return "It was read."
         if cue.messages[0]["content"] == INSTRUCTIONS["record"]:
@@ -187,7 +193,7 @@ class Reading:
         return " ".join(_matters(known, what, thing)) or "Nothing matters."
 
     def _answered(self, shown: str, what: str, thing: str, random: Random, works: bool) -> str:
-        heard = shown.partition(MESSAGE)[2]
+        _, heard = split_read(shown)
         known = Known().read(heard)
         answer, holder = known.answer(what, thing), known.has.get(thing, "")
         if what == "Who bought":

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from marft.agents.game import Attempt, Game
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, Episode, Task
+from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.reward_manager import RewardManager
-from marft.rewards.terms import Term, TermReward
 from marft.runs.episode_files import read_episodes, write_episodes
 from tests.fakes import game
 from tests.hostile import (
@@ -29,7 +29,7 @@ GOOD = ["good 0", "good 1", "good 2"]
 
 
 def play_beside(
-    g: Game, tasks: Sequence[str], folder: Path, terms: Sequence[Term] = (), live: int = 2
+    g: Game, tasks: Sequence[str], folder: Path, terms: Sequence[RewardTerm] = (), live: int = 2
 ) -> dict[str, Episode]:
     """Play the tasks among good ones, compose, count and record them → all episodes, by task."""
     roles = [agent.role for agent in g.team.agents]
@@ -76,14 +76,14 @@ def lost(episode: Episode, *words: str, place: bool = True) -> None:
     assert PLACE.search(episode.error) or not place, episode.error
 
 
-def unharmed(episodes: Mapping[str, Episode], terms: Sequence[Term], folder: Path) -> None:
+def unharmed(episodes: Mapping[str, Episode], terms: Sequence[RewardTerm], folder: Path) -> None:
     """The good episodes are, bit for bit, what they are where nobody does anything wrong."""
     calm = play_beside(world({}), [], folder, [Given() for _ in terms])
     assert as_they_were(episodes) == as_they_were(calm)
     assert [episode.status for name, episode in episodes.items() if name in GOOD] == ["terminated"] * 3
 
 
-class Given(Term):
+class Given(RewardTerm):
     """Gives each episode 1, but to the task ``bad`` whatever it is told to."""
 
     async def score(self, episode: Episode) -> Any:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from marft.config.plugin_types import CallbackPart
+from marft.config.interfaces.callback import CallbackPlugin
 
 
-class Counts(CallbackPart):
+class Counts(CallbackPlugin):
     """Counts steps by a stride, and goes on counting when a run resumes."""
 
     stride: int = 1

@@ -9,10 +9,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from marft.inference.renderer import ChatFormat
+from marft.inference.chat_messages import ChatFormat
 from marft.models.control_tokens import exempt_reasoning_tags
-from marft.models.stop_tokens import find_stop_ids
-from marft.models.template_dates import fix_date
+from marft.models.tokenizer_format import find_stop_ids, fix_date
 from tests.chat_templates import (
     BEGINS,
     CALLS,

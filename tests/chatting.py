@@ -26,7 +26,9 @@ from marft.common.types import (
     SamplingParams,
     Task,
 )
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.config.interfaces.organization import Organization
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from tests.fakes import FakeEngine, Script, ends, game
 
@@ -79,14 +81,17 @@ class Stopping(Parrot):
         return whole
 
 
-@dataclass
-class Talking:
+class Talking(Organization):
     """An organization that is a function of its seats."""
 
-    talk: Callable[[Observation, Agents], Awaitable[object]]
+    _talk: Callable[[Observation, Agents], Awaitable[object]]
+
+    def __init__(self, talk: Callable[[Observation, Agents], Awaitable[object]]) -> None:
+        super().__init__()
+        self._talk = talk
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        await self.talk(observation, agents)
+        await self._talk(observation, agents)
         return JointAction()
 
 

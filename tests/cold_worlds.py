@@ -7,12 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings, load_recipe
-from marft.config.plugin_types import EnvironmentPart, FilterPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
-from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 RECIPE = Path(__file__).parents[1] / "benchmarks" / "cold_start.toml"
 
@@ -24,7 +23,7 @@ def cold(output: Path, **changes: Any) -> RunSettings:
     return load_recipe(RECIPE, changes={"output": str(output), "device": "cpu", **drawn, **few, **changes})
 
 
-class Dice(EnvironmentPart):
+class Dice(Environment):
     """Shows a number that its seed has thrown, and wants it back."""
 
     one_step: ClassVar[bool] = True
@@ -74,7 +73,7 @@ def said_again(cue: PolicyInput) -> str:
     return str(cue.messages[-1]["content"]).partition("It is ")[2][:3]
 
 
-class FewWords(FilterPart):
+class FewWords(Filter):
     """Leaves out what says much."""
 
     most: int = 100
@@ -84,6 +83,6 @@ class FewWords(FilterPart):
         return {n: "says much" for n, much in long.items() if much}
 
 
-class NoFilter(FilterPart):
+class NoFilter(Filter):
     def rejects(self, candidates: Sequence[Candidate]) -> Rejections:
         return {}

@@ -12,8 +12,7 @@ from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
 from marft.models.tokenizer_format import load_format
-from marft_envs.tool_use.environment import ToolUse
-from marft_envs.tool_use.session import ToolUseSession
+from marft_envs.tool_use.environment import ToolUse, ToolUseSession
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from marft.agents.agents import Agents
-from marft.agents.tool_sources import StatelessSource
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Tool
 from marft.config import RunSettings
-from marft.config.plugin_types import EnvironmentPart, OrganizationPart
-from marft.config.plugins import Plugin
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.tools import StatelessSource, ToolProvider
 
 REASONS = ("raises", "exits", "killed", "hangs", "garbles")
 
 
-class Restless(EnvironmentPart):
+class Restless(Environment):
     """Two steps, each after as long as it happens to take; what they pay depends on what was said and on the seed."""
 
     def tasks(self, split: str) -> list[Task]:
@@ -56,7 +56,7 @@ class RestlessSession:
         return None
 
 
-class Crowd(OrganizationPart):
+class Crowd(Organization):
     """Branches that ask the same agents, each a little later than the other, and choose on the way."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -71,7 +71,7 @@ class Crowd(OrganizationPart):
         return JointAction(answer=done[0])
 
 
-class Scarce(Plugin):
+class Scarce(ToolProvider):
     """A tool of which the whole run makes one call at a time."""
 
     folder: str
@@ -104,7 +104,7 @@ class ScarceSource(StatelessSource):
         return "5"
 
 
-class Doomed(EnvironmentPart):
+class Doomed(Environment):
     """Tasks that end as their names say. ``folder`` is where sessions leave notes."""
 
     folder: str = ""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from marft.inference.subprocess_engine.frames import LENGTHS, Connection, encode_frame
 from marft.inference.subprocess_engine.messages import (
+    LENGTHS,
     TO_ENGINE,
     CancelRequest,
     CommandCompleted,
+    Connection,
     EngineInit,
     Heartbeat,
     LoadCommand,
@@ -30,6 +31,7 @@ from marft.inference.subprocess_engine.messages import (
     ScoreResponse,
     SleepCommand,
     TokenChunk,
+    encode_frame,
 )
 
 

@@ -27,23 +27,23 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load, save
 
-from marft.agents.engine import Engine, Weights
 from marft.common.errors import RunError
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Completion
 from marft.config import RunSettings
+from marft.config.interfaces.engine import Engine, Weights
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.engine_settings import Local
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.workers.client import SamplerClient
-from marft.rollout.workers.message_stream import MessageStream
 from marft.rollout.workers.messages import (
     CancelRequest,
     ChooseRequest,
     EndRun,
+    MessageStream,
     Quiescence,
     RequestResult,
     SampleRequest,
-    SerializedError,
 )
 
 START = "import sys; from tests.engine_process import main; main(int(sys.argv[1]))"
@@ -150,8 +150,8 @@ class EngineProcess(SamplerClient):
                     if isinstance(message, Settled):
                         assert self.settled is not None
                         self.settled.set_result(message)
-                    elif isinstance(message, SerializedError):
-                        self._fail(message.to_error())
+                    elif isinstance(message, RemoteError):
+                        self._fail(message.to_error("an engine process"))
                     else:
                         self._answers += 1
                         self.barrier.notify_activity()
@@ -233,7 +233,7 @@ class _Serving:
         try:
             outcome: Any = await asked.run_on(self.engine)
         except Exception as error:  # noqa: BLE001  the run must hear of it
-            self.wire.send(SerializedError.from_error(error))
+            self.wire.send(RemoteError.from_error(error))
             return
         assert isinstance(outcome, Completion | tuple)
         self.hold()

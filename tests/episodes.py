@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
-from marft.trainer.interfaces import Level, Values, flatten_actions
+from marft.config.interfaces.credit import Level, Values, flatten_actions
 
 ROLES = ("a", "b", "c", "d")
 FLOATS = st.floats(-3, 3, allow_nan=False, width=32)

@@ -11,21 +11,19 @@ import numpy as np
 
 from marft.agents.agents import Agent
 from marft.agents.chat import Chat
-from marft.agents.engine import Weights
 from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThreadPool
-from marft.agents.organizations.chain import Chain
+from marft.agents.organizations import Chain
 from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
-    Message,
     NotExact,
     TruncationPolicy,
     build_messages,
     tool_call_messages,
 )
 from marft.agents.streaming import Detokenizer, TextStream
-from marft.agents.team import Organization, Team
+from marft.agents.team import Team
 from marft.common.reasoning import StopString, measure_reasoning
 from marft.common.token_data import Grammar
 from marft.common.types import (
@@ -46,6 +44,9 @@ from marft.common.types import (
     ToolCall,
     VersionRange,
 )
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.engine import Weights
+from marft.config.interfaces.organization import Organization
 from marft.inference.tool_format import CallSyntax, ToolFormat
 
 CALL = CallSyntax("CALL", "name", "arguments")
@@ -90,7 +91,7 @@ class FakeRenderer:
         self, policy: str, stops: Sequence[str | StopString], drops: bool, tools: bool, prefix: str = ""
     ) -> TextStream:
         spelling = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
-        certain = ToolFormat(None, {}, (), CALL).final_length  # type: ignore[arg-type]  of which the syntax alone counts
+        certain = ToolFormat(None, CALL).final_length  # type: ignore[arg-type]  of which the syntax alone counts
         return TextStream(spelling, stops, False if drops else None, certain if tools else len)
 
     def call_end(self, policy: str) -> str | StopString:

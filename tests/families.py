@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tools.model_families import MODEL_FAMILIES, scale_up_weights
 from transformers import AutoModelForCausalLM, PreTrainedConfig
-
-from marft.models.model_families import MODEL_FAMILIES, scale_up_weights
 
 FAMILY = {family.name: family for family in MODEL_FAMILIES}
 PACKED = (

@@ -13,16 +13,15 @@ from contextlib import suppress
 from random import Random
 from typing import Any, ClassVar
 
-from marft.agents.environment import Split, tool
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split, tool
 from marft.envs.scripted_policy import PolicyInput
 
 PLACES: Mapping[Split, range] = {"train": range(30), "validation": range(30, 40), "test": range(40, 50)}
 MOST = 3  # steps
 
 
-class Sound(EnvironmentPart):
+class Sound(Environment):
     """Say the sum of two numbers, within three attempts; there is nothing wrong with it."""
 
     def tasks(self, split: Split) -> list[Task]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Observation, Task, Transition
 from marft_lab.flows.edge_policy import active_nodes, match_context
-from marft_lab.flows.evaluator import FlowEvaluator
 from marft_lab.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node, write_network
 from marft_lab.flows.organization import Flow, episode_paths
+from marft_lab.flows.tuning import FlowEvaluator
 from tests.episodes import make_action
 
 Solves = Callable[[tuple[Node, ...], Task], bool]
@@ -27,7 +27,7 @@ def network(*edges: str, **changes: object) -> FlowNetwork:
 
 def contexts(*prompts: str) -> tuple[Context, ...]:
     """One of each prompt, and called like it."""
-    from marft_lab.flows.similarity import add_vectors, embed_texts
+    from marft_lab.flows.network import add_vectors, embed_texts
 
     return tuple(Context(prompt, prompt, 1, add_vectors((), embed_texts([prompt], 256)[0])) for prompt in prompts)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.algorithms import PRESETS
 from marft.config.bundled import bundled_names, bundled_recipe

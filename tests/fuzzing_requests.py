@@ -34,9 +34,10 @@ from marft_serve.gateway.client import Client
 from marft_serve.gateway.listener import Listener
 from marft_serve.gateway.program import Program
 from marft_serve.serving.a2a import build_agent_routes
-from marft_serve.serving.app import App, Limits
+from marft_serve.serving.app import App
 from marft_serve.serving.loader import load_team
 from marft_serve.serving.mcp import build_team_server, combine_apps
+from marft_serve.serving.options import ServeOptions
 from marft_serve.serving.settings import ServedTeam, build_served_table
 from marft_serve.serving.team_handler import TeamHandler
 from tests.gateways import Response, send
@@ -384,7 +385,7 @@ def with_team(work: Callable[[Pestered], T], paths: Sequence[str] = ()) -> T:
     with load_team(served) as rollouts:
 
         async def serve() -> T:
-            app = App(TeamHandler(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
+            app = App(TeamHandler(rollouts.game, "demo"), asyncio.get_running_loop(), ServeOptions())
             app.asgi.routes.extend(build_agent_routes(app, served))
             listener = Listener(combine_apps(app, build_team_server(app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
             url = listener.address

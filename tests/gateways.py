@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from marft.agents.game import Attempt, Game
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.common.types import Episode, Task
 from marft.config.python_objects import ObjectPlaceholder
 from marft_serve.gateway.client import Client

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import settings
 
-from marft.agents.environment import Session
 from marft.common.types import Episode, JointAction, Observation, Step
+from marft.config.interfaces.environment import Session
 from marft.config.load import load_recipe
 from marft.config.run import RunSettings
 from marft_lab.scripted_team import ScriptedTeam

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marft.common import atomic
 from marft.config import RunSettings, parse_recipe
+from marft.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,3 +87,10 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def write_evaluation(folder: RunFolder, evaluation: Mapping[str, object], name: str) -> Path:
+    """Write an evaluation to ``evaluations/<name>.json`` of a run and return its path."""
+    path = folder.evaluations / f"{name}.json"
+    atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
+    return path

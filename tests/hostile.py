@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from marft.agents.environment import tool
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
-from marft.rewards.terms import TermReward
+from marft.config.interfaces.environment import Environment, tool
+from marft.config.interfaces.reward import TermReward
 
 Misdeed = Callable[[], Any]
 
@@ -252,7 +251,7 @@ class WorldSession:
         return str(await self._do("look", "a door"))
 
 
-class Bad(EnvironmentPart):
+class Bad(Environment):
     """The world as a recipe names it: every other task has a misdeed in its last step."""
 
     calm: bool = False

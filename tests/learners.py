@@ -13,7 +13,7 @@ from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config import RunSettings
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.learner import Learner
-from marft.trainer.rank_group import SINGLE_RANK, Ranks
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from marft.agents.memories.interface import KINDS, Entry
 from marft.agents.memories.store import MemoryStore, open_store
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
+from marft.config.interfaces.memory import KINDS, Entry
 from marft.config.plugins import find_plugin
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.agents.team import Team
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import RunSettings
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.rollout.runner import ignore_episode
 from marft.runs.run_folder import RunFolder
 from marft_lab.team_evaluation.options import ComparisonOptions
@@ -31,7 +31,7 @@ from tests.helpers import settings
 OBSERVED, MESSAGE = re.compile(r"number (\d+)"), re.compile(r"msg=(\d+);")
 
 
-class Numbers(EnvironmentPart):
+class Numbers(Environment):
     """The right answer stands in the task."""
 
     count: int = 40

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from marft.inference.subprocess_engine.frames import Connection
 from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
     CancelRequest,
     CommandCompleted,
+    Connection,
     EngineInit,
     LoadCommand,
     Ready,

@@ -15,7 +15,7 @@ from marft.common.types import Episode, Fork, Observation, Task, Transition, Ver
 from marft.config import RunSettings
 from marft.rollout.async_rollout.sources import AsyncRolloutSource
 from marft.rollout.runner import RolloutRunner
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 
 
-class Coins(EnvironmentPart):
+class Coins(Environment):
     """Two tosses, each foretold by an agent; heads pays."""
 
     controls_turns: ClassVar[bool] = True

@@ -7,11 +7,12 @@ from typing import Literal
 
 from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart, ObjectivePart, OrganizationPart
-from marft.trainer.interfaces import LossInputs, LossOutput
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
+from marft.config.interfaces.organization import Organization
 
 
-class Reversed(OrganizationPart):
+class Reversed(Organization):
     """A chain from the last agent to the first."""
 
     loud: bool = False
@@ -23,7 +24,7 @@ class Reversed(OrganizationPart):
         return JointAction(answer=done[-1])
 
 
-class Flaky(EnvironmentPart):
+class Flaky(Environment):
     """An environment that always rewards 1, except where it fails."""
 
     fails: Literal["none", "odd", "all"] = "none"
@@ -62,14 +63,14 @@ class FlakySession:
         return None
 
 
-class NotANumber(ObjectivePart):
+class NotANumber(Objective):
     """An objective whose loss is NaN."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(inputs.log_probs * float("nan"))
 
 
-class Apart(OrganizationPart):
+class Apart(Organization):
     """Everybody acts once and sees nobody: D = 0."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -77,7 +78,7 @@ class Apart(OrganizationPart):
         return JointAction()
 
 
-class Continued(OrganizationPart):
+class Continued(Organization):
     """Everybody writes on from where the one before stopped, in one turn."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -96,7 +97,7 @@ class Forgetful(Flaky):
         return session
 
 
-class HigherLower(EnvironmentPart):
+class HigherLower(Environment):
     """Guess a number. What is shown says only whether it is higher or lower than the last guess."""
 
     highest: int = 15

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.common.types import Action, ActionKey, Episode
-from marft.trainer.interfaces import Level, Values
+from marft.config.interfaces.credit import Level, Values
 
 LogProbs = Mapping[ActionKey, Sequence[float]]
 

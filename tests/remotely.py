@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marft.agents.game import Attempt, Game
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.common.types import ActionKey, Episode, Prompt, SamplingParams, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.endpoint import EndpointSettings

@@ -12,7 +12,7 @@ from marft.config import RunSettings
 from marft.runs.logger_callback import LoggerCallback
 from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 
 

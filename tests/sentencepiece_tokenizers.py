@@ -7,7 +7,7 @@ from typing import Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from marft.inference.renderer import ChatFormat
+from marft.inference.chat_messages import ChatFormat
 from marft.models.control_tokens import exempt_reasoning_tags
 
 Kind = Literal["legacy", "always", "first"]

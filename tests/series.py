@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards.history import History
-from marft.evaluation.guards.interface import GuardAlert
+from marft.evaluation.guards.history import GuardAlert, History
 from marft.evaluation.guards.monitor import GUARDS
 
 Values = Sequence[float | None]

@@ -14,7 +14,8 @@ from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThread
 from marft.common.types import ActionKey, Completion, Episode, Prompt, SamplingParams
 from marft_serve.gateway.listener import Listener
-from marft_serve.serving.app import App, Limits
+from marft_serve.serving.app import App
+from marft_serve.serving.options import ServeOptions
 from marft_serve.serving.team_handler import TeamHandler
 from tests.fakes import FakeEngine, Script, game
 from tests.gateways import Response, send
@@ -57,11 +58,11 @@ def bearer(token: str) -> dict[str, str]:
 
 @contextmanager
 def serving(
-    *roles: str, engine: FakeEngine | None = None, token: str = "", limits: Limits | None = None, **changes: object
+    *roles: str, engine: FakeEngine | None = None, token: str = "", options: ServeOptions | None = None, **changes: object
 ) -> Iterator[Serving]:
     g = game(Script([]), *(roles or ("a", "b")), engine=engine, **changes)
     thread, episodes = LoopThread(), list[Episode]()
-    app = App(TeamHandler(g, "demo", episodes.append), thread.loop, token, limits or Limits())
+    app = App(TeamHandler(g, "demo", episodes.append), thread.loop, options or ServeOptions(token=token))
     listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
     try:
         yield Serving(app, listener, episodes, g)

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from marft.config.plugin_types import SinkPart
-from marft.runs.loggers.interface import RunInfo
+from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 
 NEVER = threading.Event()
 
 
-class Keeps(SinkPart):
+class Keeps(MetricLogger):
     """Takes everything, and keeps it for whoever looks."""
 
     heard: ClassVar[list[tuple[Any, ...]]] = []

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agent
+from marft.agents.agents import Agent, ToolUse
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.sandbox.runner import isolation_problem
 from marft.agents.team import Team
-from marft.agents.tool_sources import ToolSource, ToolUse
 from marft.agents.tools.functions import FunctionSource
 from marft.common.types import ActionKey, AgentProfile, Episode, Task
+from marft.config.interfaces.tools import ToolSource
 from tests.fakes import FakeEngine, Script, ends, game
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")

@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.agents.environment import tool
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, tool
 
 
 def add(a: int, b: int = 1) -> int:
@@ -126,7 +125,7 @@ class LampSession:
         return None
 
 
-class Lamp(EnvironmentPart):
+class Lamp(Environment):
     """An environment that brings tools."""
 
     session: ClassVar[type] = LampSession

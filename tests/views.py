@@ -61,7 +61,7 @@ def client(*places: Path, token: str = "", cache: Path | None = None, host: str 
     from starlette.testclient import TestClient
 
     from marft_serve.viewer.app import build_app
-    from marft_serve.viewer.file_index import IndexCache
+    from marft_serve.viewer.episode_index import IndexCache
     from marft_serve.viewer.library import Library
 
     app = build_app(Library(places, IndexCache(cache)), token, host)

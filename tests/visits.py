@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from marft.agents.prompt_messages import format_message
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
+from marft.config.interfaces.channel import Message
 from marft.envs.scripted_policy import PolicyInput
 from tests.episodes import make_action
 
@@ -68,7 +70,7 @@ def by_script(environment: Any, task: Task, roles: Sequence[str], skill: float =
     chats: dict[str, list[dict[str, str]]] = {role: [] for role in roles}
 
     def says(role: str, shown: Observation, before: Mapping[str, str], step: int) -> str:
-        heard = (f"Message from {other}:\n{text}" for other, text in before.items())
+        heard = (format_message(Message(other, text)) for other, text in before.items())
         chat = [*chats[role], {"role": "user", "content": "\n\n".join((shown.for_role(role), *heard))}]
         random = Random(derive_seed(0, task.id, role, step))
         text = str(script(PolicyInput(task, role, step, chat, random, shown.options.get(role, ()))))

@@ -10,19 +10,22 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from marft.common.types import JointAction, Task
-from marft.config.plugin_types import CreditPart, EnvironmentPart, OrganizationPart, SchedulePart
+from marft.config.interfaces.channel import Channel
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.schedule import UpdateSchedule
 from marft.config.plugins import Plugin
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class NotAwaited(OrganizationPart):
+class NotAwaited(Organization):
     """An organization whose ``act`` is no coroutine."""
 
     def act(self, observation: Any, agents: Any) -> JointAction:
         return JointAction()
 
 
-class TooFew(OrganizationPart):
+class TooFew(Organization):
     """An organization that is not told who acts."""
 
     async def act(self, observation: Any) -> JointAction:
@@ -37,7 +40,7 @@ def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Decorated(OrganizationPart):
+class Decorated(Organization):
     """An organization that is fine: its coroutine is wrapped."""
 
     @logged
@@ -45,7 +48,7 @@ class Decorated(OrganizationPart):
         return JointAction()
 
 
-class AwaitedTasks(EnvironmentPart):
+class AwaitedTasks(Environment):
     """An environment whose tasks would never arrive."""
 
     async def tasks(self, split: str) -> list[Task]:
@@ -55,7 +58,7 @@ class AwaitedTasks(EnvironmentPart):
         return None
 
 
-class Streaming(EnvironmentPart):
+class Streaming(Environment):
     """An environment whose tasks would come one by one, to nobody."""
 
     async def tasks(self, split: str) -> Any:
@@ -65,14 +68,14 @@ class Streaming(EnvironmentPart):
         return None
 
 
-class Abstract(Plugin):
+class Abstract(Channel):
     """A channel that leaves what it is for to those that derive from it."""
 
     @abc.abstractmethod
     def carry(self, messages: Any) -> Any: ...
 
 
-class Truthful(SchedulePart):
+class Truthful(UpdateSchedule):
     """A schedule whose limit of ratios is a truth value."""
 
     correction: ClassVar[str] = ""
@@ -82,7 +85,7 @@ class Truthful(SchedulePart):
         return []
 
 
-class Halfway(CreditPart):
+class Halfway(Credit):
     """A credit that remembers and cannot be reminded, and compares with something that nobody knows."""
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
@@ -92,18 +95,18 @@ class Halfway(CreditPart):
         return {}
 
 
-class Stranger(CreditPart):
+class Stranger(Credit):
     comparison_group: ClassVar[Any] = "tasks"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         return CreditOutput(())
 
 
-class Silent(CreditPart):
+class Silent(Credit):
     """A credit that forgot what it is for."""
 
 
-class Raises(OrganizationPart):
+class Raises(Organization):
     """An organization whose own check fails in an unforeseen way."""
 
     @model_validator(mode="after")
@@ -114,7 +117,7 @@ class Raises(OrganizationPart):
         return JointAction()
 
 
-class Misspelt(CreditPart):
+class Misspelt(Credit):
     """A credit that would go without the critic that it asks for."""
 
     needs_crtic: ClassVar[bool] = True
@@ -123,7 +126,7 @@ class Misspelt(CreditPart):
         return CreditOutput(())
 
 
-class Overlooked(CreditPart):
+class Overlooked(Credit):
     """A credit whose episodes would not be played again."""
 
     @property

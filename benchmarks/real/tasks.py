@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from marft.agents.agents import Agents
-from marft.agents.environment import Split
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.config.plugin_types import EnvironmentPart, OrganizationPart
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.interfaces.organization import Organization
+from marft.envs.graded_sessions import Grade, SingleTurn
 
 NUMBER = re.compile(r"\d+")
 WORD = re.compile(r"[A-Za-z']+")
@@ -29,7 +29,7 @@ WORDS = (
 THINGS = ("box", "door", "locker", "safe", "shed", "garage", "cellar", "attic")
 
 
-class Sums(EnvironmentPart):
+class Sums(Environment):
     """Two numbers to add up, and a question that does not name them: two halves for :class:`EnvProcess`."""
 
     highest: int = 19
@@ -43,7 +43,7 @@ class Sums(EnvironmentPart):
         return SingleTurn(task, lambda text: near(text, int(str(task.data["answer"]))))
 
 
-class Instructions(EnvironmentPart):
+class Instructions(Environment):
     """One sentence that keeps to four rules, each worth a quarter; solved where it keeps to all of them."""
 
     def tasks(self, split: Split) -> list[Task]:
@@ -64,7 +64,7 @@ class Instructions(EnvironmentPart):
         return SingleTurn(task, lambda text: kept(text, str(task.data["word"]), int(task.data["most"])))
 
 
-class Facts(EnvironmentPart):
+class Facts(Environment):
     """Codes of several things, and a question after one of them: two halves of an observation for
     :class:`EnvProcess`."""
 
@@ -91,7 +91,7 @@ HALVES = "\n\n"
 CLOSE = 10  # a sum that is as far off as this earns nothing
 
 
-class Apart(OrganizationPart):
+class Apart(Organization):
     """The first agent sees the first half of the observation, the second one the other half and the first's message.
 
     One agent alone sees both.

@@ -18,19 +18,19 @@ from transformers.utils import logging
 
 from marft.common.types import Episode, Task
 from marft.config import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.graded_sessions import Grade, SingleTurn
 from marft.models import tokenizer_format
 from marft.models.tokenizer_format import TokenizerFormat
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import sample_attempts
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions, right
 
 
-class Coins(EnvironmentPart):
+class Coins(Environment):
     """The questions of both sides; the reward is a coin, or whether the sum is right."""
 
     setting: dict[str, Any]
@@ -82,7 +82,7 @@ class Steps:
     def __init__(self, setting: Setting, rollouts: LocalRolloutRunner) -> None:
         self.setting, self.rollouts, self.number = setting, rollouts, 0
         self.learner = Learner(rollouts.run, rollouts.models)
-        self.tasks: list[Task] = rollouts.run.environment.tasks("train")  # type: ignore[attr-defined]
+        self.tasks = rollouts.run.environment.tasks("train")
 
     def play(self) -> list[Episode]:
         wanted = self.setting.tasks

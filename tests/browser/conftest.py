@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft_serve.viewer.file_index import IndexCache
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
+from marft_serve.viewer.episode_index import IndexCache
 from tests.browser.played_team import evaluate, make_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")

@@ -14,14 +14,12 @@ from marft.evaluation import report
 from marft.runs.credit_files import write_credit
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import MARKER, RunFolder
-from marft_lab.team_evaluation.contributions import ActionContribution, AgentContribution
-from marft_lab.team_evaluation.counterfactual import CounterfactualResult
-from marft_lab.team_evaluation.report import write_report
+from marft_lab.team_evaluation.counterfactual import ActionContribution, AgentContribution, CounterfactualResult
+from marft_lab.team_evaluation.report import build_timeline, write_report
 from marft_lab.team_evaluation.scores import MetricValue, ResultRow
 from marft_lab.team_evaluation.session import TeamEvaluation
-from marft_lab.team_evaluation.timeline import build_timeline
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 
 MARKUP = (
     "<script>window.pwned=1</script>", '<img src=x onerror="window.pwned=2">', "</script><svg onload=window.pwned=3>",
@@ -110,8 +108,8 @@ def _evaluated(folder: RunFolder, episodes: list[Episode]) -> None:
         "measured": {NAME: {"cost_tokens": [9.0, 1.0], f"agents/{ROLES[0]}/cost_tokens": [9.0, 1.0]}},
         "fields": {ALL: {NAME: ALL}}, "outcomes": {NAME: True}, "examples": [example],
     }  # fmt: skip
-    folder.write_evaluation(table, f"{NAME}-sampled")
-    folder.write_evaluation({**table, "checkpoint": "base"}, "base-sampled")
+    write_evaluation(folder, table, f"{NAME}-sampled")
+    write_evaluation(folder, {**table, "checkpoint": "base"}, "base-sampled")
     write_episodes(folder.evaluations / f"{NAME}-sampled.parquet", episodes)
 
 

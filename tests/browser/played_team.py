@@ -11,16 +11,26 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.common.step_info import StepInfo
-from marft.common.types import Action, ActionCredit, Choice, Episode, Observation, Option, Task, ToolCall, Transition
+from marft.common.types import (
+    Action,
+    ActionCredit,
+    Choice,
+    Episode,
+    Observation,
+    Option,
+    StepInfo,
+    Task,
+    ToolCall,
+    Transition,
+)
 from marft.runs.credit_files import write_credit
 from marft.runs.episode_files import write_episodes
 from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
-from marft_lab.team_evaluation.contributions import ActionContribution
-from marft_lab.team_evaluation.timeline import build_timeline
+from marft_lab.team_evaluation.counterfactual import ActionContribution
+from marft_lab.team_evaluation.report import build_timeline
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 
 ROLES = ("planner", "coder", "critic", "actor")
 HOSTILE = (
@@ -72,8 +82,8 @@ def evaluate(folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
         "measured": {"t": {"cost_tokens": [175.0, 1.0], "agents/planner/cost_tokens": [100.0, 1.0]}},
         "fields": {"level": {"t": "hard"}},
     }  # fmt: skip
-    folder.write_evaluation(table, "base-sampled")
-    folder.write_evaluation({**table, "checkpoint": "last", "passes": {}, "accuracy": None}, "last-sampled")
+    write_evaluation(folder, table, "base-sampled")
+    write_evaluation(folder, {**table, "checkpoint": "last", "passes": {}, "accuracy": None}, "last-sampled")
     write_episodes(folder.evaluations / "base-sampled.parquet", [_episode(tokenizer, "sum/always", 1, 0)])
     folder.worth.mkdir()
     (folder.worth / "worth.json").write_text(json.dumps(_found(_episode(tokenizer, "sum/always", 1, 0))))

@@ -12,8 +12,8 @@ import pytest
 
 from marft.runs.run_folder import RunFolder
 from marft_serve.viewer.access import CONTENT_POLICY
-from marft_serve.viewer.file_index import IndexCache
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
+from marft_serve.viewer.episode_index import IndexCache
 from tests.browser.conftest import Seen, loop_of, playwright, watched
 from tests.browser.hostile_run import NAME, make_hostile
 from tests.nights import NIGHT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marft.common.metrics import CATALOG
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.runs.run_folder import RunFolder
-from marft_serve.viewer.file_index import IndexCache
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
+from marft_serve.viewer.episode_index import IndexCache
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
 from tests.marft_serve.test_viewer_colours import contrast

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft_serve.viewer.file_index import IndexCache
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
+from marft_serve.viewer.episode_index import IndexCache
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import STEPS, evaluate, make_run
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from marft.common.segments import PromptReset
-from marft.common.token_data import TokenSource
+from marft.common.token_data import PromptReset, TokenSource
 from marft.common.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
 
 LogProbs = Callable[[Action], list[float]]  # what the policies say of an action's decisions

@@ -9,9 +9,7 @@ from typing import Any
 from marft.common.types import Episode
 from marft.config.algorithm import merge_tables
 from marft.config.algorithms import PRESETS
-from marft.rollout.fork_plans.counterfactual import CounterfactualForks
-from marft.rollout.fork_plans.cross_product import CrossProductForks
-from marft.rollout.fork_plans.tree import CandidateTree
+from marft.rollout.fork_plans import CandidateTree, CounterfactualForks, CrossProductForks
 from tests.dense.report import Report
 from tests.dense.twins import Twins, assert_same, snapshot
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.common.types import Action, Episode
 from marft.config import RunSettings
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from tests.dense.batch import Writer
 from tests.dense.critic import Critic

@@ -12,12 +12,11 @@ from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from marft_envs.code.environment import Code
-from marft_envs.gyms.actions import ActionSpace, enumerate_actions
-from marft_envs.gyms.formatting import format_value
+from marft_envs.gyms.texts import ActionSpace, enumerate_actions, format_value
 from marft_envs.instructions.environment import Instructions
 from marft_envs.relay.environment import Relay
 from marft_envs.rooms.environment import Rooms
-from marft_envs.tool_use.tables import EpisodeTables
+from marft_envs.tool_use.toolbox import EpisodeTables
 
 SECONDS = 20.0  # that any of these takes at most, on a busy machine; some had no end
 

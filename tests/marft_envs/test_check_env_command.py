@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import marft_envs
-from marft.config.plugin_types import EnvironmentPart
 from marft_envs.env_check.runner import CHECKS
 from marft_envs.env_check.target import find_target, target_from_object
 from tests import faulty
@@ -117,7 +116,7 @@ class TestWhatIsNamed:
         assert subject.settings_table["values"] == 5
 
     def test_one_that_holds_more_than_its_keys_say_is_not_made_elsewhere(self) -> None:
-        class Held(EnvironmentPart):
+        class Held(faulty.Sound):
             pass
 
         holding = faulty.Sound()

@@ -14,16 +14,21 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.agents.sandbox.runner import isolation_problem
-from marft_envs.code import extraction
+from marft_envs.code import problems
 from marft_envs.code.assert_tests import split_check
 from marft_envs.code.comparison import OutputReader
 from marft_envs.code.execution import FunctionCall, Limits, Outcome, StdinInput, run_programs
-from marft_envs.code.extraction import extract_program
-from marft_envs.code.grading import ProblemJudge
-from marft_envs.code.mutants import make_mutants
+from marft_envs.code.grading import ProblemJudge, make_mutants
 from marft_envs.code.plain_values import decode, encode, safe_repr, tuples_to_lists, values_equal
-from marft_envs.code.problems import AssertTests, Case, Problem, outcome_passes, outputs_match
-from marft_envs.code.reports import format_report
+from marft_envs.code.problems import (
+    AssertTests,
+    Case,
+    Problem,
+    extract_program,
+    format_report,
+    outcome_passes,
+    outputs_match,
+)
 from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
 from tests.nights import BY_NIGHT, NIGHT
 
@@ -283,15 +288,13 @@ def test_what_an_agent_tests_is_worth_what_it_lets_through_and_what_it_catches()
         wrong_programs=("def f(x): return x + 2", "def f(x): return 0"),
     )
     bench = ProblemJudge(problem, SHORT, 0.0)
-    assert bench.score_tests(extraction.extract_tests("f(3) == 6", "f", ())) == 1.0
+    assert bench.score_tests(problems.extract_tests("f(3) == 6", "f", ())) == 1.0
+    assert bench.score_tests(problems.extract_tests("f(2) == 4", "f", ())) == 0.5  # one of the wrong ones does that too
     assert (
-        bench.score_tests(extraction.extract_tests("f(2) == 4", "f", ())) == 0.5
-    )  # one of the wrong ones does that too
-    assert (
-        bench.score_tests(extraction.extract_tests("f(3) == 6\nf(3) == 7\nf(4) == 9", "f", ())) == 0.5
+        bench.score_tests(problems.extract_tests("f(3) == 6\nf(3) == 7\nf(4) == 9", "f", ())) == 0.5
     )  # of two, one is wrong
     assert (
-        bench.score_tests(extraction.extract_tests("f(2) == 4\nf(4) == 9", "f", ())) == 0.25
+        bench.score_tests(problems.extract_tests("f(2) == 4\nf(4) == 9", "f", ())) == 0.25
     )  # a wrong test catches nothing
     assert bench.score_tests([]) == 0.0
     assert ProblemJudge(Problem("", "f"), SHORT, 0.0).score_tests([]) is None
@@ -309,9 +312,9 @@ def test_tests_are_found_in_what_agents_write_and_nonsense_is_passed_over() -> N
         + "(" * 500
         + "\nf(1, y=[2]) == 4"
     )
-    (case,) = extraction.extract_tests(text, "f", ())
+    (case,) = problems.extract_tests(text, "f", ())
     assert (case.input, case.expected) == (FunctionCall("f", (1,), {"y": [2]}), ((3,),))
-    pair = extraction.extract_tests("Input:\n3\n4\nOutput:\n7\n\nInput: 1\nOutput: 1", "", ())
+    pair = problems.extract_tests("Input:\n3\n4\nOutput:\n7\n\nInput: 1\nOutput: 1", "", ())
     assert [(one.input, one.expected[0].strip()) for one in pair] == [
         (StdinInput("3\n4\n"), "7"),
         (StdinInput("1\n"), "1"),
@@ -321,7 +324,7 @@ def test_tests_are_found_in_what_agents_write_and_nonsense_is_passed_over() -> N
 @given(st.text(max_size=200), st.sampled_from(["f", ""]))
 def test_whatever_an_agent_writes_can_be_read(text: str, entry: str) -> None:
     extract_program(text)
-    assert len(extraction.extract_tests(text, entry, ())) <= 8
+    assert len(problems.extract_tests(text, entry, ())) <= 8
 
 
 def test_no_answer_is_so_odd_that_an_attempt_fails_for_it() -> None:

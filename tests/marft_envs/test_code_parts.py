@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft_envs.code import extraction, generator
+from marft_envs.code import generator, problems
 from marft_envs.code.execution import FunctionCall, Limits, Outcome, _read_records
-from marft_envs.code.extraction import MAX_TESTS
+from marft_envs.code.generator import ChainStep, evaluate, to_code, to_words, wrong_expressions
 from marft_envs.code.grading import ProblemJudge, _is_accepted
-from marft_envs.code.phrases import Step, evaluate, to_code, to_words, wrong_expressions
-from marft_envs.code.problems import Case, Problem
-from marft_envs.code.reports import MAX_CASES, format_report
+from marft_envs.code.problems import MAX_CASES, MAX_TESTS, Case, Problem, format_report
 from marft_envs.code.sandbox_program import format_record
 from tests.marft_envs.test_code_judging import SHORT, isolated
 
@@ -36,9 +34,9 @@ def test_wrong_programs_are_those_mutants_that_fail_a_hidden_test() -> None:
 
 def test_no_more_tests_of_an_agent_are_read_than_are_run() -> None:
     lines = "\n".join(f"f({n}) == {n}" for n in range(20))
-    assert [case.expected for case in extraction.extract_tests(lines, "f", ())] == [(n,) for n in range(MAX_TESTS)]
+    assert [case.expected for case in problems.extract_tests(lines, "f", ())] == [(n,) for n in range(MAX_TESTS)]
     pairs = "\n".join(f"Input: {n}\nOutput: {n}" for n in range(20))
-    assert len(extraction.extract_tests(pairs, "", ())) == MAX_TESTS
+    assert len(problems.extract_tests(pairs, "", ())) == MAX_TESTS
 
 
 @pytest.mark.parametrize(("kind", "code", "is_one"), [
@@ -53,7 +51,7 @@ def test_a_function_that_gives_back_what_it_is_given_or_too_little_is_none(kind:
 @examples(max_examples=40, deadline=None)
 def test_no_step_comes_twice_in_a_row_and_few_tests_tell_all_mistakes_that_can_be_told(seed: int) -> None:
     data = generator.generate_problem(Random(seed), ("number", "text", "list"), 4, 1, 1).data
-    steps, kind = [Step(*step) for step in data["steps"]], data["kind"]
+    steps, kind = [ChainStep(*step) for step in data["steps"]], data["kind"]
     assert all(one.words != other.words for one, other in pairwise(steps))
     code, shown = to_code(steps), generator.EXAMPLE_INPUTS[kind][:1]
     inputs = [x for x in generator._draw_inputs(kind, 1 + generator.PROBE_COUNT, to_words(steps)) if x not in shown]

@@ -20,13 +20,20 @@ from pydantic import ValidationError
 from marft.agents.sandbox.runner import isolation_problem
 from marft.common.types import JointAction, Step, Task
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.code import session
-from marft_envs.code.environment import Code
+from marft_envs.code.environment import Code, CodeSession
 from marft_envs.code.execution import JudgeError, Outcome, StdinInput
-from marft_envs.code.generator import build_problem, generate_problem
+from marft_envs.code.formats import unpack_tests
+from marft_envs.code.generator import (
+    PHRASES,
+    build_problem,
+    evaluate,
+    generate_problem,
+    parse_steps,
+    to_code,
+    to_words,
+    wrong_expressions,
+)
 from marft_envs.code.grading import Judgment, ProblemJudge
-from marft_envs.code.packed_tests import unpack_tests
-from marft_envs.code.phrases import PHRASES, evaluate, parse_steps, to_code, to_words, wrong_expressions
 from tests.episodes import make_action
 from tests.nights import some
 
@@ -124,12 +131,11 @@ class Told(ProblemJudge):
         return Judgment(tuple((Outcome("returned", 0), right) for _ in observation), (right, True))  # type: ignore[attr-defined]
 
 
-def attempt(**rules: object) -> session.CodeSession:
+def attempt(**rules: object) -> CodeSession:
     world = Code(train_tasks=1, held_out_tasks=1)
     bench = world.start(world.tasks("train")[0], 0).judge
     told = Told(bench.problem, bench.limits, 0.0)
-    defaults = {"rounds": 2, "tester": False, "reflector": False, "fraction": False, "tester_reward": 0.5}
-    return session.CodeSession(told, session.CodeRules(**{**defaults, **rules}))  # type: ignore[arg-type]
+    return CodeSession(told, Code.model_validate({"rounds": 2, **rules}))  # type: ignore[arg-type]
 
 
 def said(text: str, role: str = "coder") -> JointAction:
@@ -160,7 +166,7 @@ def test_what_looks_right_ends_and_the_last_round_does_and_a_fraction_may_be_pai
         assert (await attempt(rounds=5).step(said("right"))).terminated
         last = await attempt(rounds=1).step(said("wrong"))
         assert (last.terminated, last.success, last.reward) == (True, False, 0.0)
-        assert (await attempt(rounds=1, fraction=True).step(said("wrong"))).reward == 0.5
+        assert (await attempt(rounds=1, reward="fraction").step(said("wrong"))).reward == 0.5
         nobody = await attempt(rounds=1).step(JointAction())
         assert nobody.success is False
 

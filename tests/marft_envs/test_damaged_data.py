@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from marft.envs.arrow_tables import read_saved_dataset
 from marft.envs.math import Math
 from marft.envs.splits import assign_split_by_share
 from marft.envs.table import Table
+from marft.envs.table_files import read_saved_dataset
 from marft.envs.tasks import read_tasks
 from marft_envs.code.environment import Code
 from marft_envs.code.execution import Limits
@@ -20,8 +20,8 @@ from marft_envs.code.grading import ProblemJudge
 from marft_envs.code.problems import Problem
 from marft_envs.instructions.environment import Instructions
 from marft_envs.memory.files import read_conversations
+from marft_envs.tool_use.benchmarks import read_json_lines
 from marft_envs.tool_use.environment import ToolUse
-from marft_envs.tool_use.loading.files import read_json_lines
 from marft_envs.tool_use.toolbox import Error
 
 TASK = {"instruction": "Cancel it.", "actions": [{"name": "cancel_pending_order", "kwargs": {}}], "outputs": ["5"]}

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config.plugins import find_plugin
 from marft.envs.splits import assign_data_split, assign_split
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.agents.answers import find_statement
-from marft.agents.memories.note_list import NoteList
+from marft.agents.memories.notes import NoteList
 from marft.inference.tool_format import MAX_PARSE_ERRORS, CallSyntax
 from marft.rewards.quantities import parse_quantities
 from marft.rewards.text_match import extract_number
-from marft_envs.code import extraction
-from marft_envs.code.extraction import extract_program
-from marft_envs.env_process.worker.tool_calls import split_tool_calls
-from marft_envs.gyms.actions import parse_choice
-from marft_envs.instructions.counting import split_sentences
-from marft_envs.instructions.registry import KINDS
+from marft_envs.code import problems
+from marft_envs.code.problems import extract_program
+from marft_envs.env_process.worker.server import split_tool_calls
+from marft_envs.gyms.texts import parse_choice
+from marft_envs.instructions.kinds import KINDS
+from marft_envs.instructions.texts import split_sentences
 
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way
@@ -41,7 +41,7 @@ def follows(name: str, **parameters: int) -> Callable[[str], object]:
         ("[" * MANY, follows("detectable_content:number_placeholders", num_placeholders=1)),
         ("`" * MANY, extract_program),
         ("```" + "a" * MANY, extract_program),
-        ("Input:\nOutput:" + "\n" * MANY, lambda text: extraction.extract_tests(text, "", ())),
+        ("Input:\nOutput:" + "\n" * MANY, lambda text: problems.extract_tests(text, "", ())),
         ("1" * MANY, lambda text: parse_choice(text, [str(number) for number in range(256)])),
         ("\n*" * MANY, NoteList(10**9).write),
         ("<tool_call></tool_call>" * MANY, split_tool_calls),
@@ -76,7 +76,7 @@ def test_what_is_found_stays_the_same() -> None:
     assert KINDS["detectable_content:number_placeholders"].check_text("[[a] b] [\n] [c]", {"num_placeholders": 2})
     assert not KINDS["detectable_content:number_placeholders"].check_text("[[a] b] [\n] [c]", {"num_placeholders": 3})
     assert extract_program("````python\nprint(1)\n```\nx\n````\n") == "print(1)\n```\nx\n"
-    cases = extraction.extract_tests("Input:\n1\nOutput:\n2\n\n\n Input: 3\nOutput: 4", "", ())
+    cases = problems.extract_tests("Input:\n1\nOutput:\n2\n\n\n Input: 3\nOutput: 4", "", ())
     assert [case.expected for case in cases] == [("2\n\n",), ("4",)]
 
 

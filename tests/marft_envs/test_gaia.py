@@ -17,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.agents.prompt_messages import format_message
 from marft.common.types import Step, Task
+from marft.config.interfaces.channel import Message
 from marft.envs.scripted_policy import PolicyInput, ScriptedReply
-from marft_envs.gaia.environment import Gaia
+from marft_envs.gaia.environment import Gaia, GaiaSession
 from marft_envs.gaia.library import Page, PageLibrary, load_library, text_part
+from marft_envs.gaia.plans import PARSERS, WRITERS
 from marft_envs.gaia.scoring import answers_match, extract_answer
-from marft_envs.gaia.session import GaiaSession
-from marft_envs.gaia.tables import PARSERS, WRITERS
 from tests.visits import joint
 
 FEW: dict[str, Any] = {"train_tasks": 60, "held_out_tasks": 20}
@@ -32,7 +33,7 @@ TURNS = 12
 
 def gaia(**keys: Any) -> Gaia:
     found = Gaia(**keys)
-    found._kind, found._name = "environments", "gaia"
+    found._name = "gaia"
     return found
 
 
@@ -60,7 +61,7 @@ def played(world: Gaia, task: Task, roles: tuple[str, ...], skill: float = 1.0) 
         session, texts = world.start(task, 0), dict[str, str]()
         shown = (await session.reset()).text
         for role in roles:
-            heard = [f"Message from {other}:\n{text}" for other, text in texts.items()]
+            heard = [format_message(Message(other, text)) for other, text in texts.items()]
             chat: list[Mapping[str, object]] = [{"role": "user", "content": "\n\n".join([shown, *heard])}]
             texts[role] = turn(session, role, chat, Random(role + task.id))
         return await session.step(joint(texts))
@@ -252,7 +253,7 @@ class TestTools:
 
         async def attempt() -> list[Step]:
             await session.reset()
-            said = ("I look it up.", f"FINAL ANSWER: {session.gaia_task.expected}")
+            said = ("I look it up.", f"FINAL ANSWER: {session.task.data['answer']}")
             return [await session.step(joint({"solver": text})) for text in said]
 
         first, second = asyncio.run(attempt())
@@ -263,7 +264,7 @@ class TestTools:
     def test_a_bare_answer_counts_where_that_is_allowed(self) -> None:
         for strict in (True, False):
             session = self.session(strict=strict)
-            step = asyncio.run(session.step(joint({"solver": session.gaia_task.expected})))
+            step = asyncio.run(session.step(joint({"solver": session.task.data["answer"]})))
             assert step.success is not strict
 
     @given(st.text("ab\n", max_size=60), st.integers(1, 20))

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from marft.common.types import Step
+from marft.common.types import Step, Task
 from marft.envs.scripted_policy import PolicyInput
 from marft_envs.gaia import library
+from marft_envs.gaia.environment import MAX_UNSOLVED, Gaia, GaiaSession
 from marft_envs.gaia.library import Attachments, Page, PageLibrary, read_text_file
-from marft_envs.gaia.session import MAX_UNSOLVED, GaiaSession, GaiaTask
 from tests.marft_envs.test_gaia import gaia, metadata, row
 from tests.visits import joint
 
@@ -23,8 +23,11 @@ PAGES = [Page(f"Tea {number}", f"Tea costs {number}.") for number in range(1, 9)
 def session(
     *, results: int = 5, snippets: bool = True, sources: tuple[str, ...] = (), strict: bool = True
 ) -> GaiaSession:
-    asked = GaiaTask("What does tea cost?", "3", sources, 1, strict, results, snippets)
-    return GaiaSession(asked, PageLibrary(PAGES), Attachments({"prices.csv": "tea,3", "notes.txt": "Ask Ada."}))
+    settings = Gaia(strict=strict, max_results=results, snippets=snippets)
+    task = Task("tea", "What does tea cost?", {"answer": "3", "sources": sources})
+    return GaiaSession(
+        settings, task, PageLibrary(PAGES), Attachments({"prices.csv": "tea,3", "notes.txt": "Ask Ada."})
+    )
 
 
 def answered(asked: GaiaSession, text: str) -> Step:

@@ -18,20 +18,19 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.answers import extract_answer, graded_text
-from marft.agents.channels.record import Record
+from marft.agents.channels import Record
 from marft.agents.game import Attempt
-from marft.agents.organizations.utils import majority_vote
+from marft.agents.organizations import majority_vote
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message
 from marft.common.reasoning import measure_reasoning
 from marft.common.types import JointAction, Observation, Task
+from marft.config.interfaces.channel import Message
 from marft.envs.table import Table
 from marft.rewards.math_answers import equal
-from marft_envs.env_check.checks import rewards
+from marft_envs.env_check import episode_checks
 from marft_envs.env_check.collection import CheckData
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.loading import load_tasks
-from marft_envs.env_check.target import CheckTarget
+from marft_envs.env_check.target import CheckTarget, Limits
 from tests.episodes import make_action
 from tests.fakes import FakeEngine
 from tests.marft.agents.test_memory import Plain, acting
@@ -210,7 +209,7 @@ def test_an_answer_in_a_thought_is_none(begins: str, ends: str, grading: str, tm
 @pytest.mark.parametrize("thinking", ["keep", "drop"])
 def test_an_unfinished_thought_that_the_prompt_began_is_no_answer(thinking: str) -> None:
     class Begun(Plain):
-        def reasoning_length(self, policy: str, text: str) -> int:
+        def reasoning_length(self, policy: str, text: str, prefix: str = "") -> int:
             return measure_reasoning(text, in_reasoning=True)
 
     def said(text: str) -> str:
@@ -256,4 +255,4 @@ def test_check_env_warns_of_right_answers_that_nobody_says(right: str, tmp_path:
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     environment = Table.model_validate({"path": str(path)})
     evidence = CheckData(CheckTarget(environment), Limits(), load_tasks(environment))
-    assert any("no plain answer is right" in found.cause for found in rewards.check_success(evidence))
+    assert any("no plain answer is right" in found.cause for found in episode_checks.check_success(evidence))

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 
 from marft.common.types import Task
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.grids import maps, moves, search
-from marft_envs.grids.maps import canonical_text, symmetries
-from marft_envs.grids.moves import DIRECTIONS, adjacent_cell, parse_moves
-from marft_envs.grids.search import compute_distances, first_directions
-from marft_envs.grids.skill import plays_well
+from marft_envs.grids import maps
+from marft_envs.grids.maps import (
+    DIRECTIONS,
+    adjacent_cell,
+    canonical_text,
+    compute_distances,
+    first_directions,
+    parse_moves,
+    symmetries,
+)
+from marft_envs.grids.script import plays_well
 from marft_envs.plan_path import rules
 from tests.grids import FEW, relaxed
 
@@ -26,7 +32,7 @@ MAPS = st.integers(2, 6).flatmap(
 )
 
 
-@pytest.mark.parametrize("module", [maps, moves, search, rules])
+@pytest.mark.parametrize("module", [maps, rules])
 def test_examples_are_true(module: object) -> None:
     tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert tried.failed == 0
@@ -65,7 +71,7 @@ def test_a_script_slips_more_often_where_it_is_tempted_to(tempted: bool, share: 
 
 
 def test_a_text_without_end_is_read_in_part() -> None:
-    assert parse_moves("U" * 10**6) == ["up"] * moves.MAX_MOVES
+    assert parse_moves("U" * 10**6) == ["up"] * maps.MAX_MOVES
 
 
 @FEW

@@ -19,10 +19,9 @@ from pydantic import ValidationError
 from marft.common.types import JointAction, Observation, Step
 from marft.config import parse_recipe
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.gyms.actions import enumerate_actions, parse_choice
-from marft_envs.gyms.formatting import format_value, strip_colors
 from marft_envs.gyms.gymnasium_game import Gymnasium
 from marft_envs.gyms.pettingzoo_game import PettingZoo
+from marft_envs.gyms.texts import enumerate_actions, format_value, parse_choice, strip_colors
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 
@@ -152,7 +151,7 @@ class TestGymnasium:
 
 
 def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft_envs.gyms.creation.find_spec", lambda _: None)
+    monkeypatch.setattr("marft_envs.gyms.seeded.find_spec", lambda _: None)
     for environment in (Gymnasium(game="FrozenLake-v1"), PettingZoo(game=NIM)):
         with pytest.raises(ValueError, match=r"pip install .*marft.*\[(gymnasium|pettingzoo)\]"):
             environment.tasks("train")

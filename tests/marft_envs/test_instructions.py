@@ -15,12 +15,17 @@ from pydantic import ValidationError
 
 from marft.common.types import JointAction
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.instructions.counting import split_sentences, split_words
 from marft_envs.instructions.environment import GENERATED_KINDS, Instructions
-from marft_envs.instructions.kinds import satisfies_relation
-from marft_envs.instructions.languages import SAMPLE_TEXTS, may_be_language
-from marft_envs.instructions.registry import JSON_SCHEMA_KIND, KINDS, Instruction, check_instructions, from_dicts
-from marft_envs.instructions.topics import TOPICS
+from marft_envs.instructions.kinds import (
+    JSON_SCHEMA_KIND,
+    KINDS,
+    Instruction,
+    check_instructions,
+    from_dicts,
+    satisfies_relation,
+)
+from marft_envs.instructions.texts import SAMPLE_TEXTS, may_be_language, split_sentences, split_words
+from marft_envs.instructions.writer import TOPICS
 from tests.episodes import make_action
 
 F, L, K, C = "detectable_format:", "length_constraints:", "keywords:", "change_case:"

@@ -13,19 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.agents.memories.deferred import DeferredMemory
-from marft.agents.memories.embedding import VectorTable, hash_text, validate_embeddings
-from marft.agents.memories.entry_buffer import EntryBuffer, entry_size
-from marft.agents.memories.interface import Entry, Work
-from marft.agents.memories.keys import ANY_KEY, MAX_KEYS, has_source, merge_keys
-from marft.agents.memories.learned import LearnedMemory
-from marft.agents.memories.note_list import FULL_MESSAGE, NoteList
-from marft.agents.memories.selection import NumberedText, count_words, select_fitting, truncate
-from marft.agents.memories.store import MemoryStore
-from marft.agents.memories.summarization import SummaryLine, assign_keys, select_lines
+from marft.agents.memories.buffered import EntryBuffer, entry_size
+from marft.agents.memories.index import VectorTable, hash_text, validate_embeddings
+from marft.agents.memories.notes import FULL_MESSAGE, LearnedMemory, NoteList
+from marft.agents.memories.selection import (
+    ANY_KEY,
+    MAX_KEYS,
+    NumberedText,
+    count_words,
+    has_source,
+    merge_keys,
+    select_fitting,
+    truncate,
+)
+from marft.agents.memories.store import DeferredMemory, MemoryStore
+from marft.agents.memories.summary import SummaryLine, assign_keys, select_lines
 from marft.agents.tools.memory import MemoryToolSettings
 from marft.common.types import Task
 from marft.config import parse_recipe, to_toml
+from marft.config.interfaces.memory import Entry, Work
 from marft.config.load import load_recipe
 from marft_envs.memory.environment import Memory
 from tests.helpers import recipe

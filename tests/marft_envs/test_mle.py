@@ -17,25 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.agents.sandbox.runner import RunResult
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import RunResult, SandboxSettings
 from marft.common.types import Step
-from marft_envs.mle import execution
-from marft_envs.mle.competition import Competition, InvalidSubmissionError
-from marft_envs.mle.environment import Mle
-from marft_envs.mle.execution import ProgramResult, run_program
-from marft_envs.mle.fitting import predict
-from marft_envs.mle.generator import build_competition, format_csv
-from marft_envs.mle.medals import Leaderboard, medal_places
-from marft_envs.mle.metrics import (
+from marft_envs.mle import environment
+from marft_envs.mle.competition import (
+    Competition,
+    InvalidSubmissionError,
+    Leaderboard,
     compute_accuracy,
     compute_auc,
     compute_log_loss,
     compute_mae,
     compute_rmse,
     compute_rmsle,
+    medal_places,
 )
-from marft_envs.mle.session import MleSession, grade_submission
+from marft_envs.mle.environment import Mle, MleSession, ProgramResult, grade_submission, run_program
+from marft_envs.mle.generator import build_competition, format_csv, predict
 from tests.visits import by_script, joint
 
 FEW: dict[str, Any] = {"train_tasks": 12, "held_out_tasks": 4}
@@ -45,7 +43,7 @@ CLASSES = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.floats(0, 1)), min_
 
 def mle(**keys: Any) -> Mle:
     found = Mle(**keys)
-    found._kind, found._name = "environments", "mle"
+    found._name = "mle"
     return found
 
 
@@ -365,14 +363,14 @@ def test_a_number_that_is_none_is_not_graded(cell: str) -> None:
 def test_a_forged_line_is_not_built_from_its_parts(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program writes what it likes and ends the process: millions of lists would stop the run for seconds."""
     ran = RunResult("finished", f'["before", "it"]\n{line}\n'.encode(), b"", 0, 1.0)
-    monkeypatch.setattr(execution, "run_python", lambda *_, **__: ran)
+    monkeypatch.setattr(environment, "run_python", lambda *_, **__: ran)
     began = time.process_time()
-    assert run_program("", {}, SandboxSettings()) == ProgramResult(execution.OUTCOME_TEXTS["finished"], None)
+    assert run_program("", {}, SandboxSettings()) == ProgramResult(environment.OUTCOME_TEXTS["finished"], None)
     assert time.process_time() - began < 1.5
 
 
 def test_what_a_program_leaves_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for printed, submission in (('a "b" \\ \n', "id,x\n1,é\n"), ("", None), ("[", "]")):
         ran = RunResult("finished", f"noise\n{json.dumps([printed, submission])}\n".encode(), b"", 0, 1.0)
-        monkeypatch.setattr(execution, "run_python", lambda *_, ran=ran, **__: ran)
+        monkeypatch.setattr(environment, "run_python", lambda *_, ran=ran, **__: ran)
         assert run_program("", {}, SandboxSettings()) == ProgramResult(printed.strip(), submission)

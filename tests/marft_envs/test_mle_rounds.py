@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
-from marft.agents.sandbox.settings import SandboxSettings
-from marft_envs.mle import environment, loading, session
-from marft_envs.mle.environment import DEFAULT_LIMITS
-from marft_envs.mle.execution import MAX_PRINTED, PROGRAM_FILE, RUNNER_CODE, SUBMISSION_FILE, ProgramResult
+from marft.agents.sandbox.runner import SandboxSettings
+from marft_envs.mle import environment, loading
+from marft_envs.mle.competition import Leaderboard
+from marft_envs.mle.environment import (
+    DEFAULT_LIMITS,
+    HEAD_LINES,
+    MAX_PRINTED,
+    PROGRAM_FILE,
+    RUNNER_CODE,
+    SUBMISSION_FILE,
+    MleSession,
+    ProgramResult,
+)
 from marft_envs.mle.loading import check_limits
-from marft_envs.mle.medals import Leaderboard
-from marft_envs.mle.session import HEAD_LINES, MleRules, MleSession
 from tests.marft_envs.test_mle import answered, folder, mle, small
 
 BOARD = Leaderboard([float(place) for place in range(10)], lower_is_better=True)  # gold to 0, silver to 1, bronze to 3
@@ -30,13 +37,15 @@ def leaves(monkeypatch: pytest.MonkeyPatch) -> Leaves:
 
     def set_to(*submissions: str | None) -> None:
         left = iter(submissions)
-        monkeypatch.setattr(session, "run_program", lambda *_: ProgramResult("done", next(left)))
+        monkeypatch.setattr(environment, "run_program", lambda *_: ProgramResult("done", next(left)))
 
     return set_to
 
 
 def begun(rounds: int = 1, **keys: Any) -> MleSession:
-    return MleSession(replace(small(leaderboard=BOARD), **keys), MleRules(rounds, 0.1, SandboxSettings()))
+    return MleSession(
+        replace(small(leaderboard=BOARD), **keys), environment.Mle(rounds=rounds, limits=SandboxSettings())
+    )
 
 
 def test_what_counts_is_paid_at_the_end_alone(leaves: Leaves) -> None:

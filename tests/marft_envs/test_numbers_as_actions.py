@@ -6,9 +6,9 @@ import pytest
 
 from marft.envs.choices import extract_choice as labelled
 from marft.envs.choices import parse_choices
-from marft_envs.gyms.actions import parse_choice
+from marft_envs.gyms.texts import parse_choice
 from marft_envs.memory.session import select_by_number
-from marft_envs.sudoku.answers import parse_answer
+from marft_envs.sudoku.rules import parse_answer
 from marft_envs.textarena.games import match_option
 
 PARTS = [

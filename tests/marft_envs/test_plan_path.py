@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.agents.environment import Session
 from marft.common.types import Task
+from marft.config.interfaces.environment import Session
 from marft.config.load import load_recipe
 from marft.envs.tasks import read_tasks
-from marft_envs.grids.maps import canonical_text
-from marft_envs.grids.moves import DIRECTIONS
+from marft_envs.grids.maps import DIRECTIONS, canonical_text
 from marft_envs.plan_path.environment import PlanPath
 from marft_envs.plan_path.rules import Maze
 from tests.grids import FEW, STEPS, by_script, first_shown, play, relaxed, spoken, with_changes
@@ -173,9 +172,9 @@ def test_what_cannot_be_is_refused(keys: dict[str, object], says: str) -> None:
 
 
 def test_roles_that_nobody_has_and_mazes_that_are_none_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match=r"environment\.map_for: no agent has the role 'tol'; did you mean 'tool'"):
+    with pytest.raises(ValueError, match=r"environment\.map_for: no agent is called 'tol'; did you mean 'tool'"):
         load_recipe("plan_path", changes={"models.base.path": "tiny", "environment.map_for": ["tol"]})
-    with pytest.raises(ValueError, match=r"environment\.mover: no agent has the role 'plan'"):
+    with pytest.raises(ValueError, match=r"environment\.mover: no agent is called 'plan'"):
         load_recipe("plan_path_single", changes={"models.base.path": "tiny", "environment.actions": "choices"})
     with pytest.raises(ValueError, match="lower min_moves or walls, or raise max_moves or size"):
         world(size=3, min_moves=9).tasks("train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,15 +16,12 @@ from hypothesis import strategies as st
 from marft.common.types import JointAction, Step
 from marft.config.load import load_recipe
 from marft.evaluation.episode_metrics import episode_metrics
-from marft_envs.env_check.episode_player import EpisodePlayer
-from marft_envs.env_check.limits import Limits
+from marft_envs.env_check.episode_player import EpisodePlan, EpisodePlayer
 from marft_envs.env_check.players import ScriptPlayer, StepInput
 from marft_envs.env_check.records import AgentReply, EpisodeRecord
-from marft_envs.env_check.target import CheckTarget
-from marft_envs.relay.channel import transmit
-from marft_envs.relay.codes import code_length, decode_symbols, encode_values
+from marft_envs.env_check.target import CheckTarget, Limits
 from marft_envs.relay.environment import Relay
-from marft_envs.relay.puzzles import KEYS
+from marft_envs.relay.puzzles import KEYS, code_length, decode_symbols, encode_values, transmit
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import NIGHT, some
@@ -62,11 +60,13 @@ def played(relay: Relay, skill: float, tasks: int = 20) -> list[EpisodeRecord]:
         try:
             return [
                 await stage.play_episode(
-                    task,
-                    "train",
-                    n,
-                    "the script",
-                    ScriptPlayer(relay.script(skill), CheckTarget(relay, no_step_messages=True), (), task, n),
+                    EpisodePlan(
+                        task,
+                        "train",
+                        n,
+                        "the script",
+                        ScriptPlayer(relay.script(skill), CheckTarget(relay, no_step_messages=True), (), task, n),
+                    )
                 )
                 for n, task in enumerate(relay.tasks("train")[:tasks])
             ]
@@ -88,7 +88,7 @@ def step_by_step(relay: Relay, *said: dict[str, str], seed: int = 0) -> list[Ste
             return {role: AgentReply(text) for role, text in said[moment.step].items()}
 
         try:
-            play = await stage.play_episode(task, "train", seed, "somebody", player)
+            play = await stage.play_episode(EpisodePlan(task, "train", seed, "somebody", player))
             assert play.is_valid, play.faults
             steps.extend(play.steps)
         finally:
@@ -172,7 +172,16 @@ class TestNobodyCanAnswerAlone:
         assert "From" not in plays[0].observations[0].full_text
 
 
+def transmitted(text: str, random: Random | None = None, replacements: Sequence[str] = (), **limits: Any) -> str:
+    """What comes through where only these limits and this noise are set."""
+    return transmit(text, random or Random(0), Relay.model_construct(**{"words": 0, **limits}), replacements)
+
+
 class TestWhatComesThrough:
+    def test_words_beyond_the_limit_are_lost_and_noise_erases(self) -> None:
+        assert transmitted("the blue one", words=2) == "the blue"
+        assert transmitted("a b a b", alphabet=("a",), noise=1.0) == "? ?"
+
     @given(
         st.text(max_size=60),
         st.integers(0, 5),
@@ -181,16 +190,18 @@ class TestWhatComesThrough:
         st.sampled_from(["erase", "drop", "replace"]),
     )
     def test_is_never_more_than_may(self, text: str, words: int, characters: int, noise: float, kind: Any) -> None:
-        came = transmit(text, Random(0), words, characters, (), noise, kind, ("x",)).split()
+        came = transmitted(
+            text, replacements=("x",), words=words, characters=characters, noise=noise, noise_effect=kind
+        ).split()
         assert len(came) <= (words or len(text.split()))
         assert sum(map(len, came)) <= max(characters, len(came))
 
     def test_noise_is_as_likely_as_it_says(self) -> None:
-        came = transmit("word " * 5000, Random(1), 0, 10**6, (), 0.3, "erase", ()).split()
+        came = transmitted("word " * 5000, Random(1), characters=10**6, noise=0.3).split()
         assert came.count("?") / len(came) == pytest.approx(0.3, abs=0.03)
 
     def test_words_of_no_alphabet_are_lost(self) -> None:
-        assert transmit("it is LO and hi", Random(0), 3, 80, ("lo", "hi"), 0.0, "erase", ()) == "lo hi"
+        assert transmitted("it is LO and hi", words=3, alphabet=("lo", "hi")) == "lo hi"
 
     def test_the_same_seed_hits_the_same_words(self) -> None:
         relay = made(noise=0.5, words=0)
@@ -212,7 +223,7 @@ class TestWhatComesThrough:
         assert decode_symbols(coded * copies, known, alphabet) == said
 
     def test_words_that_just_fit_come_through_whole(self) -> None:
-        assert transmit("ab cd e", Random(0), 0, 4, (), 0.0, "erase", ()) == "ab cd"
+        assert transmitted("ab cd e", characters=4) == "ab cd"
 
     @pytest.mark.parametrize(("alphabet", "others"), [([], KEYS[0][:6]), (["lo", "hi"], ("lo", "hi"))])
     def test_a_word_that_is_replaced_becomes_any_that_may_be_said(

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from marft_envs.memory.conversations import Question
+from marft_envs.memory.conversations import NOT_MENTIONED, Question, grade_answer
 from marft_envs.memory.environment import Memory
-from marft_envs.memory.grading import NOT_MENTIONED, grade_answer
 from tests.visits import visit
 
 
 def memory(**keys: Any) -> Memory:
     found = Memory(**keys)
-    found._kind, found._name = "environments", "memory"
+    found._name = "memory"
     return found
 
 

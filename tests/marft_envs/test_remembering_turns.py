@@ -12,8 +12,9 @@ import pytest
 
 from marft.common.types import Observation, Step
 from marft_envs.memory.conversations import Chunk, Question
-from marft_envs.memory.facts import MONTHS, day_before, draw_dates
-from marft_envs.memory.session import MAX_OPTIONS, MemoryRules, MemorySession
+from marft_envs.memory.environment import Memory
+from marft_envs.memory.generator import MONTHS, day_before, draw_dates
+from marft_envs.memory.session import MAX_OPTIONS, MemorySession
 from tests.visits import joint
 
 KEYS: dict[str, Any] = {
@@ -29,7 +30,7 @@ ASKED = (
 
 def shown_after(notes: str, *texts: str, **rules: Any) -> tuple[Observation, list[Step]]:
     """What the retriever is shown first once these notes are taken, and the steps of what is said then by turns."""
-    session = MemorySession([Chunk("Day 1", ("Hello.",))], ASKED, MemoryRules(**{**KEYS, **rules}))
+    session = MemorySession([Chunk("Day 1", ("Hello.",))], ASKED, Memory(**{**KEYS, **rules}))
     asyncio.run(session.reset())
     steps = [asyncio.run(session.step(joint({"writer": notes})))]
     first = steps[0].observation
@@ -60,7 +61,7 @@ def test_progress_is_what_was_answered_right() -> None:
 
 def test_a_writer_is_told_what_could_not_be_done() -> None:
     chunks = [Chunk("Day 1", ("Hello.",)), Chunk("Day 2", ("Bye.",))]
-    session = MemorySession(chunks, ASKED, MemoryRules(**{**KEYS, "budget": 10}))
+    session = MemorySession(chunks, ASKED, Memory(**{**KEYS, "budget": 10}))
     assert asyncio.run(session.reset()).views["writer"].startswith("Day 1.\nHello.\n\nNotes (0 of 10):\n(nothing)")
     step = asyncio.run(session.step(joint({"writer": "Ann lives in Rome.\n7: No."})))
     told, rest = step.observation.views["writer"].split("\n\n", 1)

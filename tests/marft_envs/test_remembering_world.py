@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.memories.note_list import NoteList
+from marft.agents.memories.notes import NoteList
 from marft.common.types import Observation
+from marft.config.interfaces.credit import CreditInputs
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
 from marft.models.tokenizer_format import load_format
 from marft.rewards.shaping import local_rewards
 from marft.trainer.credit.comam import CoMAM
-from marft.trainer.interfaces import CreditInputs
-from marft_envs.memory.conversations import KINDS, Chunk, Question
+from marft_envs.memory.conversations import KINDS, NOT_MENTIONED, Chunk, Question, grade_answer
 from marft_envs.memory.environment import Memory
-from marft_envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, OBJECTS, PEOPLE, Fact, day_before
-from marft_envs.memory.grading import NOT_MENTIONED, grade_answer
+from marft_envs.memory.generator import ANIMALS, CITIES, COLORS, FOODS, JOBS, OBJECTS, PEOPLE, Fact, day_before
 from marft_lab.scripted_team import ScriptedTeam
 from tests.nights import NIGHT
 from tests.visits import by_script, visit
@@ -41,7 +40,7 @@ FULL: dict[str, Any] = {"train_tasks": 10, "held_out_tasks": 4}
 
 def memory(**keys: Any) -> Memory:
     found = Memory(**keys)
-    found._kind, found._name = "environments", "memory"
+    found._name = "memory"
     return found
 
 

@@ -7,12 +7,10 @@ from random import Random
 import pytest
 
 from marft.common.types import Step
-from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.generator import KitchenLevel, canonical_content, draw_kitchen
-from marft_envs.rooms.layout import KEY, KitchenLayout
-from marft_envs.rooms.session import RoomsRules, RoomsSession
-from marft_envs.rooms.state import Kitchen, items_by_door
-from tests.marft_envs.test_rooms_world import PLAIN, TWO, acted, changed, opened, played
+from marft_envs.rooms.environment import Rooms, canonical_content, draw_kitchen
+from marft_envs.rooms.kitchen import KEY, Kitchen, KitchenLayout, items_by_door
+from marft_envs.rooms.session import RoomsSession
+from tests.marft_envs.test_rooms_world import COOK, PLAIN, acted, changed, opened, played
 
 ROW = {
     "rooms": ["attic", "hall", "pantry", "yard"], "doors": [["attic", "hall"], ["hall", "pantry"], ["pantry", "yard"]],
@@ -124,27 +122,23 @@ class TestDrawing:
         assert canonical_content(changed(**changes)) not in {canonical_content(other) for other in others}
 
     def test_a_kitchen_has_what_its_level_says(self) -> None:
-        level = KitchenLevel(rooms=4, orders=3, size=1, others=2, narrow=0.3, loops=1, locked=1, crates=1, slack=0.5)
+        level = Rooms(rooms=4, orders=3, size=1, others=2, narrow=0.3, loops=1, locked=1, crates=1, slack=0.5)
         for seed in range(5):
-            layout, deadline, _ = draw_kitchen(Random(seed), level, TWO)
+            layout, deadline, _ = draw_kitchen(Random(seed), level)
             wanted = {thing for order in layout.orders for thing in order}
             there = [thing for things in layout.sources.values() for thing in things]
             assert len(set(layout.orders)) == len(wanted) == 3
             assert len(there) == len(set(there)) == 3 + 2 + 1
             assert wanted | {"plate"} <= set(there)
             assert (len(layout.doors), len(layout.locked), len(layout.keys), len(layout.crates)) == (4, 1, 1, 1)
-            _, tight, _ = draw_kitchen(Random(seed), KitchenLevel(**{**_fields(level), "slack": 0.0}), TWO)
+            _, tight, _ = draw_kitchen(Random(seed), level.model_copy(update={"slack": 0.0}))
             assert tight < deadline <= tight * 1.5 + 1
-
-
-def _fields(level: KitchenLevel) -> dict[str, float]:
-    return {name: getattr(level, name) for name in level.__dataclass_fields__}
 
 
 def test_a_full_pot_is_soup_after_its_time_and_at_once_where_it_takes_none() -> None:
     for boil in (0, 2):
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, rules=RoomsRules(("cook",), boil=boil))
+        shift = opened(layout, rules=COOK.model_copy(update={"boil": boil}))
         for text in ("take leek", "put pot"):
             acted(shift, cook=text)
         cooked = []

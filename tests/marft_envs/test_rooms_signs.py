@@ -8,9 +8,8 @@ import pytest
 
 from marft.common.types import Observation
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.script import RoomsScript
-from marft_envs.rooms.view_parser import parse_view
+from marft_envs.rooms.environment import Rooms, RoomsScript
+from marft_envs.rooms.views import parse_view
 from tests.marft_envs.test_rooms_world import HARD, acted
 from tests.nights import some
 

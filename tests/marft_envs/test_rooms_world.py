@@ -15,17 +15,16 @@ from pydantic import ValidationError
 from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.rooms.environment import Rooms
-from marft_envs.rooms.generator import KitchenLevel, canonical_content, draw_kitchen, simulate_run
-from marft_envs.rooms.layout import KitchenLayout, layout_from_dict
-from marft_envs.rooms.session import RoomsRules, RoomsSession
-from marft_envs.rooms.view_parser import parse_view
-from marft_envs.rooms.views import parse_action, parse_actions
+from marft_envs.rooms.environment import Rooms, canonical_content, draw_kitchen, simulate_run
+from marft_envs.rooms.kitchen import KitchenLayout, layout_from_dict
+from marft_envs.rooms.session import RoomsSession
+from marft_envs.rooms.views import parse_action, parse_actions, parse_view
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import some
 
-TWO = RoomsRules(("cook", "waiter"))
+TWO = Rooms()
+COOK = Rooms.model_construct(players=("cook",))
 PLAIN = KitchenLayout(
     rooms=("hall", "kitchen", "pantry"), doors=(("hall", "kitchen"), ("kitchen", "pantry")), narrow=("kitchen",),
     sources={"pantry": ("leek",), "hall": ("plate",)}, pot="kitchen", hatch="hall", starts=("pantry", "hall"),
@@ -48,7 +47,7 @@ def acted(shift: RoomsSession, **texts: str) -> Step:
     return asyncio.run(shift.step(JointAction(None, actions)))
 
 
-def opened(layout: KitchenLayout = PLAIN, deadline: int = 30, rules: RoomsRules = TWO) -> RoomsSession:
+def opened(layout: KitchenLayout = PLAIN, deadline: int = 30, rules: Rooms = TWO) -> RoomsSession:
     shift = RoomsSession(layout, deadline, rules)
     asyncio.run(shift.reset())
     return shift
@@ -210,7 +209,7 @@ class TestRules:
 
     def test_a_pot_takes_its_time(self) -> None:
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, rules=RoomsRules(("cook",), boil=2))
+        shift = opened(layout, rules=COOK.model_copy(update={"boil": 2}))
         for text in ("take leek", "put pot"):
             shown = acted(shift, cook=text).observation
         assert "pot (cooking)" in shown.views["cook"]
@@ -229,7 +228,7 @@ class TestRules:
         assert acted(shift, cook="go pantry", waiter="wait").info["measures"]["conflicts"] == 0
 
     def test_who_is_in_the_way_costs_a_moment_and_not_the_walk(self) -> None:
-        shift = opened(changed(starts=["pantry", "kitchen"]), rules=RoomsRules(("cook", "waiter"), walk=3))
+        shift = opened(changed(starts=["pantry", "kitchen"]), rules=Rooms(walk=3))
         assert acted(shift, cook="go kitchen", waiter="wait").observation.turn == ("cook", "waiter")
 
     def test_a_key_is_never_lost(self) -> None:
@@ -248,9 +247,7 @@ class TestRules:
         assert done == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 1])
 
     def test_who_chooses_calls_out_what_is_cooked_and_taken(self) -> None:
-        shift = opened(
-            changed(narrow=[], starts=["kitchen", "kitchen"]), rules=RoomsRules(("cook", "waiter"), offers_options=True)
-        )
+        shift = opened(changed(narrow=[], starts=["kitchen", "kitchen"]), rules=Rooms(actions="choose"))
         shift.kitchen.players[0].holds, shift.kitchen.players[1].holds = "leek", "plate"
         shift.reset_sync()
         shown = acted(shift, cook="put pot", waiter="wait").observation
@@ -260,7 +257,7 @@ class TestRules:
         assert "waiter said: leek soup is taken" in shown.views["cook"]
 
     def test_what_fails_is_not_called_out(self) -> None:
-        shift = opened(rules=RoomsRules(("cook", "waiter"), offers_options=True))
+        shift = opened(rules=Rooms(actions="choose"))
         shown = acted(shift, cook="put pot", waiter="wait").observation
         assert "said" not in shown.views["waiter"]
 
@@ -271,13 +268,13 @@ class TestRules:
         assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
     def test_the_way_through_a_door_may_take_longer_and_then_others_act_alone(self) -> None:
-        shift = opened(rules=RoomsRules(("cook", "waiter"), walk=2))
+        shift = opened(rules=Rooms(walk=2))
         assert acted(shift, cook="go kitchen", waiter="take plate").observation.turn == ("waiter",)
 
     def test_one_after_another_sees_what_came_of_the_one_before(self) -> None:
         shift = opened(
             changed(starts=["pantry", "pantry"], narrow=[]),
-            rules=RoomsRules(("cook", "waiter"), order="sequential"),
+            rules=Rooms(order="sequential"),
         )
         shown = acted(shift, cook="go kitchen").observation
         assert shown.turn == ("waiter",)
@@ -285,7 +282,7 @@ class TestRules:
 
     def test_time_that_is_left_may_pay(self) -> None:
         layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
-        shift = opened(layout, 10, RoomsRules(("cook",), time_bonus=0.5))
+        shift = opened(layout, 10, COOK.model_copy(update={"time_bonus": 0.5}))
         for text in ("take leek", "put pot", "take plate", "take soup"):
             acted(shift, cook=text)
         step = acted(shift, cook="serve")
@@ -298,7 +295,7 @@ class TestRules:
             (("put pot", "take plate", "take soup", "drop"), 0),
             (("put pot", "take plate", "take soup", "serve"), 1),
         ):  # fmt: skip
-            shift = opened(layout, 10, RoomsRules(("cook",), by_progress=True))
+            shift = opened(layout, 10, COOK.model_copy(update={"reward": "progress"}))
             acted(shift, cook="take leek")
             assert sum(acted(shift, cook=text).reward for text in said) == pytest.approx(reward)
 
@@ -342,7 +339,7 @@ class TestWords:
         assert parse_actions("Cook: take leek; say hello\nwaiter: wait", ["cook", "waiter"]) == {
             "cook": parse_action("take leek; say hello"), "waiter": parse_action("wait")
         }  # fmt: skip
-        shift = opened(rules=RoomsRules(("cook", "waiter"), controller="solver"))
+        shift = opened(rules=Rooms(controller="solver"))
         shown = acted(shift, solver="cook: take leek\nwaiter: take plate").observation
         assert shown.turn == ("solver",)
         views = [parse_view(shown.for_role("solver"), name, ("cook", "waiter")) for name in ("cook", "waiter")]
@@ -361,9 +358,9 @@ class TestDrawing:
         assert min(simulate_run(PLAIN, TWO)) > 0
 
     def test_what_can_never_be_run_is_refused_in_words(self) -> None:
-        level = KitchenLevel(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
+        level = Rooms(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
         with pytest.raises(ValueError, match="make fewer rooms narrow, or shut fewer doors"):
-            draw_kitchen(Random(0), level, TWO)
+            draw_kitchen(Random(0), level)
 
     @pytest.mark.parametrize(
         ("table", "words"),

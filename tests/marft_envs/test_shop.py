@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from marft.common.types import Observation, Task
 from marft.config.load import load_recipe
 from marft_envs.shop.catalog import Product, generate_catalog
-from marft_envs.shop.environment import Shop
+from marft_envs.shop.environment import Shop, ShopSession, parse_action
 from marft_envs.shop.goals import Goal, draw_goal, purchase_reward
 from marft_envs.shop.search import BM25_B, BM25_K1, SearchIndex, tokenize
-from marft_envs.shop.session import ShopSession, parse_action
 from tests.nights import MANY, NIGHT, some
 from tests.visits import by_script, by_texts, joint
 
@@ -33,7 +32,7 @@ FULL: dict[str, Any] = {"products": 800, "train_tasks": 60, "held_out_tasks": 20
 
 def shop(**keys: Any) -> Shop:
     found = Shop(**keys)
-    found._kind, found._name = "environments", "shop"
+    found._name = "shop"
     return found
 
 

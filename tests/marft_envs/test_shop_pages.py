@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from marft_envs.shop.catalog import Product, generate_catalog
+from marft_envs.shop.catalog import Product, ProductKind, generate_catalog
 from marft_envs.shop.environment import Shop
 from marft_envs.shop.goals import PRICE_LIMITS, Goal, draw_goal, format_instruction, type_score
-from marft_envs.shop.session import parse_action
-from marft_envs.shop.vocabulary import ProductKind
+from marft_envs.shop.pages import parse_action
 from tests.marft_envs.test_shop import PLAIN, shop
 from tests.visits import by_texts
 

@@ -13,14 +13,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.agents.environment import Session
 from marft.common.types import Task
+from marft.config.interfaces.environment import Session
 from marft_envs.grids.maps import symmetries
 from marft_envs.sokoban import rules
 from marft_envs.sokoban.environment import Sokoban
-from marft_envs.sokoban.generator import canonical_content, draw_start, generate_room
 from marft_envs.sokoban.rules import SokobanState, render_rows
-from marft_envs.sokoban.solver import best_directions, list_pushes, solvable_states
+from marft_envs.sokoban.solver import (
+    best_directions,
+    canonical_content,
+    draw_start,
+    generate_room,
+    list_pushes,
+    solvable_states,
+)
 from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, spoken, with_changes
 from tests.nights import NIGHT
 
@@ -237,9 +243,7 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
 
 
 def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        ValueError, match=r"environment\.pushes_for: no agent has the role 'tools'; did you mean 'tool'"
-    ):
+    with pytest.raises(ValueError, match=r"environment\.pushes_for: no agent is called 'tools'; did you mean 'tool'"):
         with_changes("sokoban", pushes_for=["tools"])
     with pytest.raises(ValueError, match="lower min_moves or boxes, or raise max_moves or size"):
         Sokoban(size=4, min_moves=99).tasks("train")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.envs.splits import split_small_set
-from marft_envs.toolsandbox.grouping import group_related
+from marft_envs.toolsandbox.environment import group_related
 
 
 def test_a_few_groups_are_dealt_in_an_order_of_their_own() -> None:

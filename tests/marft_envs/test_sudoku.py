@@ -14,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.agents.environment import Session
 from marft.common.types import Task
+from marft.config.interfaces.environment import Session
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.sudoku import answers, rules
-from marft_envs.sudoku.answers import parse_answer
-from marft_envs.sudoku.environment import Sudoku
-from marft_envs.sudoku.rules import SudokuBoard, find_error, peers, to_grid
-from marft_envs.sudoku.script import SudokuScript
+from marft_envs.sudoku import rules
+from marft_envs.sudoku.environment import Sudoku, SudokuScript
+from marft_envs.sudoku.rules import SudokuBoard, find_error, parse_answer, peers, to_grid
 from marft_envs.sudoku.solver import (
     canonical_text,
     generate_puzzle,
@@ -47,7 +45,7 @@ def of(environment: Sudoku, givens: tuple[tuple[int, ...], ...] = GIVENS) -> Ses
     return environment.start(Task("t", "", data), 0)
 
 
-@pytest.mark.parametrize("module", [answers, rules])
+@pytest.mark.parametrize("module", [rules])
 def test_examples_are_true(module: Any) -> None:
     tried = doctest.testmod(module)
     assert tried.failed == 0
@@ -240,7 +238,7 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
 def test_more_blanks_than_one_solution_allows_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="none has a puzzle with 14 blanks; lower blanks"):
         Sudoku(blanks=14).tasks("train")
-    with pytest.raises(ValueError, match=r"environment\.seen_for: no agent has the role 'plann'; did you mean 'plan'"):
+    with pytest.raises(ValueError, match=r"environment\.seen_for: no agent is called 'plann'; did you mean 'plan'"):
         with_changes("sudoku", seen_for=["plann"])
 
 
@@ -296,7 +294,7 @@ def test_a_weak_script_slips_most_where_it_is_tempted(role: str, shown: str, sha
 
 
 def test_a_text_without_end_is_read_in_part() -> None:
-    assert parse_answer("1,1 = 1;" * 10**5, 4) == [((0, 0), 1)] * (answers.MAX_ANSWER // 8)
+    assert parse_answer("1,1 = 1;" * 10**5, 4) == [((0, 0), 1)] * (rules.MAX_ANSWER // 8)
 
 
 @FEW

@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from marft.common.types import Observation
 from marft_envs.textarena.environment import BUILT_IN_GAMES, scripted_move
-from marft_envs.textarena.games import match_option
-from marft_envs.textarena.hints import Hints
-from marft_envs.textarena.kuhn import EQUILIBRIUM, GAME_VALUE, Kuhn, chips_won, information_set
-from marft_envs.textarena.kuhn_value import DEALS, compute_exploitability, estimate_strategy, expected_payoff
-from marft_envs.textarena.nim import Nim
+from marft_envs.textarena.games import Hints, Nim, match_option
+from marft_envs.textarena.kuhn import (
+    DEALS,
+    EQUILIBRIUM,
+    GAME_VALUE,
+    Kuhn,
+    chips_won,
+    compute_exploitability,
+    estimate_strategy,
+    expected_payoff,
+    information_set,
+)
 from tests.playing_games import environment, match
 
 SMALL = st.dictionaries(st.sampled_from(sorted(EQUILIBRIUM)), st.floats(0, 1), min_size=12)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.types import Episode, JointAction, Observation, Task, Transition
+from marft.config.interfaces.credit import CreditInputs, Values
 from marft.config.load import parse_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
@@ -23,8 +24,7 @@ from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.grpo import GRPO
 from marft.trainer.credit.monte_carlo import MonteCarlo
 from marft.trainer.credit.rae import RAE
-from marft.trainer.interfaces import CreditInputs, Values
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.playing_games import acted, environment, first_option, match
@@ -126,8 +126,8 @@ class TestWhoIsPaid:
         assert last.agent_rewards == {"north": 0.0, "south": 0.0}
 
     def test_players_who_are_said_to_play_together_and_earn_differently_are_refused(self) -> None:
-        from marft_envs.textarena.nim import Nim
-        from marft_envs.textarena.session import SideAssignment, TextArenaSession
+        from marft_envs.textarena.environment import SideAssignment, TextArenaSession
+        from marft_envs.textarena.games import Nim
 
         seating = SideAssignment((("a",), ("b",)), (0, 1), cooperative=True)
         session = TextArenaSession(Nim().start_match({"heaps": [1]}), seating, Random(0))

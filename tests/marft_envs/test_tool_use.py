@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft_envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
-from marft_envs.tool_use.airline_data import generate_airline_tables
-from marft_envs.tool_use.arithmetic import evaluate
+from marft_envs.tool_use.airline_goals import generate_airline_tables
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import generate_retail_tables, generate_short_tables
+from marft_envs.tool_use.retail_goals import generate_retail_tables, generate_short_tables
 from marft_envs.tool_use.shop import ShopToolbox
-from marft_envs.tool_use.tables import EpisodeTables
-from marft_envs.tool_use.toolbox import Error
+from marft_envs.tool_use.toolbox import EpisodeTables, Error, evaluate
 
 TREES = st.recursive(
     st.integers(0, 3) | st.text("ab", max_size=2) | st.none(),

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from marft.config.load import parse_recipe, to_toml
-from marft_envs.tool_use.loading import load_benchmark
-from marft_envs.tool_use.retail_data import generate_retail_tables
+from marft_envs.tool_use.benchmarks import load_benchmark
+from marft_envs.tool_use.retail_goals import generate_retail_tables
 from marft_envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
 from tests.conversations import Played, environment
 from tests.helpers import recipe

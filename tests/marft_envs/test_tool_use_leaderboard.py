@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from marft.agents.tools.functions import SessionSource
+from marft_envs.tool_use.benchmarks import load_benchmark, parse_call
 from marft_envs.tool_use.class_toolbox import build_toolbox_class
-from marft_envs.tool_use.loading import load_benchmark
-from marft_envs.tool_use.loading.bfcl import parse_call
 from tests.conversations import Played, environment
 from tests.marft_envs.test_tool_use_files import COUNTER, DRAWER, leaderboard, tasks_of
 

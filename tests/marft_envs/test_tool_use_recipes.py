@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from marft.config import load_recipe
-from marft.models.paths import resolve_path
+from marft.config.bundled import resolve_path
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.nights import BY_NIGHT
 
 WIDE = 4096  # tokens of context, for fifteen tools in a vocabulary that was not made for them

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from marft_envs.tool_use.airline import Airline
+from marft_envs.tool_use.benchmarks import load_benchmark
 from marft_envs.tool_use.class_toolbox import build_toolbox_class
-from marft_envs.tool_use.loading import load_benchmark
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import generate_retail_tables
-from marft_envs.tool_use.tables import EpisodeTables
-from marft_envs.tool_use.toolbox import Error
+from marft_envs.tool_use.retail_goals import generate_retail_tables
+from marft_envs.tool_use.toolbox import EpisodeTables, Error
 from tests.conversations import Played, environment, wants
 from tests.marft_envs.test_tool_use_files import leaderboard
 

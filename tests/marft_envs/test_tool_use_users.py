@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from marft.config.load import load_recipe
 from marft_envs.tool_use.airline import Airline
 from marft_envs.tool_use.checkers import compute_expected
+from marft_envs.tool_use.environment import WORLDS, is_confirmation
 from marft_envs.tool_use.goals import GoalSampler
 from marft_envs.tool_use.retail import Retail
-from marft_envs.tool_use.retail_data import generate_retail_tables, generate_short_tables
-from marft_envs.tool_use.session import is_confirmation
+from marft_envs.tool_use.retail_goals import generate_retail_tables, generate_short_tables
 from marft_envs.tool_use.shop import ShopToolbox
-from marft_envs.tool_use.tables import EpisodeTables
-from marft_envs.tool_use.toolbox import Error, apply_calls, tool_names, write_tool_names
-from marft_envs.tool_use.worlds import WORLDS
+from marft_envs.tool_use.toolbox import EpisodeTables, Error, apply_calls, tool_names, write_tool_names
 from tests.conversations import Played, environment, scripted, wants
 from tests.nights import BY_NIGHT, NIGHT, some
 
@@ -225,16 +223,15 @@ class TestWhatCounts:
         order = next(name for name, one in base["orders"].items() if one["status"] == "pending")
         address = dict.fromkeys(("address1", "address2", "city", "state", "country", "zip"), "x")
 
-        def fresh() -> Any:
-            tables = EpisodeTables(base)
-            return Retail(tables), tables
+        def fresh() -> Retail:
+            return Retail(EpisodeTables(base))
 
         calls = [["modify_pending_order_address", {"order_id": order, **address, "city": city}] for city in ("a", "b")]
         found = compute_expected(fresh, calls, ["1,234"])
         assert len(found.write_paths) == 2
         other = [calls[0][0], {"order_id": order, **dict.fromkeys(address, "y")}]
         assert len(compute_expected(fresh, [calls[0], other], []).write_paths) == 1
-        _, tables = fresh()
+        tables = fresh().tables
         assert found.completed_fraction(tables.changes(), "") == 0.0
         box = Retail(tables)
         apply_calls(box, calls[1:])
@@ -265,7 +262,7 @@ class TestTasks:
         random, of = Random(seed), WORLDS[world]
         base = of.generate_tables(seed % 7)
         draft = GoalSampler(random, base, base["users"][sorted(base["users"])[0]], 0.5)
-        for make in of.goal_makers:
+        for make in of.goal_generators:
             goal = make(draft)
             if goal is None:
                 continue

@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
+from marft.config.interfaces.environment import Split
 from marft.envs.scripted_policy import PolicyInput
 from marft_envs.env_check.runner import run_checks
 from marft_envs.env_check.target import find_target
 from marft_envs.env_process.process import EnvProcessError
-from marft_envs.toolsandbox.environment import ToolSandbox
-from marft_envs.toolsandbox.session import ToolSandboxSession
+from marft_envs.toolsandbox.environment import ToolSandbox, ToolSandboxSession
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action
 from tests.marft_envs.test_vetting_built_in import AT_NIGHT, BY_DAY

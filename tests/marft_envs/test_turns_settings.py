@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from marft.common.types import Task
+from marft.config.interfaces.environment import Environment
 from marft.config.load import load_recipe
-from marft.config.plugin_types import EnvironmentPart
 
 NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
 BESIDE = "they would read each other's whole turns beside it"
@@ -58,7 +58,7 @@ def test_hints_are_all_that_the_other_gets() -> None:
         load_recipe("textarena", changes=changes)
 
 
-class Dealt(EnvironmentPart):
+class Dealt(Environment):
     """Somebody's own, which deals turns."""
 
     controls_turns: ClassVar[bool] = True

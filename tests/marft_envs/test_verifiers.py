@@ -21,10 +21,9 @@ from pydantic import ValidationError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.env_process.formatting import clean_metrics, format_messages, format_tool
-from marft_envs.env_process.process import EnvProcessError, finite_number
-from marft_envs.env_process.worker.tool_calls import format_error as error_described
-from marft_envs.env_process.worker.tool_calls import split_tool_calls
+from marft_envs.env_process.process import EnvProcessError, clean_metrics, finite_number, format_messages, format_tool
+from marft_envs.env_process.worker.server import format_error as error_described
+from marft_envs.env_process.worker.server import split_tool_calls
 from marft_envs.verifiers.environment import Verifiers, VerifiersSession
 from marft_lab.scripted_team import ScriptedTeam
 from tests.episodes import make_action

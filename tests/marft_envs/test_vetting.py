@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from marft.common.types import Episode
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.rewards.terms import Function
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.report import Report
 from marft_envs.env_check.runner import CHECKS, run_checks
-from marft_envs.env_check.target import find_target, target_from_object
+from marft_envs.env_check.target import Limits, find_target, target_from_object
 from tests import faulty
 from tests.nights import BY_NIGHT, NIGHT, some
 
@@ -22,7 +21,7 @@ QUICK = Limits(
     tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
 )
 SEVERAL = dataclasses.replace(QUICK, tasks=2)
-FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what it says
+FAULTS: dict[type[Environment], tuple[str, str]] = {  # the check, and what it says
     faulty.Twice: ("tasks", "another one has the id 'sum/0' too"),
     faulty.AcrossSplits: ("tasks", "two splits have tasks with the id sum/0"),
     faulty.Wordless: ("tasks", "the prompt is empty"),
@@ -59,12 +58,12 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Threading: ("left open", "threads more"),
     faulty.Calling: ("outside", "connects to ('127.0.0.1', 9)"),
 }
-TIMED: dict[type[EnvironmentPart], tuple[str, Limits, str]] = {
+TIMED: dict[type[Environment], tuple[str, Limits, str]] = {
     faulty.Slow: ("speed", dataclasses.replace(QUICK, middle_seconds=0.01), "step() takes 0.02"),
     faulty.Sleeping: ("thread", dataclasses.replace(QUICK, hold_seconds=0.005), "it sleeps, or waits for a disk"),
     faulty.Hanging: ("episodes", dataclasses.replace(QUICK, call_seconds=0.05), "step() hung: it took over 0.05 s"),
 }
-APART: dict[type[EnvironmentPart], tuple[str, str]] = {
+APART: dict[type[Environment], tuple[str, str]] = {
     faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
     faulty.Scattered: ("repeatable", "another process has other train tasks"),
     faulty.Remembering: ("nothing shared", "an episode comes to something else once others were played"),
@@ -72,7 +71,7 @@ APART: dict[type[EnvironmentPart], tuple[str, str]] = {
 
 
 @cache
-def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
+def looked_at(kind: type[Environment], limits: Limits = QUICK) -> Report:
     return run_checks(target_from_object(kind()), limits)
 
 
@@ -111,7 +110,7 @@ def test_a_report_in_words_says_causes_and_remedies() -> None:
 
 
 @pytest.mark.parametrize("kind", some(FAULTS))
-def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+def test_a_planted_fault_is_found_and_nothing_else(kind: type[Environment]) -> None:
     name, said = FAULTS[kind]
     report = looked_at(kind, SEVERAL if kind in (faulty.Overlapping, faulty.Unsolvable) else QUICK)
     assert list(found(report)) == [name], found(report)
@@ -121,7 +120,7 @@ def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) 
 @BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some(TIMED))
-def test_what_takes_time_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+def test_what_takes_time_is_found_and_nothing_else(kind: type[Environment]) -> None:
     name, limits, said = TIMED[kind]
     report = looked_at(kind, limits)
     assert list(found(report)) == [name], found(report)
@@ -130,7 +129,7 @@ def test_what_takes_time_is_found_and_nothing_else(kind: type[EnvironmentPart]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", APART if NIGHT else [faulty.Remembering])
-def test_what_only_another_process_shows_is_found(kind: type[EnvironmentPart]) -> None:
+def test_what_only_another_process_shows_is_found(kind: type[Environment]) -> None:
     name, said = APART[kind]
     report = looked_at(kind, dataclasses.replace(QUICK, processes=True))
     assert list(found(report)) == [name], found(report)

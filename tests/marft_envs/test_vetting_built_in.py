@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.runner import run_checks
-from marft_envs.env_check.target import CheckTarget, find_target, target_from_recipe
+from marft_envs.env_check.target import CheckTarget, Limits, find_target, target_from_recipe
 from tests.nights import NIGHT, some
 
 GAMES = {"gymnasium": "tests.gym_games:Walk", "pettingzoo": "tests.gym_games:Nim"}  # somebody else's, worn by ours

@@ -17,19 +17,14 @@ from hypothesis import strategies as st
 from marft.common.errors import RunError
 from marft.common.types import Episode, VersionRange
 from marft.config import RunSettings
-from marft.rollout.async_rollout.capacity import first_blocked_group
-from marft.rollout.async_rollout.factory import open_source
-from marft.rollout.async_rollout.groups import Group, max_policy_lag
-from marft.rollout.async_rollout.idle_clock import IdleClock
-from marft.rollout.async_rollout.producer import Producer
-from marft.rollout.async_rollout.replay_buffer import ReplayBuffer
-from marft.rollout.async_rollout.sources import AsyncRolloutSource, SyncRolloutSource
-from marft.rollout.async_rollout.storage import read_groups, write_groups
+from marft.rollout.async_rollout.groups import Group, first_blocked_group, max_policy_lag, read_groups, write_groups
+from marft.rollout.async_rollout.producer import IdleClock, Producer
+from marft.rollout.async_rollout.sources import AsyncRolloutSource, ReplayBuffer, SyncRolloutSource, open_source
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import sample_attempts
 from marft.rollout.runner import RolloutRunner
 from marft.runs.changes import find_changes
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from marft_lab.league.rollout_source import OpponentPoolSource
 from marft_lab.world_models.rollout_source import ImaginedRolloutSource
 from marft_lab.world_models.settings import DynaSettings

@@ -23,10 +23,9 @@ from marft.inference.subprocess_engine.messages import EngineInit
 from marft.rollout.local_runner import open_rollouts
 from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
 from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
 from marft.trainer.ranks.rank_worker import RankWorker
-from marft_lab.cluster.connection import count_cpus
+from marft.trainer.train import train
 from marft_lab.cluster.relay import NodeInfo
 from marft_lab.cluster.settings import ClusterSettings
 from tests.crews import crew, told
@@ -37,8 +36,7 @@ from tests.nights import BY_NIGHT, NIGHT
 
 ray: Any = pytest.importorskip("ray")
 
-from marft_lab.cluster.launcher import RayProcessLauncher, _check_node  # noqa: E402
-from marft_lab.cluster.remote_process import RemoteProcess  # noqa: E402
+from marft_lab.cluster.launcher import RayProcessLauncher, RemoteProcess, _check_node, count_cpus  # noqa: E402
 
 QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,

@@ -18,9 +18,9 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError
 
-from marft_lab.cluster import remote_process as relayed
+from marft_lab.cluster import launcher as relayed
+from marft_lab.cluster.launcher import RemoteProcess
 from marft_lab.cluster.relay import ProcessOutput
-from marft_lab.cluster.remote_process import RemoteProcess
 from tests.helpers import until
 from tests.sources import TESTS
 

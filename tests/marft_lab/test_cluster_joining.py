@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from marft_lab.cluster import connection
 from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
 ray: Any = pytest.importorskip("ray")
+
+from marft_lab.cluster import launcher as connection  # noqa: E402
 
 
 @pytest.fixture
@@ -76,3 +77,11 @@ def test_a_cluster_of_its_own_has_room_for_every_replica_of_an_engine(tmp_path: 
     cluster = run.section(ClusterSettings)
     assert cluster is not None
     assert connection.count_cpus(run, cluster) == 2 * 40 * 50.5
+
+
+def test_without_ray_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft_lab.cluster.settings.find_spec", lambda name: None)
+    cluster = settings("tiny", tmp_path, "--cluster.address", "a:1").section(ClusterSettings)
+    assert cluster is not None
+    with pytest.raises(ValueError, match=r"^\[cluster\] needs Ray: .*; without the table processes are started here$"):
+        cluster.open_launcher(settings("tiny", tmp_path), "worker", 1)

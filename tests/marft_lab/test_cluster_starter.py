@@ -227,23 +227,23 @@ def test_only_what_reads_the_recipe_needs_its_folder(cluster: Cluster, tmp_path:
 def test_an_engine_asks_for_the_gpus_that_are_said_else_for_one_where_it_computes_on_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from marft.inference.subprocess_engine import placement
+    from marft.inference.subprocess_engine import launch
 
     found: list[float] = []
-    monkeypatch.setattr(placement, "open_launcher", lambda run, kind, count, gpus: found.append(gpus))
+    monkeypatch.setattr(launch, "open_launcher", lambda run, kind, count, gpus: found.append(gpus))
     run = run_of(tmp_path)
     for here, device, there, gpus in (
         ("cpu", "cpu", "cpu", 0.0), ("cpu", "auto", "cpu", 0.0), ("cuda", "auto", "cuda", 1.0),
         ("cpu", "cuda:1", "cuda", 1.0),
     ):  # fmt: skip
-        monkeypatch.setattr(placement, "pick_device", lambda _, here=here: SimpleNamespace(type=here))
-        placement.make_engine_launcher(run, device)
-        assert (placement.engine_device(run, device), found.pop()) == (there, gpus)
+        monkeypatch.setattr(launch, "pick_device", lambda _, here=here: SimpleNamespace(type=here))
+        launch.make_engine_launcher(run, device)
+        assert (launch.engine_device(run, device), found.pop()) == (there, gpus)
     run = run_of(tmp_path, "--cluster.engine.gpus", "0.5")
     for device, there in (("cpu", "cpu"), ("auto", "cuda"), ("cuda:1", "cuda")):
-        placement.make_engine_launcher(run, device)
-        assert (placement.engine_device(run, device), found.pop()) == (there, 0.5)
-    assert placement.engine_device(settings("tiny", tmp_path), "cuda:1") == "cuda:1"
+        launch.make_engine_launcher(run, device)
+        assert (launch.engine_device(run, device), found.pop()) == (there, 0.5)
+    assert launch.engine_device(settings("tiny", tmp_path), "cuda:1") == "cuda:1"
 
 
 def _raised(error: Exception) -> NodeInfo:

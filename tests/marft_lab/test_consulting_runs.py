@@ -12,20 +12,20 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
-from marft.cli.handlers import _summarize_setup
+from marft.cli.dry_run import check_setup
 from marft.common.types import Task
 from marft.common.usage import Usage
 from marft.config.helpers import HelperCallSettings, HelperSettings, warn_untrained_replies, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
-from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.rollout.rollout_batch import sample_attempts
 from marft.runs.episode_files import read_episodes
 from marft.runs.export.exporter import export_run
-from marft.runs.export.loader import load_settings
 from marft.runs.export.manifest import load_export
+from marft.runs.export.recipe import load_settings
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.league.evaluation import matches
 from tests.endpoint import says, serving
 from tests.helpers import settings as recipe
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why:
 def test_replies_that_nothing_learns_are_said(tmp_path: Path) -> None:
     run = helped(tmp_path)
     (said,) = warn_untrained_replies(run)
-    assert _summarize_setup(run)[-1] == said, "a dry run says so, too"
+    assert check_setup(run)[-1] == said, "a dry run says so, too"
     assert "algorithm.name = 'aipo'" in said
     assert list(warn_untrained_replies(without_helpers(run))) == []
     assert list(warn_untrained_replies(helped(tmp_path, **{"algorithm.teammate_text": {"coefficient": 1.0}}))) == []
@@ -179,7 +179,7 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
         assert known is not None
         assert len(known) == action.teammate_mask.sum() > 0
         assert known.min() < 0, "the helper has the agent's own tokens"
-    (found,) = evaluate_checkpoints(run, folder, ("last",), ("sampled",), 8, False, lambda _=None: None)
+    (found,) = evaluate_checkpoints(run, folder, EvaluationPlan(("last",), ("sampled",), 8), lambda _=None: None)
     assert found.agents["reasoner"].get("helper_calls") is None
 
 
@@ -205,7 +205,7 @@ def test_a_team_that_is_evaluated_has_no_helpers_loaded(tmp_path: Path) -> None:
     """Nor what only they need; a policy that also acts stays, and so does its model."""
     teacher = {"models.teacher": {"path": str(tmp_path / "is-not-there")}, "policies.helper.model": "teacher"}
     run = helped(tmp_path, **teacher)
-    (found,) = evaluate_checkpoints(run, None, ("base",), ("greedy",), 2, False, lambda _=None: None)
+    (found,) = evaluate_checkpoints(run, None, EvaluationPlan(("base",), ("greedy",), 2), lambda _=None: None)
     assert found.tasks == 2
     kinds = {"knowledge": {"policy": "helper"}, "verify": {"policy": "actor"}}
     left = without_helpers(

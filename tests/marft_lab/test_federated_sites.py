@@ -18,20 +18,25 @@ import pytest
 import torch
 from torch import Tensor
 
+import marft_lab.federated.site as place_module
 import marft_lab.federated.site as site_module
-import marft_lab.federated.site_folder as place_module
 from marft.config.run import RunSettings
 from marft.models.adapter_files import CONFIG_FILE
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.adapter_update import recover_checkpoint, replace_adapters
-from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, checkpoint_name, read_record
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.run_folder import RunFolder
-from marft_lab.federated.adapter_io import build_files, parse_files, write_adapters
+from marft.runs.state import CheckpointRecord, checkpoint_name, read_record
+from marft_lab.federated.adapter_io import (
+    build_files,
+    parse_files,
+    recover_checkpoint,
+    replace_adapters,
+    write_adapters,
+)
 from marft_lab.federated.aggregation import Adapter
 from marft_lab.federated.messages import Assignment, TrainRequest, Update, pack_files, unpack_files
 from marft_lab.federated.privacy import global_norm, privatize_update
-from marft_lab.federated.site import SiteTrainer, StopAtStep
-from marft_lab.federated.site_folder import RoundProgress, SiteFolder
+from marft_lab.federated.site import RoundProgress, SiteFolder, SiteTrainer, StopAtStep
 from tests.helpers import settings
 from tests.marft_lab.test_federated import CONFIGURATION, adapter, folder_of
 from tests.nights import BY_NIGHT, NIGHT, some
@@ -372,7 +377,7 @@ class TestARound:
         monkeypatch.setattr(SiteFolder, "newest_checkpoint", newest)
         monkeypatch.setattr(place_module, "replace_adapters", lambda *_: None)
         monkeypatch.setattr(site_module, "resolve_start", lambda *_: (self.at > 0, None, self.at == 0))
-        monkeypatch.setattr("marft.trainer.loop.train", train)
+        monkeypatch.setattr("marft.trainer.train.train", train)
         monkeypatch.setattr(SiteTrainer, "_build_update", sent)
         return site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
 

@@ -19,18 +19,17 @@ import pytest
 
 from marft.common.errors import RunError
 from marft.config.bundled import bundled_recipe
-from marft.config.plugin_types import CombinerPart
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from marft_lab.federated import coordinator, site_link
 from marft_lab.federated.adapter_io import build_files, parse_files, serialize_weights
 from marft_lab.federated.aggregation import average_adapters
+from marft_lab.federated.combiner import Combiner
 from marft_lab.federated.coordinator import federate
 from marft_lab.federated.federation_folder import FederationFolder, RoundRecord
 from marft_lab.federated.messages import Assignment, Update, pack_files
 from marft_lab.federated.privacy import compute_epsilon
 from marft_lab.federated.settings import FederationSettings, parse_federation
-from marft_lab.federated.site_link import SiteFailedError, SiteLink
-from marft_lab.federated.transfer_log import TransferLog
+from marft_lab.federated.site_link import SiteFailedError, SiteLink, TransferLog
 from tests.marft.cli.test_cli import run
 from tests.marft_lab.test_federated import CONFIGURATION, adapter
 from tests.runs import contents
@@ -481,7 +480,7 @@ def test_the_mark_of_a_federation_keeps_its_id_and_its_settings_can_be_read(tmp_
     assert begun(tmp_path, resume=True, **edges).id == first.id == json.loads(text)["id"]
 
 
-class Bounded(CombinerPart):
+class Bounded(Combiner):
     """Of one's own, with a key that may be left out."""
 
     bound: float | None = None

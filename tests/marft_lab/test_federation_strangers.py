@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from marft.inference.subprocess_engine.frames import LENGTHS, decode_frame, encode_frame
+from marft.inference.subprocess_engine.messages import LENGTHS, decode_frame, encode_frame
 from marft.models.adapter_files import CONFIG_FILE
-from marft.runs.adapter_update import replace_adapters
-from marft.runs.checkpoints import digest_of_table
-from marft_lab.federated.adapter_io import MAX_SENT, build_files, find_differences
+from marft.runs.state import digest_of_table
+from marft_lab.federated.adapter_io import MAX_SENT, build_files, find_differences, replace_adapters
 from marft_lab.federated.aggregation import average_adapters
 from marft_lab.federated.coordinator import federate
 from marft_lab.federated.federation_folder import FederationFolder
 from marft_lab.federated.messages import Update, pack_files
 from marft_lab.federated.settings import parse_federation
-from marft_lab.federated.site_link import _validate_update
-from marft_lab.federated.transfer_log import TransferLog
+from marft_lab.federated.site_link import TransferLog, _validate_update
 from tests.marft.cli.test_cli import run
 from tests.marft_lab.test_federated import adapter
 from tests.marft_lab.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after

@@ -21,16 +21,26 @@ from marft.evaluation.intervals import gain_bounds, paired_difference
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.export.recipe import find_code_keys
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.cli.flows import grow, show
 from marft_lab.flows.edge_policy import match_context
-from marft_lab.flows.evaluator import FlowEvaluator, GainEstimate, bound_gain, estimate_gain
 from marft_lab.flows.growth import GrowthOptions
 from marft_lab.flows.network import SINK, SOURCE, Change, FlowNetwork, Node, read_network, write_network
 from marft_lab.flows.organization import Flow, episode_paths, router_options, sample_step_path, with_instructions
-from marft_lab.flows.path_learning import PathLearningOptions, _path_returns, learn_paths
-from marft_lab.flows.rewording import Failure, RewordingOptions, _collect_failures, reword_nodes
-from marft_lab.flows.skipping import skip_nodes
+from marft_lab.flows.tuning import (
+    FlowEvaluator,
+    GainEstimate,
+    PathLearningOptions,
+    RewordingOptions,
+    _collect_failures,
+    _path_returns,
+    bound_gain,
+    estimate_gain,
+    learn_paths,
+    reword_nodes,
+    skip_nodes,
+)
+from marft_lab.prompt_optimization.prompts import AttemptTranscript
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.flow_teams import Solves, board, contexts, flow, network
@@ -312,7 +322,7 @@ class TestTuning:
             return int(task.id[1:]) % 10 < {"good": 8, "bad": 1}.get(nodes[0].instructions, 5)
 
         line = network("source a 1", "a sink 1")
-        words, seen = iter(("bad", "good", "", "bad", "bad", "bad")), list[Failure]()
+        words, seen = iter(("bad", "good", "", "bad", "bad", "bad")), list[AttemptTranscript]()
 
         def critic(node: Node, failures: Any) -> str:
             seen.extend(failures)
@@ -326,7 +336,7 @@ class TestTuning:
         ]  # fmt: skip
         assert next(words) == "bad"  # nothing, and a refusal: the node is left in peace
         assert len(seen) == 4 * 4
-        assert seen[0] == Failure("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
+        assert seen[0] == AttemptTranscript("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
         assert line.lineage == ()  # what is played does not change
 
     def test_a_proposal_is_accepted_by_what_it_gained_and_the_ends_of_its_interval(self) -> None:
@@ -417,7 +427,7 @@ class TestTuning:
             play=lambda _, attempts: [failed, replace(failed, status="failed")],
         )
         said = ("a", "x0"), ("b", "y0"), ("a", "x1"), ("b", "y1"), ("a", "x2"), ("b", "y2")
-        whole = Failure("Add up.", (*said, ("outcome", "reward 0, not solved")))
+        whole = AttemptTranscript("Add up.", (*said, ("outcome", "reward 0, not solved")))
         assert _collect_failures(made, line, 0, 2) == {"a": [whole], "b": [whole]}
 
     def test_a_node_is_judged_on_the_kinds_of_tasks_that_it_acts_in(self, tmp_path: Path) -> None:

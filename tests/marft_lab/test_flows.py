@@ -24,13 +24,26 @@ from marft_lab.flows.edge_policy import (
     edge_probabilities,
     log_prob_gradient,
     match_context,
-    path_log_prob,
+    path_edges,
     reinforce_step,
     sample_path,
 )
 from marft_lab.flows.growth import GrowthOptions, grow_network
-from marft_lab.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
-from marft_lab.flows.similarity import add_vectors, cosine_similarity, embed_texts, find_nearest
+from marft_lab.flows.network import (
+    ANY,
+    SINK,
+    SOURCE,
+    Context,
+    Edge,
+    FlowNetwork,
+    Node,
+    add_vectors,
+    cosine_similarity,
+    embed_texts,
+    find_nearest,
+    read_network,
+    write_network,
+)
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
 
@@ -42,6 +55,14 @@ NAMES = ("a", "b", "c")
 def episode(*texts: tuple[str, str], prompt: str = "Add 1 and 2.", success: bool | None = True) -> Episode:
     actions = tuple(make_action(role, call=place, text=text) for place, (role, text) in enumerate(texts))
     return Episode(Task("t", prompt), "train/0", 0, actions, "terminated", success=success)
+
+
+def path_log_prob(network: FlowNetwork, context: str, path: tuple[str, ...], max_nodes: int) -> float:
+    """The log-probability of a path at temperature 1, edge by edge."""
+    total = 0.0
+    for index, (start, end) in enumerate(path_edges(network, path, max_nodes)):
+        total += math.log(edge_probabilities(edge_logits(network, context, start, path[:index]))[end])
+    return total
 
 
 @st.composite

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.federated.messages import Assignment, TrainRequest, pack_files, unpack_files
 from marft_lab.federated.privacy import global_norm
 from marft_lab.federated.site import SiteTrainer
@@ -83,7 +83,7 @@ def test_noise_is_on_what_learns_alone(tmp_path: Path) -> None:
 
 
 def _place(path: Path) -> object:
-    from marft_lab.federated.site_folder import SiteFolder
+    from marft_lab.federated.site import SiteFolder
 
     path.mkdir()
     return SiteFolder(path)

@@ -13,22 +13,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from marft.agents.environment import Environment
 from marft.agents.game import Attempt
 from marft.common.seeds import derive_seed
 from marft.common.types import Episode, Observation, Status, StepInfo, Task, Transition
 from marft.config import RunSettings, parse_recipe
-from marft.config.plugin_types import WorldModelPart
+from marft.config.interfaces.environment import Environment
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import RolloutBatch
-from marft.runs.checkpoints import State
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.runs.state import State
+from marft.trainer.train import train
 from marft_lab.world_models.counts import CountModel
 from marft_lab.world_models.environment import TRUNCATED, UNCERTAINTY
 from marft_lab.world_models.experience_buffer import ExperienceBuffer
-from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, WorldModel
+from marft_lab.world_models.interface import FittableModel, History, ObservedTransition, Outcome, Prediction, WorldModel
 from marft_lab.world_models.rollout_source import ImaginedRolloutSource, _start_histories
 from marft_lab.world_models.settings import DynaSettings
 from tests.episodes import make_action
@@ -98,7 +97,7 @@ def steps_of(gathering: ImaginedRolloutSource, first: int, count: int) -> list[R
     return found
 
 
-class Turned(WorldModelPart):
+class Turned(FittableModel):
     """Counts, of which something is corrupted once it has lived so many steps."""
 
     after: int = 100
@@ -109,7 +108,7 @@ class Turned(WorldModelPart):
         return Wrong(model, self.what) if len(transitions) >= self.after else model
 
 
-class Nothing(WorldModelPart):
+class Nothing(FittableModel):
     """Knows nothing, whatever it has lived."""
 
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
@@ -146,8 +145,8 @@ def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
     gathering, rollouts = imagining(run)
     steps_of(gathering, 0, 4)
     for world in rollouts.worlds:
-        assert len(set(world.start_histories.values())) == len(world.start_histories)
-        assert len(world.start_histories) == 1 or begins == "anywhere"
+        assert len(set(world._start_histories.values())) == len(world._start_histories)
+        assert len(world._start_histories) == 1 or begins == "anywhere"
     named = {(one.task.id, one.stream, one.sample) for one in rollouts.attempts}
     assert (
         len(named)
@@ -232,7 +231,7 @@ def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
         raise AssertionError("the recipe's terms are of real episodes")
 
     real: Any = SimpleNamespace(game=game(Script([])), compose=composed, wait_for=asyncio.run, engine=FakeEngine())
-    real._gate, real._play = asyncio.Semaphore(4), partial(LocalRolloutRunner._play, real)
+    real._gate, real._play_game = asyncio.Semaphore(4), partial(LocalRolloutRunner._play_game, real)
     world = Script([goes_on(0.25), goes_on(0.5), goes_on(1.0)])
     (episode,) = LocalRolloutRunner.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)
     assert (episode.status, episode.total_reward) == ("truncated", 0.75)
@@ -242,7 +241,7 @@ def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
     for begins, expected in (("first", {"at 0"}), ("anywhere", {f"at {n}" for n in range(5)})):
         gathering, rollouts = imagining(dyna_of(start_from=begins, share=0.95, warmup_steps=0))
         steps_of(gathering, 0, 2)
-        found = {begin.observations[-1] for world in rollouts.worlds for begin in world.start_histories.values()}
+        found = {begin.observations[-1] for world in rollouts.worlds for begin in world._start_histories.values()}
         assert found == expected
 
 
@@ -308,7 +307,7 @@ def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
     assert again.model_state.fit_step == 6
 
 
-class Fixed(WorldModelPart):
+class Fixed(FittableModel):
     """Whatever it has lived: after "x" comes "y" with probability 3/4, else the end, which pays 1; no more is known."""
 
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
@@ -415,7 +414,7 @@ def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew() -
 def test_what_is_begun_with_is_drawn_anew_in_every_step() -> None:
     gathering, rollouts = fixed(episode_of("xy", 0.0, 1.0), start_from="anywhere")
     steps_of(gathering, 0, 9)
-    assert len({tuple(world.start_histories.values()) for world in rollouts.worlds}) > 1
+    assert len({tuple(world._start_histories.values()) for world in rollouts.worlds}) > 1
 
 
 def test_where_nothing_was_lived_nothing_is_imagined() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from marft.common.prompt_history import PromptScore
 from marft.common.types import Task
 from marft.evaluation.intervals import paired_difference, wilson_interval
-from marft_lab.prompt_optimization.selection import halving_rounds, measure_gain, select_best, success_rate
+from marft_lab.prompt_optimization.search import halving_rounds, measure_gain, select_best, success_rate
 
 OUTCOMES = st.dictionaries(st.sampled_from("abcdefgh"), st.booleans())
 

@@ -21,12 +21,11 @@ from marft.config.load import parse_recipe
 from marft.config.opponent_pools import slot_names
 from marft.config.run import RunSettings
 from marft.rollout.rollout_batch import RolloutBatch
-from marft.runs.checkpoints import State
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
-from marft_lab.league.elo import expected_score
-from marft_lab.league.pool import OpponentPool, PoolMember, find_redundant
+from marft.runs.state import State
+from marft.trainer.train import train
+from marft_lab.league.pool import OpponentPool, PoolMember, expected_score, find_redundant
 from marft_lab.league.rollout_source import OpponentPoolSource, match_score
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT

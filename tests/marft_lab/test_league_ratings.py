@@ -16,17 +16,25 @@ from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
 from marft.common.types import Choice, Episode, Observation, Task, Transition
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.credit import Floats
+from marft.config.interfaces.environment import Environment
 from marft.config.run import RunSettings
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import Floats
-from marft.trainer.loop import train
-from marft_envs.textarena.kuhn_value import compute_exploitability
-from marft_lab.league.elo import ELO_SCALE, expected_score
-from marft_lab.league.evaluation.matches import LeagueResult, PairResult, pair_attempts, play_league, score_pair
+from marft.trainer.train import train
+from marft_envs.textarena.kuhn import compute_exploitability
+from marft_lab.league.evaluation.matches import (
+    LeagueResult,
+    PairResult,
+    assign_policies,
+    find_versions,
+    game_sides,
+    pair_attempts,
+    play_league,
+    score_pair,
+)
 from marft_lab.league.evaluation.ratings import PRIOR_STD, MatchRecord, fit_ratings
 from marft_lab.league.evaluation.report import build_tables, format_headline, write_report
-from marft_lab.league.evaluation.versions import assign_policies, find_versions, game_sides
+from marft_lab.league.pool import ELO_SCALE, expected_score
 from tests.episodes import make_action
 from tests.marft_lab.test_league import league
 from tests.nights import BY_NIGHT
@@ -252,7 +260,7 @@ class TestMatches:
             assert found.points == pytest.approx((1.0 + 0.5 - 1.0) / 3)
 
 
-class Duel(EnvironmentPart):
+class Duel(Environment):
     """A game of two sides that is none of our text games."""
 
     @property

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config import parse_recipe
-from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft_lab.federated.settings import FederationSettings
 from tests.helpers import recipe
+from tests.plugin_kinds import KINDS
 
 BEYOND = (1e30, -1e30, math.nan, math.inf, -math.inf, 10**30, -(10**30))
 
@@ -60,7 +60,7 @@ def all_tables() -> list[type[BaseModel]]:
     known: set[type[BaseModel]] = set()
     found = [*tables(RunSettings, known), *tables(FederationSettings, known)]
     found += [table for name in section_names() for table in tables(section_class(name), known)]
-    for kind in PLUGIN_SPECS:
+    for kind in KINDS:
         for name in bundled_plugins(kind):
             found += tables(find_plugin(kind, name), known)
     return found

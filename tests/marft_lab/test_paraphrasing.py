@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +12,12 @@ import pytest
 
 from marft.agents.agents import Agent
 from marft.agents.game import Attempt
-from marft.agents.organizations.chain import Chain
+from marft.agents.organizations import Chain
 from marft.agents.team import Team
 from marft.common.errors import EpisodeFailedError
 from marft.common.token_data import Grammar
 from marft.common.types import AgentProfile, Episode, Observation, SamplingParams, Task, Tool
-from marft_lab.team_evaluation.options import ComparisonOptions
-from marft_lab.team_evaluation.paraphrases import (
+from marft_lab.team_evaluation.message_ablation import (
     DONE_MESSAGE,
     INSTRUCTIONS,
     ParaphraseTeam,
@@ -26,6 +25,7 @@ from marft_lab.team_evaluation.paraphrases import (
     paraphrase_by_function,
     paraphrase_messages,
 )
+from marft_lab.team_evaluation.options import ComparisonOptions
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.episodes import make_action
 
@@ -187,7 +187,7 @@ class TestModels:
         assert weights == {"a": "base", "b": "base", "c": "base"}
         assert attempts == [Attempt(Task(task, "?"), "test/worth/paraphrase/a") for task in "tu"]
         texts = {"t": ["plan t", "other t"], "u": ["plan u"]}
-        assert team.organization == ParaphraseTeam("a", texts)
+        assert team.organization == ParaphraseTeam(role="a", texts=texts)
         assert said == [INSTRUCTIONS, "a", "a", texts]
         assert team.agents[1:] == TEAM.agents[1:]
         assert team.agents[0] == Agent(AgentProfile("a", INSTRUCTIONS), "a", SamplingParams(max_new_tokens=7))
@@ -233,9 +233,9 @@ def test_the_rewriter_asks_its_agent_for_one_text_after_another_and_ends() -> No
         return act
 
     agents: Any = {role: seat(role) for role in "ab"}
-    rewriter = ParaphraseTeam("b", {"t": ["one", "two"], "u": ["three"]})
+    rewriter = ParaphraseTeam(role="b", texts={"t": ["one", "two"], "u": ["three"]})
     opened = rewriter.open(Task("t", "?"), 3)
-    assert opened == replace(rewriter, task="t")
+    assert opened == rewriter.model_copy(update={"task": "t"})
     with pytest.raises(EpisodeFailedError, match=DONE_MESSAGE):
         asyncio.run(opened.act(Observation("?"), agents))
     assert asked == [("b", "one"), ("b", "two")]

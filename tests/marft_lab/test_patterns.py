@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from marft.agents.channels.record import Record
-from marft.agents.prompt_messages import Message
+from marft.agents.channels import Record
 from marft.common.errors import EpisodeFailedError
 from marft.config.guards import GuardSettings
+from marft.config.interfaces.channel import Message
 from marft.config.patterns import contains_match, find_last_group
 from marft.rewards.terms import Format
 from marft_lab.safety.agent_outputs import AgentOutput, EpisodeOutputs

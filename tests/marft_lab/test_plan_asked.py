@@ -21,8 +21,14 @@ from marft.models.model_sizes import find_sizes
 from marft.runs.run_folder import RunFolder
 from marft_lab.cli.planning import run_plan
 from marft_lab.planning.plan import PlanRequest, make_plan
-from marft_lab.planning.recorded_lengths import RecordedLengths, mean_lengths, read_recorded_lengths
-from marft_lab.planning.workload import MAX_CONTEXT, KnownLengths, compute_workload
+from marft_lab.planning.workload import (
+    MAX_CONTEXT,
+    KnownLengths,
+    RecordedLengths,
+    compute_workload,
+    mean_lengths,
+    read_recorded_lengths,
+)
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.marft_lab.test_consulting_runs import helped
@@ -155,7 +161,7 @@ class TestRuns:
             forked = episode(acted("a", 0, 1, tokens=99), fork=Fork("x", "y"))
             return [episode(acted("a", 0, 1)), forked, episode()]
 
-        monkeypatch.setattr("marft_lab.planning.recorded_lengths.read_episodes", read)
+        monkeypatch.setattr("marft_lab.planning.workload.read_episodes", read)
         folder = RunFolder.create(settings("tiny", tmp_path))
         assert read_recorded_lengths(folder) is None
         folder.episodes.mkdir(exist_ok=True)
@@ -174,7 +180,7 @@ class TestRuns:
         folder = RunFolder.create(settings("tiny", tmp_path, "--rollout.max_steps", "9"))
 
         def said(given: KnownLengths, seconds: float | None = None) -> dict[str, Any]:
-            run_plan(folder.path, [], 1, "h100", given, seconds, None, [], None, "json")
+            run_plan(folder.path, [], PlanRequest(1, find_device_spec("h100"), given, seconds), "json")
             made = json.loads(capsys.readouterr().out)
             first = made["policies"][0]
             waits = sum(phase["seconds"] for phase in made["best"]["phases"] if phase["name"] == "environment")

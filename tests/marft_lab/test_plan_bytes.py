@@ -186,7 +186,7 @@ def test_tensors_are_counted_while_they_live() -> None:
 def test_published_figures_are_predicted_as_the_committed_table_says() -> None:
     import plan_published
 
-    from marft_lab.planning.efficiencies import Efficiencies
+    from marft_lab.planning.timing import Efficiencies
 
     text = (BENCHMARKS / "results" / "plan_published.md").read_text(encoding="utf-8")
     assert plan_published.table(Efficiencies()) in text

@@ -23,10 +23,9 @@ from marft_lab.planning.activations import (
     planned_bytes,
     saved_layer_bytes,
 )
-from marft_lab.planning.memory import MemoryPart, PlanContext, ProcessMemory, forward_passes
-from marft_lab.planning.placement import RankPlacement
+from marft_lab.planning.memory import MemorySystem, PlanContext, ProcessMemory, forward_passes
+from marft_lab.planning.placement import RankPlacement, ShardedWeights, full_gather_bytes, peak_gathered_bytes
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
-from marft_lab.planning.shards import ShardedWeights, full_gather_bytes, peak_gathered_bytes
 from marft_lab.planning.timing import Phase
 from marft_lab.planning.workload import KnownLengths, Lengths, PolicyWorkload
 
@@ -131,7 +130,7 @@ def test_the_best_split_fits_though_one_that_does_not_is_faster() -> None:
         return Split(
             1,
             1,
-            (ProcessMemory("p", (MemoryPart("a", 10.0 + over),), 10.0, "h100"),),
+            (ProcessMemory("p", (MemorySystem("a", 10.0 + over),), 10.0, "h100"),),
             (Phase("x", seconds, "learning"),),
             0,
         )

@@ -24,8 +24,8 @@ from marft.models.sharding import shard_backbone
 from marft_lab.cli.planning import as_json, run_plan
 from marft_lab.planning.changes import suggest_changes
 from marft_lab.planning.memory import CUDA_CONTEXT_BYTES, PYTHON_BYTES, ProcessMemory
+from marft_lab.planning.placement import ShardedWeights, full_gather_bytes, peak_gathered_bytes
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
-from marft_lab.planning.shards import ShardedWeights, full_gather_bytes, peak_gathered_bytes
 from marft_lab.planning.workload import KnownLengths
 from tests.nights import some
 from tests.sources import ROOT
@@ -287,12 +287,12 @@ def test_models_are_advised_ranks_of_their_own() -> None:
 
 def test_what_to_run_and_the_host_s_memory_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*VLLM, "--rollout.tasks_per_step", "64"]
-    run_plan(Path("math_dual"), words, 4, "h100", KnownLengths(), None, 1, [], None, "")
+    run_plan(Path("math_dual"), words, PlanRequest(4, find_device_spec("h100"), lag=1), "")
     said = capsys.readouterr().out
     assert "To run it so:  --training.ranks" in said
     assert "--engine.devices '[\"" in said
     assert "Of the host's memory, all processes together:" in said
-    run_plan(Path("math_dual"), [], 16, "h100", KnownLengths(), None, None, [], None, "")
+    run_plan(Path("math_dual"), [], PlanRequest(16, find_device_spec("h100")), "")
     assert "Ranks are on one machine, which needs 16 GPUs for them" in capsys.readouterr().out
     worker = as_json(planned(math("--rollout.workers", "2")), [])["best"]["processes"][-1]
     assert (worker["count"], worker["room"]) == (2, None)

@@ -9,10 +9,9 @@ import pytest
 from marft.config import RunSettings, load_recipe
 from marft.models.device_specs import find_device_spec
 from marft.models.model_sizes import COMMON_MODELS
-from marft_lab.planning.efficiencies import Efficiencies
 from marft_lab.planning.memory import PlanContext, micro_batch_tokens
 from marft_lab.planning.plan import PlanRequest, Split, make_plan
-from marft_lab.planning.timing import training_operations
+from marft_lab.planning.timing import Efficiencies, training_operations
 from marft_lab.planning.workload import KnownLengths, Lengths, PolicyWorkload, compute_workload
 
 SHAPE = COMMON_MODELS["qwen2.5-3b"]

@@ -19,9 +19,9 @@ from marft.models.device_specs import DEVICE_SPECS, find_device_spec
 from marft.models.model_sizes import COMMON_MODELS, find_common_sizes, find_sizes, parse_sizes
 from marft_lab.cli.planning import as_json, run_plan
 from marft_lab.planning.changes import suggest_changes
-from marft_lab.planning.efficiencies import Efficiencies
 from marft_lab.planning.memory import ProcessMemory
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
+from marft_lab.planning.timing import Efficiencies
 from marft_lab.planning.workload import KnownLengths, compute_workload
 
 PUBLISHED = {  # parameters, as the models' cards and safetensors' headers on the hub have them
@@ -269,7 +269,7 @@ def test_a_faster_card_takes_less_time() -> None:
 
 
 def test_json_has_the_bytes_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(Path("math_dual"), [], 2, "h100", KnownLengths(), None, None, [], None, "json")
+    run_plan(Path("math_dual"), [], PlanRequest(2, find_device_spec("h100")), "json")
     said = json.loads(capsys.readouterr().out)
     assert said["event"] == "plan"
     process = said["best"]["processes"][0]
@@ -280,7 +280,7 @@ def test_json_has_the_bytes_of_every_part(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_plan_is_told_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--models.base.path", "Qwen/Qwen2.5-7B"]
-    run_plan(Path("math_dual"), words, 1, "rtx4090", KnownLengths(action=100), 2.0, None, [], None, "")
+    run_plan(Path("math_dual"), words, PlanRequest(1, find_device_spec("rtx4090"), KnownLengths(action=100), 2.0), "")
     said = capsys.readouterr().out
     assert "weights of base" in said
     assert "15.23" in said  # GB

@@ -13,12 +13,11 @@ from marft.config.run import RunSettings
 from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
 from marft.evaluation.session import load_checkpoint
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.checkpoints import read_record
 from marft.runs.episode_files import read_episodes
 from marft.runs.export.exporter import export_run
 from marft.runs.run_folder import RunFolder
-from marft.runs.state_schema import LINEAGE_ADAPTER, read_learned_prompts
-from marft.trainer.loop import train
+from marft.runs.state import LINEAGE_ADAPTER, read_learned_prompts, read_record
+from marft.trainer.train import train
 from marft_lab.prompt_optimization.search import _AgentSearch
 from tests.helpers import settings
 from tests.marft_lab.test_profiles import TABLE

@@ -13,8 +13,13 @@ from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common.prompt_history import PromptHistory, PromptScore
 from marft.common.types import Episode, Task
-from marft.config.plugin_types import ProposerPart
-from marft_lab.prompt_optimization.proposals import AttemptTranscript, Proposal, ProposalRequest, rank_versions
+from marft_lab.prompt_optimization.proposals import (
+    AttemptTranscript,
+    Proposal,
+    ProposalRequest,
+    Proposer,
+    rank_versions,
+)
 from marft_lab.prompt_optimization.proposers.gradient import TextGradientProposer
 from marft_lab.prompt_optimization.search import PromptSearch, _AgentSearch
 from tests.episodes import make_action
@@ -47,7 +52,7 @@ class Noting(Planted):
         return super().play(attempts, team)
 
 
-class Writes(ProposerPart):
+class Writes(Proposer):
     """Proposes the same texts each time, and notes what it was told."""
 
     heard: ClassVar[list[ProposalRequest]] = []

@@ -17,12 +17,11 @@ from marft.agents.team import Team
 from marft.common.prompt_history import PromptHistory, PromptScore, PromptVersion
 from marft.common.types import Action, ActionKey, AgentProfile, Episode, SamplingParams, Task
 from marft.config.helpers import without_helpers
-from marft.config.plugin_types import ProposerPart
 from marft.config.run import RunSettings
-from marft.runs.state_schema import LINEAGE_ADAPTER
+from marft.runs.state import LINEAGE_ADAPTER
 from marft_lab.planning.workload import compute_workload
-from marft_lab.prompt_optimization.prompts import parse_instructions, unique_marker
-from marft_lab.prompt_optimization.proposals import AttemptTranscript, Proposal, ProposalRequest, rank_versions
+from marft_lab.prompt_optimization.prompts import AttemptTranscript, parse_instructions, unique_marker
+from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest, Proposer, rank_versions
 from marft_lab.prompt_optimization.proposers.edits import SentenceEditProposer, cross_over, mutate, split_sentences
 from marft_lab.prompt_optimization.proposers.evolution import EvolutionProposer
 from marft_lab.prompt_optimization.proposers.gradient import TextGradientProposer
@@ -273,37 +272,37 @@ class TestRounds:
         assert max(one.worth.tasks for one in lineage.versions if one.worth) == 20
 
 
-class Raising(ProposerPart):
+class Raising(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         raise KeyError(asked.role)
 
 
-class Strange(ProposerPart):
+class Strange(Proposer):
     def propose(self, asked: ProposalRequest) -> list[str]:
         return [asked.role]
 
 
-class Orphan(ProposerPart):
+class Orphan(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (99,), "made up")]
 
 
-class Counting(ProposerPart):
+class Counting(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (0,), 5)]  # type: ignore[arg-type]  # no word of how it was made
 
 
-class Halved(ProposerPart):
+class Halved(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal("half \ud800", (0,), "made up")]  # no file takes that
 
 
-class Doubtful(ProposerPart):
+class Doubtful(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, (False,), "made up")]
 
 
-class Listed(ProposerPart):
+class Listed(Proposer):
     def propose(self, asked: ProposalRequest) -> list[Proposal]:
         return [Proposal(asked.role, [0], "made up")]  # type: ignore[arg-type]
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft.common.types import Episode, Fork, Task
-from marft_lab.team_evaluation.contributions import ActionContribution
-from marft_lab.team_evaluation.counterfactual import as_json, run_counterfactual
+from marft_lab.team_evaluation.counterfactual import ActionContribution, as_json, run_counterfactual
 from marft_lab.team_evaluation.options import ComparisonOptions
 from marft_lab.team_evaluation.variants import TeamVariant
 from tests.benches import Plays, Told, attempt, run_of, told

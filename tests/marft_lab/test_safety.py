@@ -18,17 +18,22 @@ from hypothesis import strategies as st
 
 from marft.common.texts import replace_surrogates
 from marft.common.types import Action, Episode, Task, ToolCall
-from marft.config.plugin_types import CheckPart
-from marft.evaluation.trajectories.registry import aggregate_ratios
-from marft_lab.safety.agent_outputs import MIN_QUOTE_CHARS, AgentOutput, EpisodeOutputs, collect_outputs, find_unquoted
-from marft_lab.safety.attack_cases import build_attack_cases, with_canaries
+from marft.evaluation.trajectory_metrics import aggregate_ratios
+from marft_lab.safety.agent_outputs import (
+    MIN_QUOTE_CHARS,
+    AgentOutput,
+    Check,
+    EpisodeOutputs,
+    collect_outputs,
+    find_unquoted,
+)
 from marft_lab.safety.checks.calls import ForbiddenCalls
 from marft_lab.safety.checks.leaks import SecretLeaks
 from marft_lab.safety.checks.says import ForbiddenText
-from marft_lab.safety.encodings import encode_text
 from marft_lab.safety.metrics import compute_suite_metrics
 from marft_lab.safety.promotion import compute_promotions, expand_gates
-from marft_lab.safety.suite import AttackSettings, Suite, SuiteSettings, bundled_suites, read_suite
+from marft_lab.safety.session import build_attack_cases, with_canaries
+from marft_lab.safety.suite import AttackSettings, Suite, SuiteSettings, bundled_suites, encode_text, read_suite
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
 from tests.helpers import settings
@@ -56,7 +61,7 @@ ATTACK = AttackSettings(inject_into="task", texts=(ORDER,), goal=ForbiddenText(p
 TASK_ONLY = Suite("mine", SuiteSettings(attacks={"order": ATTACK}), {"order": (ORDER,)})
 
 
-class Shouting(CheckPart):
+class Shouting(Check):
     """Somebody's own: nobody shouts."""
 
     def find_violations(self, deeds: EpisodeOutputs) -> list[str]:

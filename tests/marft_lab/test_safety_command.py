@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marft.runs.cleanup import find_run_files
+from marft.runs.run_files import find_run_files
 from marft.runs.run_folder import RunFolder
 from tests.marft.cli.test_terminal import told
 from tests.marft.evaluation.test_kept_evaluations import lengths

@@ -13,10 +13,10 @@ import pytest
 from marft.common.types import ToolCall
 from marft.config import RunSettings
 from marft_lab.safety.agent_outputs import AgentOutput, EpisodeOutputs, collect_outputs, decode_arguments, find_unquoted
-from marft_lab.safety.attack_cases import build_attack_cases
 from marft_lab.safety.checks.leaks import SecretLeaks
 from marft_lab.safety.metrics import compute_suite_metrics
 from marft_lab.safety.promotion import compute_promotions, expand_gates
+from marft_lab.safety.session import build_attack_cases
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
 from tests.helpers import settings

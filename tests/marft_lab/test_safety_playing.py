@@ -16,8 +16,7 @@ from marft.evaluation import evaluate
 from marft.evaluation.session import StorageOptions
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft_lab.safety import session
-from marft_lab.safety.attack_cases import AttackCase
-from marft_lab.safety.session import SuiteSize
+from marft_lab.safety.session import AttackCase, SuiteSize
 from marft_lab.safety.suite import Suite
 from tests.fakes import Script, ends, game
 from tests.helpers import settings

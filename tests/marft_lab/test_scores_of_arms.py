@@ -9,7 +9,7 @@ import pytest
 
 from marft.common.types import Episode, Observation, Transition
 from marft.evaluation.intervals import paired_difference, wilson_interval
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio
 from marft_lab.team_evaluation.scores import (
     VariantScores,
     action_seconds,

@@ -15,7 +15,7 @@ import pytest
 from marft.config import parse_recipe
 from marft.config.api_keys import fill_variables
 from marft.config.endpoint import EndpointSettings
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.config.secrets import check_no_secrets, find_secret_keys, redact
 from marft.inference.endpoints.client import Endpoint
 from marft.runs.loggers.mlflow import MLflow
@@ -87,7 +87,7 @@ SHAPED = (
 )  # fmt: skip
 
 
-class Keyed(EnvironmentPart):
+class Keyed(Environment):
     password: str = ""
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from marft.agents.tool_sources import ToolUse
+from marft.agents.agents import ToolUse
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.common.types import Episode, Tool, ToolCall
+from marft.config.interfaces.organization import Organization
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft_lab.shadow.effects import block_effects
-from marft_lab.shadow.player import ShadowResult, play_session, to_shadow_team
+from marft_lab.shadow.player import ReplaySource, ShadowResult, play_session, to_shadow_team, with_stub_tools
 from marft_lab.shadow.sessions import SessionQueue, find_answer, is_sampled
 from marft_lab.shadow.settings import ShadowSettings
-from marft_lab.shadow.stubs import ReplaySource, with_stub_tools
-from marft_serve.serving.tool_definitions import compute_digest, read_tools, write_tools
+from marft_serve.serving.recorder import compute_digest, read_tools, write_tools
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session
@@ -192,7 +192,7 @@ class TestEffects:
         path.write_text("afterwards it is allowed")
 
     def test_an_organization_that_writes_fails_its_own_episode(self, tmp_path: Path) -> None:
-        class Writes:
+        class Writes(Organization):
             async def act(self, observation: object, agents: Any) -> object:
                 (tmp_path / "trace").write_text("x")
                 raise AssertionError
@@ -204,7 +204,7 @@ class TestEffects:
 
     @pytest.mark.parametrize(("endpoints", "effects"), [(True, 0), (False, 1)])
     def test_connections_are_made_where_models_are_behind_them(self, endpoints: bool, effects: int) -> None:
-        class Connects:
+        class Connects(Organization):
             async def act(self, observation: object, agents: Any) -> object:
                 socket.create_connection(("127.0.0.1", 9)).close()
                 raise AssertionError
@@ -266,7 +266,7 @@ class TestSessions:
 
 
 def test_a_shadow_that_hangs_is_one_without_an_answer() -> None:
-    class Hangs:
+    class Hangs(Organization):
         async def act(self, observation: object, agents: Any) -> object:
             await asyncio.sleep(3600)
             raise AssertionError

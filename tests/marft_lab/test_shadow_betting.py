@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.anytime_test import BET_FRACTIONS, TESTED_MEANS, log_capital, log_factors, p_value
+from marft_lab.anytime_test import BET_FRACTIONS, TESTED_MEANS, log_capital, log_factors, p_value
 from marft_lab.shadow.sequential_test import SequentialTest, Verdict
 from marft_lab.shadow.settings import ShadowSettings
 

@@ -19,7 +19,7 @@ from marft_lab.shadow.comparison import ShadowComparison, comparison_identity
 from marft_lab.shadow.player import ShadowResult
 from marft_lab.shadow.report import build_report, explain_report
 from marft_lab.shadow.scorers import AgreementScorer, RewardScorer, UnscoredError, read_feedback
-from marft_lab.shadow.session_log import SessionEvent, SessionLog
+from marft_lab.shadow.sessions import SessionEvent, SessionLog
 from marft_lab.shadow.settings import ShadowSettings
 from marft_lab.shadow.setup import ShadowRequest
 from tests.helpers import settings as recipe_settings

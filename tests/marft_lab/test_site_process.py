@@ -23,8 +23,7 @@ from marft.models.adapter_files import WEIGHTS_FILE
 from marft.runs import lock
 from marft_lab.federated.messages import Assignment, TrainFailure, TrainRequest, Update, pack_files, send, unpack_files
 from marft_lab.federated.messages import receive as next_message
-from marft_lab.federated.site import SiteTrainer, StopAtStep
-from marft_lab.federated.site_folder import SiteFolder
+from marft_lab.federated.site import SiteFolder, SiteTrainer, StopAtStep
 from tests.marft_lab.test_federated_sites import GIVEN, asked
 from tests.runs import contents
 

@@ -20,12 +20,12 @@ from marft.models.tokenizer_format import load_formats
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft_lab.scripted_team import ScriptedTeam
-from marft_lab.synthesis import manifest
-from marft_lab.synthesis.manifest import SynthesisResult
+from marft_lab.synthesis import rows as manifest
+from marft_lab.synthesis.rows import SynthesisResult
 from marft_lab.synthesis.session import synthesize
-from marft_serve.traces.imitation_data import load_imitation_data
 from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.types import SkipCounter
+from marft_serve.traces.warm_start import load_imitation_data
 from tests.cold_worlds import cold
 
 DICE = {"environment": {"name": "tests.cold_worlds:Dice"}, "synthesis.attempts": 1}

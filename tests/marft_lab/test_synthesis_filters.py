@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
-from marft.config.plugin_types import FilterPart
-from marft.evaluation.trajectories.handoffs import find_loops
-from marft_lab.synthesis.candidates import Candidate, FilterContext
+from marft.evaluation.trajectory_metrics import find_loops
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
 from marft_lab.synthesis.filtering import FilterCounts, apply_filters, reject_over_cap, reject_unbalanced
 from marft_lab.synthesis.filters.duplicates import Duplicates
 from marft_lab.synthesis.filters.handoffs import Handoffs, handoff_efficiencies
@@ -38,7 +37,7 @@ def candidate(
     return Candidate(episode, read or {})
 
 
-def refused(part: FilterPart, *candidates: Candidate, world: FilterContext = NO_WORLD) -> dict[int, str]:
+def refused(part: Filter, *candidates: Candidate, world: FilterContext = NO_WORLD) -> dict[int, str]:
     return dict(part.reject(candidates, world))  # type: ignore[attr-defined]
 
 

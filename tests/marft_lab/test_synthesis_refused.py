@@ -9,8 +9,8 @@ import pytest
 
 from marft.config import to_toml
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
-from marft_lab.cli.synthesis import synthesize
+from marft.trainer.train import train
+from marft_lab.cli.synthesis import SynthesisOptions, synthesize
 from marft_lab.synthesis.overrides import teacher_overrides
 from marft_lab.synthesis.teachers import load_teacher
 from tests.cold_worlds import RECIPE, cold
@@ -160,4 +160,4 @@ def test_who_is_not_there_is_said_before_what_is_in_the_way(tmp_path: Path, monk
     (tmp_path / "runs" / "demo-rows").mkdir(parents=True)
     (tmp_path / "runs" / "demo-rows" / "config.toml").write_text("")
     with pytest.raises(ValueError, match="--teacher runs/nope: no run, checkpoint, export or recipe is there"):
-        synthesize(Path("demo"), (), "runs/nope", resume=False, overwrite=False, trust_code=False)
+        synthesize(Path("demo"), (), SynthesisOptions("runs/nope"))

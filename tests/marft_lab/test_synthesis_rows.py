@@ -14,8 +14,7 @@ from marft_lab.synthesis import session
 from marft_lab.synthesis.candidates import Candidate
 from marft_lab.synthesis.rows import build_rows, episode_name, to_trace
 from marft_lab.synthesis.teachers import Teacher
-from marft_serve.traces.replay import ReplayedTurn
-from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
+from marft_serve.traces.replayer import ReplayedTrace, ReplayedTurn, TraceReplayer
 from marft_serve.traces.types import TracedEpisode
 from tests.cold_worlds import cold
 from tests.episodes import make_action

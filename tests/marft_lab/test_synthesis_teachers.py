@@ -14,8 +14,7 @@ import pytest
 from marft.rollout import local_runner
 from marft_lab.synthesis import teachers
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_lab.synthesis.teacher_episodes import build_attempts, episode_identity
-from marft_lab.synthesis.teachers import Teacher, load_teacher, open_teacher
+from marft_lab.synthesis.teachers import Teacher, build_attempts, episode_identity, load_teacher, open_teacher
 from tests.cold_worlds import cold
 
 

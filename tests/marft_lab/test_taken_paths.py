@@ -23,7 +23,7 @@ from marft_lab.federated.settings import load_federation
 from marft_lab.flows.network import read_network
 from marft_lab.safety.suite import read_suite
 from marft_lab.shadow.scorers import read_feedback
-from marft_serve.traces.json_lines import read_objects
+from marft_serve.traces.reader import read_objects
 from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.types import SkipCounter
 from tests.helpers import recipe

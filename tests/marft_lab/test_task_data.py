@@ -18,15 +18,16 @@ from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.play import play
 from marft.agents.task_copies import copy_task
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.config.interfaces.credit import CreditInputs, CreditOutput
+from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.config.load import load_recipe
 from marft.envs.graders import FunctionGrader
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.scripted_policy import PolicyInput
 from marft.rewards.reward_manager import RewardManager
-from marft.rewards.terms import Function, Outcome, Term, TermReward
+from marft.rewards.terms import Function, Outcome
 from marft.rollout.task_sampler import TaskSampler
-from marft.trainer.batching import FixedLogProbs
-from marft.trainer.interfaces import CreditInputs, CreditOutput
+from marft.trainer.micro_batch import FixedLogProbs
 from marft_lab.scripted_team import ScriptedTeam
 from marft_lab.synthesis.candidates import Candidate, FilterContext
 from marft_lab.synthesis.filtering import apply_filters
@@ -219,7 +220,7 @@ def test_no_reward_term_writes_into_what_is_learned_from(wrote: str) -> None:
     assert (action.tokens.tolist(), action.prompt.tolist(), action.log_probs.tolist()) == ([8, 9], [5, 6, 7], [-1, -1])
 
 
-class Writes(Term):
+class Writes(RewardTerm):
     """Writes into a part of what it is given."""
 
     wrote: str

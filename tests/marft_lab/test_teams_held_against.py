@@ -8,17 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from marft.agents.agents import Agent
-from marft.agents.channels.raw import Raw
-from marft.agents.organizations.chain import Chain
-from marft.agents.prompt_messages import Message
+from marft.agents.channels import Raw
+from marft.agents.organizations import Chain
 from marft.agents.team import Team
 from marft.common.types import AgentProfile, JointAction, Observation
-from marft_lab.team_evaluation.team_variants import (
+from marft.config.interfaces.channel import Channel, Message
+from marft_lab.team_evaluation.variants import (
     MutedChannel,
     SingleAgentTeam,
-    with_muted_agents,
-    with_replaced_policies,
-    with_single_agent,
+    TeamVariant,
 )
 from tests.episodes import make_action
 
@@ -28,7 +26,7 @@ TEAM = Team(
 )
 
 
-class Shouting:
+class Shouting(Channel):
     """A channel that shouts, and drops every second message that it is given."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
@@ -46,7 +44,7 @@ def test_one_agent_alone_is_shown_the_observation_and_its_action_is_the_answer()
         return act
 
     agents: Any = {role: seat(role) for role in "abc"}
-    answered = asyncio.run(SingleAgentTeam("b").act(Observation("?"), agents))
+    answered = asyncio.run(SingleAgentTeam(role="b").act(Observation("?"), agents))
     assert isinstance(answered, JointAction)
     assert answered.answer is not None
     assert answered.answer.agent == "b"
@@ -54,25 +52,27 @@ def test_one_agent_alone_is_shown_the_observation_and_its_action_is_the_answer()
 
 
 def test_the_others_keep_their_seats() -> None:
-    assert with_single_agent(TEAM, "b") == replace(TEAM, organization=SingleAgentTeam("b"))
+    assert TeamVariant({}, single_role="b").build_team(TEAM) == replace(TEAM, organization=SingleAgentTeam(role="b"))
 
 
 def test_the_teams_own_channel_carries_what_is_heard_and_nothing_else() -> None:
     said = [Message("a", "one"), Message("b", "two"), Message("c", "three"), Message("a", "four"), Message("c", "five")]
-    assert list(MutedChannel(Shouting(), ("a",)).carry(said)) == [
+    assert list(MutedChannel(channel=Shouting(), roles=("a",)).carry(said)) == [
         None, Message("b", "TWO"), None, None, Message("c", "FIVE"),
     ]  # fmt: skip
 
 
 def test_a_team_that_does_not_hear_some_is_the_same_but_for_its_channel() -> None:
-    assert with_muted_agents(TEAM, ["a", "c"]) == replace(TEAM, channel=MutedChannel(Raw(), ("a", "c")))
+    assert TeamVariant({}, muted_roles=("a", "c")).build_team(TEAM) == replace(
+        TEAM, channel=MutedChannel(channel=Raw(), roles=("a", "c"))
+    )
 
 
 def test_policies_change_seats_wherever_they_sit() -> None:
     def policies(seats: dict[str, str]) -> list[str]:
-        return [agent.policy for agent in with_replaced_policies(TEAM, seats).agents]
+        return [agent.policy for agent in TeamVariant({}, policy_swaps=seats).build_team(TEAM).agents]
 
     assert policies({"one": "two", "two": "one"}) == ["two", "one", "two"]
     assert policies({"two": "three"}) == ["one", "three", "one"]
-    moved = with_replaced_policies(TEAM, {"one": "two"})
+    moved = TeamVariant({}, policy_swaps={"one": "two"}).build_team(TEAM)
     assert ([agent.role for agent in moved.agents], moved.organization) == (["a", "b", "c"], TEAM.organization)

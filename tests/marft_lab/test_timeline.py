@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marft.common.types import Episode, Observation, Task, Transition
-from marft_lab.team_evaluation.contributions import ActionContribution
-from marft_lab.team_evaluation.timeline import build_timeline
+from marft_lab.team_evaluation.counterfactual import ActionContribution
+from marft_lab.team_evaluation.report import build_timeline
 from tests.episodes import make_action
 
 

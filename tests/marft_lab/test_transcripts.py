@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
-from marft_lab.prompt_optimization.proposals import AttemptTranscript
-from marft_lab.prompt_optimization.transcripts import MAX_CHARACTERS, build_transcript
+from marft_lab.prompt_optimization.prompts import MAX_CHARACTERS, AttemptTranscript
 from tests.episodes import make_action
 
 
@@ -23,7 +22,7 @@ STEPS = (Transition(Observation("Tea?"), 0.0), Transition(Observation("So far: 3
 
 
 def test_it_has_turns_calls_with_their_answers_what_was_shown_and_what_came_of_it() -> None:
-    assert build_transcript(episode(*STEPS)) == (
+    assert AttemptTranscript.from_episode(episode(*STEPS)).messages == (
         ("searcher", "I look."),
         ("search of searcher", '{"q": "tea"} → tea: 3'),
         ("no tool of searcher", "{ → no such tool, which failed"),
@@ -35,7 +34,7 @@ def test_it_has_turns_calls_with_their_answers_what_was_shown_and_what_came_of_i
 
 
 def test_agents_have_the_names_that_are_given() -> None:
-    names = [name for name, _ in build_transcript(episode(*STEPS), ["look up", "answer"])]
+    names = [name for name, _ in AttemptTranscript.from_episode(episode(*STEPS), ["look up", "answer"]).messages]
     assert names == [
         "look up",
         "search of look up",
@@ -49,19 +48,19 @@ def test_agents_have_the_names_that_are_given() -> None:
 
 def test_what_is_long_is_cut_and_views_of_single_agents_are_shown() -> None:
     shown = Observation("Tea?", views={"searcher": "x" * 2 * MAX_CHARACTERS})
-    (name, text), *_ = build_transcript(episode(Transition(shown, 0.0), STEPS[1]))
+    (name, text), *_ = AttemptTranscript.from_episode(episode(Transition(shown, 0.0), STEPS[1])).messages
     assert name == "environment"
     assert "To searcher:" in text
     assert len(text) < MAX_CHARACTERS + 50
 
 
 def test_what_nobody_judged_is_not_called_failed_and_actions_without_a_step_are_there() -> None:
-    found = build_transcript(episode(STEPS[0], success=None))
+    found = AttemptTranscript.from_episode(episode(STEPS[0], success=None)).messages
     assert found[-1] == ("outcome", "reward 0")
     assert ("answerer", "4") in found
 
 
 def test_a_proposer_is_told_it() -> None:
     assert AttemptTranscript.from_episode(episode(*STEPS)) == AttemptTranscript(
-        "Tea?", build_transcript(episode(*STEPS))
+        "Tea?", AttemptTranscript.from_episode(episode(*STEPS)).messages
     )

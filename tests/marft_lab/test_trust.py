@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.common.anytime_test import BET_FRACTIONS
+from marft_lab.anytime_test import BET_FRACTIONS
 from marft_lab.world_models.counts import CountModel, FittedCountModel
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction
 from marft_lab.world_models.trust import PredictionErrors, Trust, compute_errors, step_excess

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft_lab.team_evaluation.contributions import ActionContribution
-from marft_lab.team_evaluation.timeline import build_timeline
+from marft_lab.team_evaluation.counterfactual import ActionContribution
+from marft_lab.team_evaluation.report import build_timeline
 from tests.views import asked, attempt, client, make_run
 
 VALUE = {"value": 0.5, "interval": [0.25, 0.75], "difference": None, "difference_interval": None}

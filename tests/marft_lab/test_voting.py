@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from marft.common.types import Task
-from marft_lab.team_evaluation.voting import answer_text, best_attempt, majority_vote, max_affordable, normalize_answer
+from marft_lab.team_evaluation.single_agent import (
+    answer_text,
+    best_attempt,
+    majority_vote,
+    max_affordable,
+    normalize_answer,
+)
 from tests.benches import attempt
 
 

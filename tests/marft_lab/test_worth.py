@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marft.common.types import ActionKey
-from marft.runs.saved_schemas import read_headline
+from marft.runs.run_folder import read_headline
 from marft_lab.team_evaluation.options import PARTS, ComparisonOptions
 from marft_lab.team_evaluation.report import write_report
 from marft_lab.team_evaluation.tables import format_headline

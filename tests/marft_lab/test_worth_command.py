@@ -13,7 +13,7 @@ import pytest
 import marft
 import marft_lab
 from marft.config import RunSettings
-from marft.runs.cleanup import remove_run
+from marft.runs.run_files import remove_run
 from marft.runs.run_folder import RunFolder
 from marft_serve.gateway.client import Client
 from tests.gateways import ask

@@ -16,14 +16,13 @@ from marft.agents.team import Team
 from marft.common.prompt_history import PromptHistory, PromptVersion
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.runs.state_schema import LINEAGE_ADAPTER
-from marft_lab.team_evaluation.episode_estimate import estimate_episodes, format_estimate
-from marft_lab.team_evaluation.leave_one_out import compare_leave_one_out
+from marft.runs.state import LINEAGE_ADAPTER
 from marft_lab.team_evaluation.message_ablation import assign_donors, replace_messages, run_message_ablation
 from marft_lab.team_evaluation.options import ComparisonOptions
+from marft_lab.team_evaluation.policy_swaps import compare_leave_one_out
 from marft_lab.team_evaluation.scores import ResultRow
-from marft_lab.team_evaluation.team_variants import MutedChannel, SingleAgentTeam
-from marft_lab.team_evaluation.variants import TeamVariant, VariantPlayer
+from marft_lab.team_evaluation.session import estimate_episodes, format_estimate
+from marft_lab.team_evaluation.variants import MutedChannel, SingleAgentTeam, TeamVariant, VariantPlayer
 from tests.benches import Told, told
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
@@ -233,9 +232,9 @@ class TestArms:
         assert [agent.policy for agent in seated.agents] == ["b", "a"]
         assert (seated.channel, seated.organization) == (team.channel, team.organization)
         unheard = TeamVariant({}, muted_roles=("a",)).build_team(team)
-        assert (unheard.channel, unheard.agents) == (MutedChannel(team.channel, ("a",)), team.agents)
+        assert (unheard.channel, unheard.agents) == (MutedChannel(channel=team.channel, roles=("a",)), team.agents)
         alone = TeamVariant({}, single_role="b").build_team(team)
-        assert (alone.organization, alone.agents, alone.channel) == (SingleAgentTeam("b"), team.agents, team.channel)
+        assert (alone.organization, alone.agents, alone.channel) == (SingleAgentTeam(role="b"), team.agents, team.channel)
 
     def test_attempts_go_on_from_the_first_with_their_messages(self) -> None:
         said = {("t", 3): {"x": "one"}, ("u", 2): {"y": "two"}}
@@ -368,7 +367,7 @@ class TestPlayer:
         assert rollouts.done == reset
         player.play(TeamVariant(BASE, single_role="actor"))
         assert rollouts.done == reset, "they are in place"
-        assert rollouts.teams[-1].organization == SingleAgentTeam("actor")
+        assert rollouts.teams[-1].organization == SingleAgentTeam(role="actor")
         mixed = {"reasoner": "a2", "actor": "a1"}
         player.play(TeamVariant(mixed))
         assert rollouts.done[2:] == ["reset reasoner", "load reasoner of a2", "reset actor", "load actor of a1"]
@@ -465,7 +464,7 @@ class TestPlayer:
 
     def test_a_team_of_its_own_is_played_once_with_the_weights_that_are_named(self) -> None:
         player, rollouts = self.player()
-        team = replace(rollouts.team, organization=SingleAgentTeam("actor"))
+        team = replace(rollouts.team, organization=SingleAgentTeam(role="actor"))
         attempts = [Attempt(task, "elsewhere") for task in TASKS[:2]]
         weights = {"reasoner": "a1", "actor": "base"}
         for _ in range(2):

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
-from marft.evaluation.trajectories.ratio import Ratio
-from marft_lab.team_evaluation.contributions import (
+from marft.evaluation.ratios import Ratio
+from marft_lab.team_evaluation.counterfactual import (
     ActionContribution,
     agent_contributions,
     compute_contributions,
     resampled_actions,
 )
 from marft_lab.team_evaluation.scores import build_row, compute_chosen_scores, compute_scores, compute_value
-from marft_lab.team_evaluation.voting import best_attempt, majority_vote, max_affordable, normalize_answer
+from marft_lab.team_evaluation.single_agent import best_attempt, majority_vote, max_affordable, normalize_answer
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
 

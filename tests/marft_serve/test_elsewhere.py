@@ -15,20 +15,18 @@ from marft.agents.streaming import Detokenizer
 from marft.common.token_data import Grammar
 from marft.common.types import Option, SamplingParams
 from marft.config import RunSettings
+from marft.config.interfaces.schedule import Progress
 from marft.inference.choice_sampling import ChoiceRequest, choose
 from marft.inference.decoding import Row, RowResult, RunningBatch
-from marft.inference.grammar_compiler import GrammarCompiler
-from marft.inference.grammar_masking import GrammarMasker
+from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.models.backbone import Backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.non_finite_guard import Snapshot
-from marft.trainer.sft import SftLearner
+from marft.trainer.non_finite_guard import Snapshot, find_non_finite
 from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.sft import SftLearner
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.nights import BY_NIGHT, some
@@ -150,7 +148,7 @@ class TestForward:
             with elsewhere() as waits:
                 states, weight, b, y = (x.to(place).detach() for x in (hidden, head, bias, targets))
                 waits.clear()
-                scores = score_tokens(states.requires_grad_(), weight, b, y, None, entropy_gradient=True)
+                scores = score_tokens(states.requires_grad_(), OutputHead(weight, b), y, None, entropy_gradient=True)
                 (scores.log_probs.sum() + scores.entropies.sum()).backward()
                 assert not waits or place == CPU
                 found.append([plain(x.detach()) for x in (*scores, states.grad)])

@@ -10,9 +10,8 @@ import pytest
 import tomli_w
 
 from marft.config.plugins import import_object
-from marft.runs.export.loader import read_recipe_table
 from marft.runs.export.manifest import RECIPE, load_export, write_manifest
-from marft.runs.export.recipe import export_recipe
+from marft.runs.export.recipe import export_recipe, read_recipe_table
 from marft_serve.serving.settings import load_served_team
 from tests.exports import MANIFEST
 

@@ -11,21 +11,27 @@ import pytest
 
 from marft.config.load import parse_recipe, to_toml
 from marft.inference.engine_settings import Vllm
-from marft.runs.export.loader import read_recipe_table
+from marft.runs.export.exporter import find_folder_references, list_local_folders
 from marft.runs.export.manifest import Export, Manifest
-from marft.runs.export.path_references import find_folder_references, list_local_folders
-from marft.runs.export.recipe import PLACEHOLDER, ExportRecipe, export_recipe, find_code_keys, trust_flag
+from marft.runs.export.recipe import (
+    PLACEHOLDER,
+    ExportRecipe,
+    export_recipe,
+    find_code_keys,
+    read_recipe_table,
+    trust_flag,
+)
 from marft.runs.run_folder import RunFolder
 from marft_serve.serving.settings import build_served_table
 from tests.helpers import recipe
 
 ORGANIZATION = """
 from their_package.helper import first
-from marft.config.plugin_types import OrganizationPart
+from marft.config.interfaces.organization import Organization
 import numpy
 
 
-class Mine(OrganizationPart):
+class Mine(Organization):
     async def act(self, observation, agents):
         return await first(observation, agents)
 """

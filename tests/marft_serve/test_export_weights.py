@@ -109,8 +109,7 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
     trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
-    from marft_serve.serving.app import Limits
-    from marft_serve.serving.options import ListenOptions, ProtocolOptions
+    from marft_serve.serving.options import ServeOptions
     from marft_serve.serving.server import run_server
     from marft_serve.serving.settings import load_served_team
 
@@ -119,10 +118,4 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
         evaluate_targets([path], [], EvaluationOptions(mode="greedy", tasks=1))
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-        run_server(
-            load_served_team(path, "best"),
-            ListenOptions(port=0),
-            Limits(),
-            protocol_options=ProtocolOptions(),
-            ready=lambda *_: pytest.fail("it is served"),
-        )
+        run_server(load_served_team(path, "best"), ServeOptions(port=0), lambda *_: pytest.fail("it is served"))

@@ -13,7 +13,7 @@ from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.marft_serve.test_gateway_parity import compare, trained
 from tests.nights import NIGHT, some
 from tests.sources import ROOT

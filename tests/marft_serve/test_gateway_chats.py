@@ -16,7 +16,8 @@ from marft.agents.chat import ChatRefusedError
 from marft.agents.conversation import Node
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, Completion, Episode, Observation
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
 from tests.marft_serve.test_gateway_tokens import CALL, format_named, starts
 

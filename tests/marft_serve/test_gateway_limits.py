@@ -16,12 +16,12 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams, Task
-from marft_serve.gateway.budget import Budget
 from marft_serve.gateway.client import Client
 from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.masking import mask_secrets
+from marft_serve.gateway.program_runner import mask_secrets
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from marft_serve.gateway.protocol.parsing import ClientMessage, ClientToolCall, build_chat_messages
+from marft_serve.gateway.session import Budget
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
 from tests.marft_serve.test_gateway import Slow

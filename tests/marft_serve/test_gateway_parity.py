@@ -12,7 +12,7 @@ from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.nights import BY_NIGHT
 
 pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")

@@ -360,7 +360,7 @@ class TestNumbers:
                 answers.append(ask(clients["a"], stream=stream))
                 answers.append(ask(clients["a"], stream=stream, headers={RETRY: "1"}))
 
-        monkeypatch.setattr(app, "_build_metadata", lambda *_: {"a": float("nan")})
+        monkeypatch.setattr(app, "_describe_actions", lambda *_: {"model": "m", "marft": {"a": float("nan")}})
         episode = played(solve)
         assert [answer.status for answer in answers] == [500] * 4
         assert {answer.headers["x-should-retry"] for answer in answers} == {"false"}

@@ -18,8 +18,7 @@ from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError
 from marft.common.types import Action, Episode, Observation
 from marft.config.models import ModelSettings
-from marft.inference.chat_messages import render_messages, render_text
-from marft.inference.renderer import ChatFormat
+from marft.inference.chat_messages import ChatFormat, render_messages, render_text
 from marft.models.chat_templates import RENDER_ERRORS
 from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates

@@ -194,7 +194,7 @@ class TestStops:
         _, reply, _, _ = stopped([text], stop, tools=[ADD])
         request = read(Messages(), messages=[user("?")], stop_sequences=stop)
         whole = Messages().build_response(request, [reply], TOLD)
-        events = list(Messages().build_stream(request, ActionStart.from_action(reply.action), TOLD).end([reply], TOLD))
+        events = list(Messages().stream_type(request, ActionStart.from_action(reply.action), TOLD).end([reply], TOLD))
         delta: Any = next(event for name, event in events if name == "message_delta")
         assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
         assert delta["delta"] == {"stop_reason": reason, "stop_sequence": sequence}

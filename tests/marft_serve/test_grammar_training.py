@@ -19,7 +19,7 @@ from marft.config import RunSettings, parse_recipe
 from marft.config.python_objects import ObjectPlaceholder
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_serve.gateway.client import Client
 from tests import templates
 from tests.helpers import recipe

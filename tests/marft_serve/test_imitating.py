@@ -14,14 +14,21 @@ import pytest
 from marft.common.callbacks import CallbackList
 from marft.common.errors import RunError
 from marft.common.types import Action, Choice, Option, TokenSource
-from marft.runs.checkpoints import CheckpointManager, State
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.run_folder import RunFolder
-from marft.trainer.sft import SftLoss, build_sample
-from marft_serve.cli.traces import _build_changes
+from marft.runs.state import State
+from marft.trainer.batching import build_sample
+from marft_serve.cli.traces import RecipeWithTraces
 from marft_serve.traces import warm_start
-from marft_serve.traces.imitation_data import ImitationData, iter_trainable_actions, mask_zero_weight_turns
+from marft_serve.traces.sft import SftLoss
 from marft_serve.traces.types import SkipCounter, TracedTurn
-from marft_serve.traces.warm_start import _build_metrics, _TrainLoop
+from marft_serve.traces.warm_start import (
+    ImitationData,
+    _build_metrics,
+    _TrainLoop,
+    iter_trainable_actions,
+    mask_zero_weight_turns,
+)
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.runs import Listening
@@ -164,5 +171,5 @@ def test_a_choice_of_weight_0_is_none() -> None:
 
 def test_roles_of_the_command_join_those_of_the_recipe(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, "--sft.roles", "{ solver = 'actor', boss = 'actor' }")
-    changes = _build_changes(run, [], ["thinker=reasoner", "boss=reasoner"])
+    changes = RecipeWithTraces(tmp_path, (), roles=["thinker=reasoner", "boss=reasoner"]).build_changes(run)
     assert changes == {"sft.roles": {"solver": "actor", "boss": "reasoner", "thinker": "reasoner"}}

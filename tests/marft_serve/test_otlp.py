@@ -17,13 +17,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from marft.common.types import ActionKey, AgentProfile, Episode, Fork, Task, ToolCall
 from marft_serve.traces.types import TracedEpisode
-from marft_serve.tracing import batches
-from marft_serve.tracing.batches import MAX_SPANS, make_batches
-from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing import episode_spans
+from marft_serve.tracing.episode_spans import MAX_SPANS, Tracer, make_batches
+from marft_serve.tracing.messages import split_turns, strip_tool_calls
 from marft_serve.tracing.otlp import encode_json_line, encode_protobuf
 from marft_serve.tracing.span import MAX_TEXT_CHARS, Span
 from marft_serve.tracing.team_metadata import AgentMetadata, TeamMetadata
-from marft_serve.tracing.turns import split_turns, strip_tool_calls
 from tests.episodes import episodes, make_action
 from tests.otlp import BEGAN, CAST, named, spans_in, team
 from tests.tracing import read
@@ -287,7 +286,7 @@ def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
         each = len(tracer.build_spans(some[0]))
         assert all(len(batch.spans) == each * batch.episodes for batch in found)
         assert all(batch.episodes >= least for batch in found[:-1]), "as many as there is room for"
-        assert all(sum(map(characters, batch.spans)) <= batches.MAX_TEXT_CHARS for batch in found)
+        assert all(sum(map(characters, batch.spans)) <= episode_spans.MAX_TEXT_CHARS for batch in found)
         assert sum(batch.episodes for batch in found) == len(some)
 
 
@@ -299,7 +298,7 @@ def test_an_episode_of_many_words_takes_several_batches_of_bounded_size() -> Non
     assert sum(len(batch.spans) for batch in found) == sum(
         len(tracer.build_spans(one)) for one in (team(), episode, team(sample=1))
     )
-    assert all(sum(map(characters, batch.spans)) <= batches.MAX_TEXT_CHARS for batch in found)
+    assert all(sum(map(characters, batch.spans)) <= episode_spans.MAX_TEXT_CHARS for batch in found)
     assert [batch.episodes for batch in found] == [1, *[0] * (len(found) - 2), 2]
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from marft_serve.tracing.batches import build_resource
-from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.episode_spans import Tracer, build_resource
 from marft_serve.tracing.team_metadata import TeamMetadata
 
 TABLE: dict[str, Any] = {

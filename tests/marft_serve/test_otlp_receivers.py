@@ -24,7 +24,7 @@ from marft.common.errors import RunError
 from marft.config import load_recipe
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft_serve.cli.tracing import run_trace
+from marft_serve.cli.traces import run_trace
 from marft_serve.tracing.episode_spans import Tracer
 from marft_serve.tracing.live_exporter import LiveExporter, TracingCallback
 from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
@@ -37,8 +37,9 @@ from tests.sources import TESTS
 
 def send(run: Path, otlp: str = "", **more: Any) -> None:
     """``marft trace``, with its defaults."""
-    words = {"file": None, "step": 0, "task": "", "headers": (), "timeout": 10.0, "content": False}
-    run_trace(run, otlp, **{**words, **more})
+    words = {"file": None, "headers": (), "timeout": 10.0, "content": False, **more}
+    recording = Recording.from_folder(run, words.pop("step", 0), words.pop("task", ""))
+    run_trace(recording, otlp, **words)
 
 
 # to a receiver

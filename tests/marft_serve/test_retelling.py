@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.prompt_messages import Message, build_messages
+from marft.agents.prompt_messages import build_messages
 from marft.cli.signals import handle_sigterm
 from marft.common.types import Action, TokenSource
 from marft.config import RunSettings, parse_recipe
+from marft.config.interfaces.channel import Message
 from marft.envs.tasks import read_tasks
 from marft.models.tokenizer_format import load_formats
 from marft.rollout.local_runner import open_rollouts
-from marft_serve.traces.imitation_data import (
+from marft_serve.traces.reader import read_traces
+from marft_serve.traces.replayer import ReplayedTrace, ReplayEngine, TraceReplayer
+from marft_serve.traces.types import SkipCounter
+from marft_serve.traces.warm_start import (
     iter_trainable_actions,
     load_imitation_data,
     mask_zero_weight_turns,
     plan_steps,
 )
-from marft_serve.traces.reader import read_traces
-from marft_serve.traces.replay import ReplayEngine
-from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
-from marft_serve.traces.types import SkipCounter
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.sources import ROOT

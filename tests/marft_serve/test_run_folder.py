@@ -18,26 +18,27 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marft import load_run
 from marft.cli.evaluation import EvaluationOptions, evaluate
-from marft.cli.team_export import export
+from marft.cli.handlers import export
 from marft.common import atomic
 from marft.common.atomic import new_folder
 from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config import RunSettings, parse_recipe
+from marft.config.interfaces.schedule import Progress
 from marft.evaluation.session import find_checkpoint
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs import lock
 from marft.runs.changes import change_notes, find_changes
-from marft.runs.checkpoints import BEST_METRICS, CheckpointManager, State, load_critic, load_policies, read_record
-from marft.runs.cleanup import remove_checkpoint, remove_run
+from marft.runs.checkpoints import CheckpointManager, load_critic, load_policies
 from marft.runs.export.exporter import export_run
 from marft.runs.metrics_log import LogDigest, MetricsLog, read_rows, truncate_log
+from marft.runs.run_files import remove_checkpoint, remove_run
 from marft.runs.run_folder import RunFolder, parse_step
+from marft.runs.state import BEST_METRICS, State, read_record
 from marft.trainer import non_finite_guard
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
 from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard
+from marft.trainer.train import train
 from marft_serve.serving.settings import load_served_team
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT

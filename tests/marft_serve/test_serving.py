@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from marft.config.interfaces.organization import Organization
+
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 pytest.importorskip("openai", reason="asks as clients do: pip install 'marft[remote]'")
 
@@ -23,8 +25,7 @@ from marft.common.types import Episode, JointAction, Task
 from marft.runs.episode_files import read_episodes
 from marft_serve.gateway.errors import RequestError
 from marft_serve.serving.admission import AdmissionQueue, BusyError
-from marft_serve.serving.app import Limits
-from marft_serve.serving.options import ListenOptions
+from marft_serve.serving.options import ServeOptions
 from marft_serve.serving.recorder import Recorder
 from marft_serve.serving.team_handler import build_task_text
 from tests.fakes import FakeEngine
@@ -33,7 +34,7 @@ from tests.helpers import until
 from tests.servings import Held, bearer, serving
 
 
-class Raises:
+class Raises(Organization):
     async def act(self, observation: object, agents: object) -> JointAction:
         raise RuntimeError("the key is sk-secret")
 
@@ -181,7 +182,7 @@ class TestRefusals:
         assert "sk-secret" in caplog.text
 
     def test_an_answer_that_takes_too_long_is_a_timeout(self) -> None:
-        with serving("a", engine=Held(), limits=Limits(seconds=0.05)) as s:
+        with serving("a", engine=Held(), options=ServeOptions(timeout_seconds=0.05)) as s:
             assert s.ask().status == 504
             until(lambda: s.app.admission.running == 0)
 
@@ -214,18 +215,21 @@ class TestRefusals:
     def test_others_than_this_machine_need_a_token(self, host: str, refused: bool) -> None:
         if refused:
             with pytest.raises(ValueError, match="others than this machine could ask, and no token is set"):
-                ListenOptions(host).check()
+                ServeOptions(host).check()
         else:
-            ListenOptions(host).check()
-        ListenOptions(host, token="secret").check()
-        ListenOptions(host, allow_remote=True).check()
+            ServeOptions(host).check()
+        ServeOptions(host, token="secret").check()
+        ServeOptions(host, allow_remote=True).check()
 
 
 class TestMany:
     def test_every_request_is_answered_or_refused_and_none_is_lost(self) -> None:
         """Two at work, three in the queue, and the rest told when to come again."""
         engine = Held()
-        with serving("a", engine=engine, limits=Limits(2, 3)) as s, ThreadPoolExecutor(40) as crowd:
+        with (
+            serving("a", engine=engine, options=ServeOptions(concurrency=2, queue=3)) as s,
+            ThreadPoolExecutor(40) as crowd,
+        ):
             first = [crowd.submit(s.ask, "a", str(n)) for n in range(5)]
             until(lambda: (s.app.admission.running, s.app.admission.waiting) == (2, 3))
             others = [crowd.submit(s.ask, "a", str(n)) for n in range(35)]
@@ -243,7 +247,10 @@ class TestMany:
 
     def test_requests_are_begun_in_the_order_in_which_they_came(self) -> None:
         engine = Held()
-        with serving("a", engine=engine, limits=Limits(1, 10)) as s, ThreadPoolExecutor(10) as crowd:
+        with (
+            serving("a", engine=engine, options=ServeOptions(concurrency=1, queue=10)) as s,
+            ThreadPoolExecutor(10) as crowd,
+        ):
             asked = []
             for number in range(5):
                 asked.append(crowd.submit(s.ask, "a", f"question {number}"))
@@ -256,7 +263,7 @@ class TestMany:
     @pytest.mark.parametrize("model", ["team", "a"])
     def test_a_client_that_goes_away_makes_room(self, model: str, stream: bool) -> None:
         engine = Held()
-        with serving("a", "b", engine=engine, limits=Limits(1, 1)) as s:
+        with serving("a", "b", engine=engine, options=ServeOptions(concurrency=1, queue=1)) as s:
             body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
             for _ in range(2):
                 with pytest.raises(TimeoutError):

@@ -40,8 +40,7 @@ from a2a.utils.errors import (
 from marft.runs.export.exporter import export_run
 from marft.runs.run_folder import RunFolder
 from marft_serve.serving.a2a import BoundedTaskStore
-from marft_serve.serving.app import Limits
-from marft_serve.serving.options import ProtocolOptions
+from marft_serve.serving.options import ServeOptions
 from tests.agents import WORDS, agent, client, message, sent, told
 from tests.docs import blocks
 from tests.gateways import send
@@ -217,7 +216,7 @@ def test_a_cancelled_task_ends_and_makes_room() -> None:
             assert WORDS[task.status.state] == "canceled"
             return told(events + [event async for event in stream])
 
-    with agent(engine=engine, limits=Limits(concurrency=1, queue=0)) as s:
+    with agent(engine=engine, options=ServeOptions(concurrency=1, queue=0)) as s:
         assert asyncio.run(cancel(s.url)) == ["task submitted", "asked a", "canceled"]
         until(lambda: engine.waiting == 0 and s.app.admission.running == 0)
         engine.may.set()
@@ -238,13 +237,13 @@ def test_places_are_those_of_all_requests() -> None:
         engine.may.set()
         return [WORDS[status.state], *told(await first)]
 
-    with agent(engine=engine, limits=Limits(concurrency=1, queue=0)) as s:
+    with agent(engine=engine, options=ServeOptions(concurrency=1, queue=0)) as s:
         assert asyncio.run(crowd(s.url)) == ["rejected", "task completed"]
         assert len(s.episodes) == 1
 
 
 def test_a_team_that_cannot_answer_fails_its_task() -> None:
-    with agent(engine=Held(), limits=Limits(seconds=0.05)) as s:
+    with agent(engine=Held(), options=ServeOptions(timeout_seconds=0.05)) as s:
         (event,) = asyncio.run(sent(s.url, message()))
         assert WORDS[event.task.status.state] == "failed"
         assert event.task.status.message.parts[0].text == "the answer took over 0.05 s"
@@ -267,10 +266,10 @@ def test_of_tasks_that_have_ended_the_last_ones_are_kept() -> None:
 
 def test_it_is_offered_over_http_alone_and_at_an_address() -> None:
     with pytest.raises(ValueError, match="--mcp stdio listens nowhere"):
-        ProtocolOptions("stdio", a2a=True).check()
+        ServeOptions(mcp="stdio", a2a=True).check()
     with pytest.raises(ValueError, match="is no address such as https://"):
-        ProtocolOptions(a2a=True, address="team.example.org").check()
-    ProtocolOptions("http", a2a=True, address="https://team.example.org").check()
+        ServeOptions(a2a=True, public_url="team.example.org").check()
+    ServeOptions(mcp="http", a2a=True, public_url="https://team.example.org").check()
 
 
 def test_a_page_of_another_host_is_refused() -> None:

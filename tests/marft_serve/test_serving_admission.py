@@ -20,7 +20,7 @@ from marft.common.texts import cut_at_stop
 from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.hosts import is_allowed_host, is_allowed_origin
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.serving.app import Limits
+from marft_serve.serving.options import ServeOptions
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.servings import Held, bearer, serving
@@ -131,7 +131,7 @@ def test_beyond_this_machine_its_addresses_and_its_own_name_count() -> None:
 
 def test_where_all_places_are_taken_no_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, read = Held(), list[bytes]()
-    with serving("a", engine=engine, limits=Limits(1, 0)) as s, ThreadPoolExecutor(1) as crowd:
+    with serving("a", engine=engine, options=ServeOptions(concurrency=1, queue=0)) as s, ThreadPoolExecutor(1) as crowd:
         first = crowd.submit(s.ask, "a")
         while not engine.waiting:
             time.sleep(0.01)
@@ -204,7 +204,7 @@ def test_healthz_fails_while_the_engine_cannot_go_on() -> None:
 
 
 def test_a_request_that_is_refused_leaves_its_place() -> None:
-    with serving("a", limits=Limits(1, 0)) as s:
+    with serving("a", options=ServeOptions(concurrency=1, queue=0)) as s:
         for _ in range(3):
             assert send(f"{s.url}/v1/chat/completions", b"{").status == 400
         assert s.ask("a").status == 200

@@ -20,8 +20,8 @@ from mcp.client.stdio import stdio_client
 from marft.runs.export.exporter import export_run
 from marft.runs.run_folder import RunFolder
 from marft_serve.gateway.listener import Listener
-from marft_serve.serving.app import Limits
 from marft_serve.serving.mcp import build_team_server, combine_apps
+from marft_serve.serving.options import ServeOptions
 from tests.docs import blocks
 from tests.gateways import send
 from tests.servings import Serving, bearer, serving
@@ -90,7 +90,7 @@ def test_a_call_without_a_task_is_told_what_it_lacks(given: dict[str, Any]) -> N
 
 
 def test_why_a_task_was_not_taken_is_said() -> None:
-    with serving(limits=Limits(concurrency=1, queue=0)) as s:
+    with serving(options=ServeOptions(concurrency=1, queue=0)) as s:
         s.app.admission.enter()
         result = asyncio.run(called(s, {"task": "1 + 2?"}))
     assert result.is_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,7 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 
 from marft_serve.cli import serving as shipping
 from marft_serve.serving import server
-from marft_serve.serving.app import Limits
-from marft_serve.serving.options import ListenOptions, ProtocolOptions, format_startup
+from marft_serve.serving.options import ServeOptions, format_startup
 from tests.gateways import send
 from tests.servings import serving
 
@@ -22,25 +22,23 @@ HERE, MODELS = "http://127.0.0.1:8000", ("demo", "team", "a")
 
 
 @pytest.mark.parametrize(
-    ("place", "also", "words"),
+    ("options", "words"),
     [
-        (("0.0.0.0", 0, "", False), ("", False, ""), "others than this machine could ask, and no token is set"),
-        (("127.0.0.1", 0, "a b", False), ("", False, ""), "characters that no header can carry"),
-        (("127.0.0.1", 0, "", False), ("", False, "team"), "is no address such as"),
-        (("127.0.0.1", 0, "", False), ("", False, "https://["), "--public-url: 'https://\\[' is no address such as"),
+        ({"host": "0.0.0.0"}, "others than this machine could ask, and no token is set"),
+        ({"token": "a b"}, "characters that no header can carry"),
+        ({"public_url": "team"}, "is no address such as"),
+        ({"public_url": "https://["}, "--public-url: 'https://\\[' is no address such as"),
     ],
 )
 def test_what_cannot_be_offered_is_refused_before_models_are_thought_of(
-    place: Any, also: Any, words: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def imports_transformers() -> None:
         raise AssertionError("is not reached")
 
     monkeypatch.setattr(shipping, "silence_transformers", imports_transformers)
     with pytest.raises(ValueError, match=words):
-        shipping.serve(
-            Path("nowhere"), (), "best", place, (1, 1, 1.0), grace=1, record=None, protocols=also, trust_code=False
-        )
+        shipping.serve(Path("nowhere"), (), ServeOptions(port=0, **options))
 
 
 def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,16 +48,16 @@ def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch: p
     monkeypatch.setattr(server, "load_team", loads)
     nobody: Any = SimpleNamespace(run=None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = ListenOptions(port=taken.getsockname()[1])
+        place = ServeOptions(port=taken.getsockname()[1])
         with pytest.raises(ValueError, match=f"marft serve cannot listen on 127.0.0.1 port {place.port}"):
-            server.run_server(nobody, place, Limits(1, 1, 1.0), protocol_options=ProtocolOptions())
+            server.run_server(nobody, place)
         with pytest.raises(AssertionError, match="is not reached"):  # where it listens nowhere
-            server.run_server(nobody, place, Limits(1, 1, 1.0), protocol_options=ProtocolOptions("stdio"))
+            server.run_server(nobody, replace(place, mcp="stdio"))
 
 
 def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
     said = list(
-        format_startup(HERE, MODELS, ListenOptions(token="secret"), ProtocolOptions("http", True), Path("/var/asked"))
+        format_startup(HERE, MODELS, ServeOptions(token="secret", mcp="http", a2a=True, record=Path("/var/asked")))
     )
     assert said == [
         f"{HERE}/v1 answers for demo, team, a",
@@ -68,10 +66,10 @@ def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
         "requests need the token, as a bearer token or as x-api-key",
         "sessions are recorded in /var/asked",
     ]
-    assert list(format_startup(HERE, MODELS, ListenOptions(), ProtocolOptions()))[1:] == [
+    assert list(format_startup(HERE, MODELS, ServeOptions()))[1:] == [
         "no token is needed: this machine alone may ask", "nothing is recorded",
     ]  # fmt: skip
-    (_, who, _) = format_startup(HERE, MODELS, ListenOptions("0.0.0.0", allow_remote=True), ProtocolOptions())
+    (_, who, _) = format_startup(HERE, MODELS, ServeOptions("0.0.0.0", allow_remote=True))
     assert who == "no token is needed: anybody who reaches it may ask"
 
 

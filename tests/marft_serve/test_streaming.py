@@ -23,14 +23,16 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 from openai import APIError, OpenAI
 from starlette.types import Message
 
-from marft.agents.organizations.chain import Chain
-from marft.agents.organizations.debate import Debate
-from marft.agents.organizations.graph import Graph
-from marft.agents.organizations.hierarchical import Hierarchical
-from marft.agents.organizations.mixture import MixtureOfAgents
-from marft.agents.organizations.orchestrated import Orchestrated
-from marft.agents.organizations.parallel import Parallel
-from marft.agents.organizations.reflective import Reflective
+from marft.agents.organizations import (
+    Chain,
+    Debate,
+    Graph,
+    Hierarchical,
+    MixtureOfAgents,
+    Orchestrated,
+    Parallel,
+    Reflective,
+)
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, Completion, Episode, Prompt, SamplingParams, Task
 from marft.rollout.local_runner import LocalRolloutRunner

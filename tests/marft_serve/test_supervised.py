@@ -16,10 +16,10 @@ from marft.common.types import Sample, TokenSource
 from marft.config import RunSettings
 from marft.models.packed_rows import PackedRows
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.batching import BatchCounts
-from marft.trainer.learner import Learner
-from marft.trainer.sft import TRACES, SftLearner, SftLoss, build_sample, refuse_traces
+from marft.trainer.batching import BatchCounts, build_sample
+from marft.trainer.learner import TRACES, Learner, refuse_traces
 from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.sft import SftLearner, SftLoss
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.learners import ROLES, begun, episodes, recipe

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft_serve.traces.reader import read_traces
-from marft_serve.traces.rows import MANIFEST, ROWS_FOLDER, find_rows
+from marft_serve.traces.reader import MANIFEST, ROWS_FOLDER, find_rows, read_traces
 from marft_serve.traces.types import SkipCounter, TracedEpisode
 
 

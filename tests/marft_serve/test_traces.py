@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from marft.agents.prompt_messages import parse_arguments
 from marft.common.types import Task
 from marft.common.usage import Usage
-from marft_serve.traces import json_lines, trace_builder
+from marft_serve.traces import reader, trace_builder
 from marft_serve.traces.conversations import parse_reward
 from marft_serve.traces.reader import read_traces
 from marft_serve.traces.spans import parse_spans as spans_in
@@ -316,7 +316,7 @@ class TestHostileFiles:
             list(read_traces([tmp_path / "nowhere.jsonl"], SkipCounter()))
 
     def test_a_line_without_end_is_never_held_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
+        monkeypatch.setattr(reader, "MAX_LINE_BYTES", 1000)
         path = tmp_path / "t.jsonl"
         path.write_text('{"messages": "' + "x" * 5000 + '"}\n' + json.dumps({"messages": [USER, SAID]}) + "\n")
         found, tally = read(path)

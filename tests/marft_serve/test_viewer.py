@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from marft.common.types import Observation, Task, Transition
 from marft.runs.episode_files import write_episodes
-from marft_serve.viewer.file_index import FileVersion, IndexCache, build_index
+from marft_serve.viewer.episode_index import FileVersion, IndexCache, build_index
 from marft_serve.viewer.metrics_log import downsample
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record

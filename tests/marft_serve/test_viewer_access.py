@@ -16,8 +16,8 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from starlette.testclient import TestClient
 
-from marft_serve.cli import viewer
-from marft_serve.viewer.server import Viewer
+from marft_serve.cli.commands import traces as commands
+from marft_serve.viewer.app import Viewer
 from tests.views import asked, client, make_run
 
 SECRET = "s3cret"
@@ -147,9 +147,9 @@ def test_others_may_not_look_without_a_token(run: Path) -> None:
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewer, "find_spec", lambda name: None)
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install .*marft.*\[viewer\]"):
-        viewer.run_viewer([], "127.0.0.1", 0, True)
+        commands.view()
 
 
 @pytest.mark.slow

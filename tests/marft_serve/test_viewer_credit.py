@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 from marft.common.types import ActionCredit, Choice, Observation, Option, Transition
 from marft.runs.credit_files import write_credit
 from marft.runs.episode_files import read_episodes
-from marft_serve.viewer.tokens import MAX_TOKENS, build_token_table, decode_tokens, spread_values
+from marft_serve.viewer.episode_view import MAX_TOKENS, build_token_table, decode_tokens, spread_values
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 

@@ -17,9 +17,9 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from marft.common.types import ActionCredit
 from marft.runs.credit_files import write_credit
-from marft_serve.viewer.episode_index import SCAN_SECONDS, EpisodeFile, FileIndex
+from marft_serve.viewer import episode_query
+from marft_serve.viewer.episode_index import SCAN_SECONDS, EpisodeFile, FileIndex, FileVersion, IndexCache, build_index
 from marft_serve.viewer.episode_query import SEARCH_CACHE_SIZE, EpisodeQuery, EpisodeTable
-from marft_serve.viewer.file_index import FileVersion, IndexCache, build_index
 from tests.nights import BY_NIGHT
 from tests.views import asked, attempt, client, make_run, record
 
@@ -172,15 +172,15 @@ def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> No
     assert asked(mine, "runs/one/episodes", q="\0")["total"] == 7
 
 
-def test_searches_at_once_do_not_take_what_another_has_found(run: Path) -> None:
+def test_searches_at_once_do_not_take_what_another_has_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run / "episodes" / "step_000001.parquet"
     table = IndexCache(None).load_index(path, FileVersion.from_stat(path.stat()))
 
-    class Slow:
-        def find_matches(self, text: str) -> np.ndarray:
-            return np.array([text == f"q{number}" for number in range(len(table))])
+    def slowly(_: object, text: str) -> np.ndarray:
+        return np.array([text == f"q{number}" for number in range(len(table))])
 
-    one = FileIndex(EpisodeFile("1", path, FileVersion.from_stat(path.stat())), table, Slow())  # type: ignore[arg-type]
+    monkeypatch.setattr(episode_query, "find_matches", slowly)
+    one = FileIndex(EpisodeFile("1", path, FileVersion.from_stat(path.stat())), table)
     episodes = EpisodeTable([one] * 3)
 
     def search(number: int) -> int:

@@ -22,19 +22,19 @@ from openai import OpenAI
 
 import marft_serve
 from marft.agents.game import Attempt
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.common.errors import RunError
 from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Choice, Completion, Episode, Option, Prompt, SamplingParams, VersionRange
 from marft.config import load_recipe, parse_recipe
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
-from marft.inference.human import HumanSampler
+from marft.inference.remote import HumanSampler
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_serve.gateway.client import Client
 from tests.chat_families import FAMILIES
 from tests.endpoint import says, serving

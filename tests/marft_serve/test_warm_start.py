@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 
 from marft.config import RunSettings, to_toml
 from marft.envs.tasks import read_tasks
-from marft.runs.checkpoints import verify
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.runs.state import verify
+from marft.trainer.train import train
 from marft_serve.traces.warm_start import warm_start
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as marft

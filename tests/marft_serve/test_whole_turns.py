@@ -13,9 +13,9 @@ from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.streaming import TokenStream
 from marft.common import reasoning
 from marft.common.types import AgentProfile, Observation, Tool, ToolCall
-from marft.inference.chat_messages import render_messages, render_text
+from marft.inference.chat_messages import ChatFormat, render_messages, render_text
 from marft.inference.detokenizer import detokenizer_factory
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatRenderer
 from marft.models.control_tokens import decode_text
 from marft_serve.traces.turn_tokens import Thinking, encode_turn
 from marft_serve.traces.types import TracedTurn, UnreadableError

@@ -20,17 +20,17 @@ from marft.cli.errors import DEBUG_FLAG
 from marft.cli.main import app
 from marft.cli.options import parse_overrides
 from marft.config import RunSettings, load_recipe, parse_recipe
-from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.team_changes import LIKE_KEY, TEAM_TABLES, TeamChange, apply_team_change
 from marft.examples import plugins
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft_lab.federated.settings import parse_federation
 from marft_lab.safety.suite import SuiteSettings
 from tests.docs import ROOT, Block, blocks, inline
 from tests.fuzzing import OURS
 from tests.helpers import recipe
 from tests.nights import NIGHT
+from tests.plugin_kinds import KINDS
 from tests.sources import source, source_files
 
 # bash: a script, which test_wheel.py runs
@@ -71,7 +71,7 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     table = tomllib.loads(text)
     if set(table) <= set(NO_RECIPE):
         groups = table["project"]["entry-points"]
-        assert {group.removeprefix("marft.") for group in groups} <= set(PLUGIN_SPECS)
+        assert {group.removeprefix("marft.") for group in groups} <= set(KINDS)
         return
     if {"sites", "combine", "privacy"} & set(table):
         sites = {name: {"recipe": "demo"} for name in ("north", "south")}

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from marft.common.metrics import find_metric
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config.algorithms import PRESETS
-from marft.config.plugins import TAG_KEYS, find_plugin
+from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class
 from tests.docs import PAGES, ROOT, name_of
+from tests.plugin_kinds import KINDS
 from tests.sources import source, source_files
 
 MENTION = {
@@ -215,7 +216,7 @@ def is_key(settings: Any, path: list[str], value: str) -> bool:
     if first not in settings.model_fields:
         return False
     if rest and (kind := PARTS.get(first)):
-        if rest == [TAG_KEYS.get(kind, "name")]:
+        if rest == [KINDS[kind].tag]:
             return not value or value in bundled_plugins(kind)
         return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_plugins(kind))
     return not rest or any(is_key(inner, rest, value) for inner in inner_tables(settings.model_fields[first]))

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import marft
-from marft.models.paths import resolve_path
+from marft.config.bundled import resolve_path
 from tests.docs import ROOT
 from tests.marft.cli.test_cli import run as run_marft
 from tests.nights import NIGHT

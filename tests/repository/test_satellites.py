@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.common import packages, registry
+from marft.common import packages
+from marft.common import packages as registry
 from marft.common.packages import extra_for, install_command, missing_extra
 from marft.config import load_recipe
 from marft.config.plugins import load_registered

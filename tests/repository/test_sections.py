@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.common.version import __version__
 from marft.config import load_recipe, parse_recipe, to_toml
-from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.sections import section_class, section_names
 from marft_lab.world_models.settings import DynaSettings
 from marft_serve.tracing.settings import TracingSettings
+from tests.plugin_kinds import KINDS
 from tests.sources import ROOT
 
 PROJECTS = [
@@ -59,7 +59,7 @@ def complaint(*overrides: str) -> str:
 def test_what_is_registered_is_what_the_project_says() -> None:
     """Where this fails, run ``make install``: names of parts are read off the installed package."""
     for kind in [
-        *PLUGIN_SPECS,
+        *KINDS,
         "sections",
         "commands",
         "suites",

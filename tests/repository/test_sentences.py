@@ -18,7 +18,8 @@ import pytest
 from marft.cli import errors
 from marft.cli.terminal import TerminalCallback
 from marft.common.error_origin import error_location, raised_by_marft
-from marft.config.plugin_types import EnvironmentPart
+from marft.common.types import Task
+from marft.config.interfaces.environment import Environment
 from marft.config.plugins import Plugin, find_plugin
 from marft.envs.tasks import read_tasks
 from marft.runs.run_folder import parse_step
@@ -176,9 +177,12 @@ class TestPlaces:
         assert error_location(error) == error_location(caught.value) != ""
 
     def test_a_users_own_refusal_of_its_tasks_says_where_it_was(self) -> None:
-        class Choosy(EnvironmentPart):
+        class Choosy(Environment):
             def tasks(self, split: str) -> Any:
                 raise ValueError(f"no {split} here")
+
+            def start(self, task: Task, seed: int) -> Any:
+                raise NotImplementedError
 
         with pytest.raises(ValueError, match=r"tasks\('train'\) raised ValueError: no train here \(test_sentences.py:"):
             read_tasks(Choosy(), "train")

@@ -13,9 +13,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from marft.config.bundled import bundled_models, bundled_names
+from marft.config.bundled import bundled_models, bundled_names, resolve_path
 from marft.config.load import load_recipe
-from marft.models.paths import resolve_path
 from tests.sources import ROOT
 
 WORLDS = sorted(set(bundled_models()) - {"tiny", "tiny-tools", "tiny-textarena"})

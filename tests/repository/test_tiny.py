@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from marft.config import load_recipe
+from marft.config.bundled import resolve_path
 from marft.config.models import ModelSettings
 from marft.envs.splits import assign_split
 from marft.evaluation.evaluate import evaluate
 from marft.models.loader import load_backbone
-from marft.models.paths import resolve_path
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT

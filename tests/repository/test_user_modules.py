@@ -20,15 +20,15 @@ import tomli_w
 from marft.cli import search_path
 from marft.cli.handlers import compare
 from marft.common import user_modules
-from marft.common.processes.python_command import python_command
+from marft.common.processes.child_process import python_command
 from marft.config import load_recipe, parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.plugins import import_object
 from marft.models.adapter_files import read_lora_settings
 from marft.models.tokenizer_format import load_config
-from marft.runs.export.loader import load_settings, read_recipe_table
 from marft.runs.export.manifest import load_export
-from marft_lab.cli import shadow
+from marft.runs.export.recipe import load_settings, read_recipe_table
+from marft_lab.shadow.setup import ShadowRequest
 from marft_serve.serving.loader import load_team
 from marft_serve.serving.settings import load_served_team
 from tests.helpers import recipe
@@ -424,7 +424,7 @@ SAYS = "raise SystemExit(__name__)"  # a module that is run ends the test
 
 def teams(planted: Path, work: Path) -> dict[str, Callable[[], object]]:
     """How commands load the team of a folder: ``marft serve``, and ``marft shadow`` as the second one."""
-    asked = shadow.build_request(planted, "best", (), False, work, None, None, None, False)
+    asked = ShadowRequest(planted, "best", (), False, work, work)
     return {"serve": lambda: load_served_team(planted, "best"), "shadow": asked.load_team}
 
 

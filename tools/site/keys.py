@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from marft.config.plugins import Plugin
 from marft.config.settings import MAX_COUNT, MAX_NUMBER, Settings
-from marft.envs.grader_base import AnswerGrader
+from marft.envs.graders import AnswerGrader
 
 PARTS = (Plugin, AnswerGrader)
 LONGEST = 60  # characters of a default that is shown

@@ -16,16 +16,18 @@ from keys import inner_tables, keys_of
 from papers import page as papers_page
 
 from marft.common.metrics.docs_page import render_page as metrics_page
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import DESCRIPTIONS
-from marft.config.plugin_types import CombinerPart, MemoryPart
-from marft.config.plugins import TAG_KEYS, find_plugin
+from marft.config.interfaces.memory import MemorySystem
+from marft.config.interfaces.reward import RewardTerm
+from marft.config.plugin_kinds import PLUGIN_KINDS
+from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft.envs.graders import GRADERS
-from marft.rewards.terms import Term
+from marft_lab.federated.combiner import Combiner
 from marft_lab.federated.settings import FederationSettings
 from marft_lab.safety.suite import SuiteSettings
 
@@ -51,9 +53,9 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "schedules": ("algorithm.schedule", "Schedules"),
 }
 SHARED: Mapping[str, type[Settings]] = {
-    "combiners": CombinerPart,
-    "memories": MemoryPart,
-    "rewards": Term,
+    "combiners": Combiner,
+    "memories": MemorySystem,
+    "rewards": RewardTerm,
 }  # kinds whose parts share keys
 NAMED = {"models": "models.NAME", "policies": "policies.NAME", "attacks": "attacks.NAME", "sites": "sites.NAME"}
 
@@ -93,7 +95,7 @@ def settings() -> str:
         for heading, cls in _tables(section_class(name), name):
             lines += _section(f"## {_title(heading)}", cls)
     for kind, (place, title) in SECTIONS.items():
-        tag = TAG_KEYS.get(kind, "name")
+        tag = PLUGIN_KINDS[kind].tag
         lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
         base = SHARED.get(kind)
         shared = tuple(base.model_fields) if base else ()

@@ -17,7 +17,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, sync_playwright
 
-from marft_serve.viewer.server import Viewer
+from marft_serve.viewer.app import Viewer
 
 OUT = Path(__file__).parents[2] / "docs" / "assets" / "viewer"
 SIZE = (1360, 850)

@@ -14,13 +14,14 @@ import torch
 from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
-from marft.agents.prompt_messages import Message, build_messages
+from marft.agents.prompt_messages import build_messages
 from marft.common.types import AgentProfile
+from marft.config.interfaces.channel import Message
 from marft.config.models import ModelSettings
 from marft.envs.splits import assign_split
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
-from marft.models.log_probs import scaled_logits
+from marft.models.log_probs import OutputHead, scaled_logits
 from marft.models.packed_rows import PackedRows
 from marft.models.tokenizer_format import load_tokenizer
 
@@ -68,7 +69,7 @@ def skills(backbone: Backbone, tokenizer, demos: list[Demonstration]) -> dict[st
         rows, prompts = encode(tokenizer, part)
         packed = PackedRows.from_rows(rows, [None] * len(rows), backbone.device)
         hidden = backbone.hidden_states(packed)
-        logits = scaled_logits(hidden, backbone.head.weight, None, torch.ones(len(hidden)))
+        logits = scaled_logits(hidden, OutputHead(backbone.head.weight), torch.ones(len(hidden)))
         best, probability = logits.argmax(-1).numpy(), logits.softmax(-1)
         for demo, first, prompt, row in zip(part, packed.starts(), prompts, rows, strict=True):
             positions = np.arange(first + prompt - 1, first + len(row) - 1)

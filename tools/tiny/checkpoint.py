@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 
 VOCABULARY = 448
@@ -154,7 +154,7 @@ def loss_of(backbone: Backbone, rows: Sequence[Row]) -> torch.Tensor:
     positions = torch.from_numpy(at)
     targets = packed.ids[positions + 1]
     ones = torch.ones(len(targets))
-    return -score_tokens(hidden[positions], backbone.head.weight, None, targets, ones).log_probs.mean()
+    return -score_tokens(hidden[positions], OutputHead(backbone.head.weight), targets, ones).log_probs.mean()
 
 
 def add_noise(model: Qwen2ForCausalLM, scale: float) -> None:

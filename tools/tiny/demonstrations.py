@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from marft.agents.prompt_messages import Message, build_messages
+from marft.agents.prompt_messages import build_messages
 from marft.common.types import AgentProfile
+from marft.config.interfaces.channel import Message
 from marft.envs.splits import assign_split
 
 QUESTION = "State the final answer to the following arithmetic problem: {} ="

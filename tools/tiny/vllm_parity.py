@@ -18,12 +18,12 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
+from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapter_files import save_adapter
 from marft.models.loader import load_backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
-from marft.models.paths import resolve_path
 from marft.models.tokenizer_format import load_tokenizer
 
 PROMPT = "State the final answer to the following arithmetic problem: 23 + 45 - 12 ="
@@ -51,7 +51,7 @@ def main(adapter: Path) -> float:
         row = np.concatenate([np.array(prompt, np.int32), tokens[:-1]])
         hidden = backbone.hidden_states(PackedRows.from_rows([row], [name], backbone.device))[len(prompt) - 1 :]
         ones = torch.ones(len(tokens))
-        mine = score_tokens(hidden, backbone.head.weight, None, torch.from_numpy(tokens).long(), ones).log_probs
+        mine = score_tokens(hidden, OutputHead(backbone.head.weight), torch.from_numpy(tokens).long(), ones).log_probs
         difference = (mine.detach() - theirs).abs().max().item()
         print(f"{name or 'base'}: {tokenizer.decode(tokens)!r}, log-probs differ by at most {difference:.1e}")
         worst = max(worst, difference)

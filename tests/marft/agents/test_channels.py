@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.agents.channels.last import Last
-from marft.agents.channels.record import Record
-from marft.agents.channels.truncated import Truncated
+from marft.agents.channels import Last, Record, Truncated
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message
-from marft.common.types import Episode, Task
+from marft.agents.prompt_messages import build_messages, format_message, split_messages
+from marft.common.types import AgentProfile, Episode, Task
 from marft.config import parse_recipe
+from marft.config.interfaces.channel import Message
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
 
@@ -37,6 +36,16 @@ def played(channel: Any, *said: str) -> tuple[Episode, list[str]]:
     episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
     assert episode.status == "terminated", episode.error
     return episode, [text for _, text in engine.asked]
+
+
+def test_messages_can_be_read_back_from_a_prompt() -> None:
+    messages = [Message("a", "Add.\n\nThen stop."), Message("b_2", "")]
+    prompt = build_messages(AgentProfile("c", "Act."), "2 + 3 =", messages)[1]["content"]
+    assert split_messages(prompt) == ("2 + 3 =", messages)
+    assert split_messages(format_message(messages[0])) == ("", messages[:1])
+    assert split_messages("A Message from a:\nno") == ("A Message from a:\nno", [])
+    advised = build_messages(AgentProfile("c", guidance="Be brief."), "?", messages[:1])[0]["content"]
+    assert split_messages(advised) == ("?", [Message("a", "Add.\n\nThen stop.\n\nBe brief.")])
 
 
 def test_a_record_replaces_prose() -> None:

@@ -12,12 +12,12 @@ import pytest
 from marft.agents.agents import Agent
 from marft.agents.chat import Chat, ChatRefusedError, Constraint, Reply
 from marft.agents.chat_history import MAX_MESSAGES, ChatHistory
-from marft.agents.communication import ReceivedMessage
-from marft.agents.conversation_memory import PromptRequest
-from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, Message, NotExact
+from marft.agents.conversation_memory import PromptRequest, ReceivedMessage
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact
 from marft.agents.quote_tracker import QuoteTracker
 from marft.common.reasoning import StopString
 from marft.common.types import Action, AgentProfile, SamplingParams, TokenIds, Tool, ToolCall
+from marft.config.interfaces.channel import Message
 from tests.episodes import make_action
 from tests.fakes import FakeRenderer
 from tests.tool_games import call

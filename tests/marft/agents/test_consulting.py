@@ -18,7 +18,6 @@ from marft.agents.helpers import Helper, HelperConfig
 from marft.agents.play import play
 from marft.agents.prompt_messages import PromptTooLongError
 from marft.common.errors import EpisodeFailedError
-from marft.common.helper_calls import HelperCallRecord, strip_helper_replies
 from marft.common.token_data import TokenSource
 from marft.common.types import (
     Action,
@@ -26,10 +25,12 @@ from marft.common.types import (
     AgentProfile,
     Completion,
     Episode,
+    HelperCallRecord,
     Prompt,
     SamplingParams,
     Task,
     TokenIds,
+    strip_helper_replies,
 )
 from marft.common.usage import Usage
 from marft.evaluation.episode_metrics import episode_metrics

@@ -15,9 +15,8 @@ import pytest
 from marft.agents.environment_calls import RefusedError, read_step_info
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.common.step_info import StepInfo
-from marft.common.types import Episode, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.common.types import Episode, StepInfo, Task
+from marft.config.interfaces.environment import Environment
 from marft.envs.tasks import read_tasks
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.runs.episode_files import read_episodes, write_episodes
@@ -76,7 +75,7 @@ def test_what_cannot_be_meant_is_refused_in_words(info: dict[str, object], said:
 
 
 def test_a_task_that_declares_what_cannot_be_meant_is_refused_before_the_run() -> None:
-    class Odd(EnvironmentPart):
+    class Odd(Environment):
         def tasks(self, split: str) -> list[Task]:
             return [Task("fine", "?"), Task("odd", "?", {"fewest_steps": "two"})]
 

@@ -10,34 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents.agents import Agent, Request
+from marft.agents.agents import Agent, Request, ToolUse
 from marft.agents.chat import Chat, ChatRefusedError, Constraint
 from marft.agents.chat_history import ChatHistory
 from marft.agents.generation import (
+    ActionSampler,
     ResponsePrefix,
-    answer_chat,
     build_response_prefix,
     check_log_probs,
-    choose_option,
     encode_options,
-    generate,
 )
 from marft.agents.helpers import HelperReply
 from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact
 from marft.agents.quote_tracker import QuoteTracker
 from marft.agents.streaming import TextStream, TokenStream
-from marft.agents.tool_sources import ToolUse
 from marft.common.errors import EpisodeFailedError, RowFailedError
-from marft.common.helper_calls import HelperCallRecord
 from marft.common.reasoning import StopString
-from marft.common.segments import PromptReset
-from marft.common.token_data import Grammar, GrammarMasks, TokenSource, single_token_mask
+from marft.common.token_data import Grammar, GrammarMasks, PromptReset, TokenSource, single_token_mask
 from marft.common.types import (
     Action,
     ActionKey,
     AgentProfile,
     Choice,
     Completion,
+    HelperCallRecord,
     Observation,
     Option,
     Prompt,
@@ -172,10 +168,8 @@ def generated(
     live: TokenStream | None = None, counsel: Any = None, belt: Belt | None = None,
 ) -> Action:  # fmt: skip
     prompt = Prompt(ids("prompt>"), chat=({"role": "user", "content": "?"},), tools=(TOOL,))
-    made = generate(
-        engine, renderer or Renderer(), belt or Belt(), who, prompt, prefix or ResponsePrefix(), KEY, live, counsel  # type: ignore[arg-type]
-    )  # fmt: skip
-    return asyncio.run(made)
+    sampler = ActionSampler(engine, renderer or Renderer(), who, prompt, KEY)
+    return asyncio.run(sampler.generate(belt or Belt(), prefix or ResponsePrefix(), live, counsel))  # type: ignore[arg-type]
 
 
 class Quotes:
@@ -457,8 +451,7 @@ class TestChoices:
                 return made, VersionRange(1, 2)
 
         prompt, who = Prompt(ids("prompt>")), agent()
-        request = Request(Observation("?"), options=("Yes", "No"))
-        action = asyncio.run(choose_option(Chooses(), who, request, prompt, options, KEY))
+        action = asyncio.run(ActionSampler(Chooses(), FakeRenderer(), who, prompt, KEY).choose(("Yes", "No"), options))
         assert (action.text, spelled(action.tokens), action.marks.tolist()) == ("No", "no", [TokenSource.SAMPLED] * 2)
         assert (action.log_probs.tolist(), action.choice, action.usage) == ([-0.5], made, Usage(1, 2))
         assert (action.key, action.policy, action.profile_version) == (KEY, "p", 3)
@@ -508,7 +501,9 @@ class TestClients:
         who, engine = who or agent(), Engine(completion)
         record = ChatHistory(who, renderer or Served(), QuoteTracker())
         chat = Chat(({"role": "user", "content": "?"},), **fields)
-        action = asyncio.run(answer_chat(engine, record, who, chat, Prompt(ids("prompt>")), KEY))
+        action = asyncio.run(
+            ActionSampler(engine, record.renderer, who, Prompt(ids("prompt>")), KEY).answer_chat(record, chat)
+        )
         return action, engine.samplings[0], record
 
     def names(self, completion: Completion, **fields: Any) -> list[str]:

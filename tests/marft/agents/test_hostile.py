@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.rollout import play_all
+from marft.agents.play import play_all
 from marft.common.types import Task
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.beside import action_bytes, lost, play_beside, unharmed, world
 from tests.helpers import settings
 from tests.hostile import (

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agents, MessageOverride
+from marft.agents.agents import Agents, MessageOverride, ToolUse
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.team import Team
-from marft.agents.tool_sources import ToolUse
 from marft.agents.tools.functions import SessionSource
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.rewards.terms import Term
+from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.reward import RewardTerm
 from tests.beside import GOOD, MISDEED, Given, as_they_were, lost, play_beside, unharmed, world
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.hostile import (
@@ -41,7 +41,7 @@ class Here(Given):
 @pytest.mark.parametrize("term", [Given, Here])
 @pytest.mark.parametrize("error", ERRORS)
 def test_whatever_a_reward_term_raises_loses_its_own_episode_alone(
-    error: str, term: type[Term], tmp_path: Path
+    error: str, term: type[RewardTerm], tmp_path: Path
 ) -> None:
     MISDEED[0] = raising(error)
     episodes = play_beside(world({}), ["bad"], tmp_path, [term()])
@@ -71,15 +71,18 @@ def test_a_reward_term_that_hangs_loses_its_own_episode_alone(how: str, tmp_path
     unharmed(episodes, [Given()], tmp_path)
 
 
-class Unruly:
+class Unruly(Organization):
     """A chain, that does something else where the observation says ``bad``."""
 
+    _misdeed: Misdeed
+
     def __init__(self, misdeed: Misdeed) -> None:
-        self.misdeed = misdeed
+        super().__init__()
+        self._misdeed = misdeed
 
     async def act(self, observation: Observation, agents: Agents) -> Any:
         if "bad" in observation.text:
-            result = self.misdeed()
+            result = self._misdeed()
             return await result if asyncio.iscoroutine(result) else result
         plan = await agents.a(observation)
         return JointAction(answer=await agents.b(observation, sees=[plan]))
@@ -120,20 +123,24 @@ def test_an_organization_may_wait_for_its_agents_as_long_as_they_take(tmp_path: 
     assert all(episode.is_scored for episode in episodes.values())
 
 
-class Keeping:
+class Keeping(Organization):
     """Passes on what it kept from an earlier episode, or step."""
 
+    _how: str
+    _kept: list[Action]
+
     def __init__(self, how: str) -> None:
-        self.how, self.kept = how, list[Action]()
+        super().__init__()
+        self._how, self._kept = how, list[Action]()
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         mine = await agents.a(observation)
         if "good 0" in observation.text:
-            self.kept.append(mine)
+            self._kept.append(mine)
             return JointAction(answer=await agents.b(observation, sees=[mine]))
         if "bad" not in observation.text:
             return JointAction(answer=await agents.b(observation, sees=[mine]))
-        kept = self.kept[0]
+        kept = self._kept[0]
         given: dict[str, Any] = {
             "sees": {"sees": [kept]},
             "an excerpt": {"sees": [mine, MessageOverride(kept, "part")]},
@@ -142,7 +149,7 @@ class Keeping:
             "a text": {"sees": ["a plan"]},
         }
         try:
-            await agents.b(observation, **given.get(self.how, {"sees": [mine]}))
+            await agents.b(observation, **given.get(self._how, {"sees": [mine]}))
         except Exception:  # noqa: BLE001  to carry on as if nothing had happened does not help
             return JointAction()
         return JointAction(answer=kept)
@@ -167,15 +174,14 @@ def test_an_action_of_another_episode_is_never_passed_on(how: str, reason: str, 
 
 
 def test_an_action_of_an_earlier_step_of_the_same_episode_may_be_seen_and_is_recorded() -> None:
-    class Remembers:
-        def __init__(self) -> None:
-            self.plan: Action | None = None
+    class Remembers(Organization):
+        _plan: Action | None = None
 
         async def act(self, observation: Observation, agents: Agents) -> JointAction:
-            if self.plan is None:
-                self.plan = await agents.a(observation)
+            if self._plan is None:
+                self._plan = await agents.a(observation)
                 return JointAction()
-            return JointAction(answer=await agents.b(observation, sees=[self.plan]))
+            return JointAction(answer=await agents.b(observation, sees=[self._plan]))
 
     g = game(Script([goes_on(), ends()]), "a", "b", organization=Remembers())
     episode = asyncio.run(play(g, Attempt(Task("t", "?"), "s", critic_states=True)))

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from marft.agents.game import Attempt
-from marft.agents.organizations.orchestrated import Orchestrated
+from marft.agents.organizations import Orchestrated
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message
 from marft.cli.live import EpisodeScreen, play_live
 from marft.common.types import Observation, Task
-from marft.inference.human import HumanSampler
+from marft.config.interfaces.channel import Message
+from marft.inference.remote import HumanSampler
 from marft.inference.router import Router
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from marft.agents.tool_sources import ToolSource
 from marft.agents.tools.mcp import MCP
 from marft.common.types import Task
+from marft.config.interfaces.tools import ToolSource
 from tests.nights import BY_NIGHT
 from tests.sources import TESTS
 from tests.tool_games import call, run, says, with_tools

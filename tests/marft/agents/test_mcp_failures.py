@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from marft.agents.tools import connection
+from marft.agents.tools import mcp
 from marft.agents.tools.mcp import MCP, SharedServer
-from marft.agents.tools.server_traffic import ServerTraffic
+from marft.agents.tools.transports import ServerTraffic
 from tests.marft.agents.test_mcp import SERVER, ask
 from tests.marft.common.test_subreaper import gone, linux, soon
 from tests.nights import BY_NIGHT, NIGHT
@@ -31,7 +31,7 @@ def threads() -> int:
 @linux
 @pytest.mark.skipif(not NIGHT, reason="it waits for seconds: make nightly")
 def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.5)
+    monkeypatch.setattr(mcp, "PING_SECONDS", 0.5)
     source = MCP(command=[*SERVER, "stdio"]).connect()
     try:
         first = int(ask(source, "pid"))
@@ -50,7 +50,7 @@ def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -
 @BY_NIGHT
 @pytest.mark.slow
 def test_a_call_that_was_too_slow_leaves_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_SECONDS", 15.0)
+    monkeypatch.setattr(mcp, "PING_SECONDS", 15.0)
     source = MCP(command=[*SERVER, "stdio"]).connect()
     try:
         first = ask(source, "pid")
@@ -76,13 +76,13 @@ def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
 def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MCP(command=[*SERVER, "stdio"], per_episode=True, connect_seconds=5).connect()
     started = []
-    made = connection._build_client
+    made = mcp._build_client
 
     async def slow(*arguments: Any) -> Any:
         started.append(time.monotonic())
         return await made(*arguments)
 
-    monkeypatch.setattr(connection, "_build_client", slow)
+    monkeypatch.setattr(mcp, "_build_client", slow)
     monkeypatch.setattr(source, "settings", MCP(command=SILENT, per_episode=True, connect_seconds=60))
     before = threads()
     g = with_tools(says(call("count_up"), "ok"), source, seconds=0.3)
@@ -118,8 +118,8 @@ def test_white_space_around_a_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SEARCH_KEY", "Bearer sk-hush\n")
     table = {"url": "http://127.0.0.1:9/mcp", "header_variables": {"Authorization": "SEARCH_KEY"}}
     settings = MCP.model_validate(table)
-    assert connection._http_client(settings, ServerTraffic()).headers["Authorization"] == "Bearer sk-hush"
-    assert connection._first_cause(OSError("said Bearer sk-hush!"), settings) == "said ***!"
+    assert mcp._http_client(settings, ServerTraffic()).headers["Authorization"] == "Bearer sk-hush"
+    assert mcp._first_cause(OSError("said Bearer sk-hush!"), settings) == "said ***!"
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.memories.costs import Cost
-from marft.agents.memories.interface import Entry
 from marft.agents.memories.selection import count_words
-from marft.agents.memories.store import normalize_key, open_store
+from marft.agents.memories.store import Cost, normalize_key, open_store
+from marft.config.interfaces.memory import Entry
 from tests.memory_systems import (
     CALLS,
     CONSTRUCTIONS,

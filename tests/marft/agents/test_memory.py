@@ -12,12 +12,12 @@ import pytest
 
 from marft.agents import conversation_memory
 from marft.agents.agents import Agents, MessageOverride
-from marft.agents.channels.last import Last
+from marft.agents.channels import Last
 from marft.agents.conversation import Conversation
 from marft.agents.conversation_memory import CONCURRENT_ACTIONS, CONTEXT_FULL
 from marft.agents.game import Attempt, Game, Replay
 from marft.agents.play import play
-from marft.agents.prompt_messages import ChatMessage, Message, NotExact, PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, NotExact, PromptTooLongError, TruncationPolicy
 from marft.common.types import (
     Action,
     ActionKey,
@@ -32,8 +32,8 @@ from marft.common.types import (
     TokenIds,
     Tool,
 )
-from marft.rollout.fork_plans.counterfactual import play_counterfactuals
-from marft.rollout.fork_plans.tree import grow_tree
+from marft.config.interfaces.channel import Message
+from marft.rollout.fork_plans import grow_tree, play_counterfactuals
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 from tests.marft.agents.test_conversation import nodes
 from tests.marft.agents.test_turns import Acts, Doing, failed, run

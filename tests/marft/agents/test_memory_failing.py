@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from marft.agents.memories.deferred import DeferredMemory
-from marft.agents.memories.interface import Entry, Work
+from marft.agents.memories.store import DeferredMemory
+from marft.config.interfaces.memory import Entry, Work
 from tests.memory_systems import opened, run
 
 

@@ -16,18 +16,18 @@ from rich.console import Console
 
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message
 from marft.cli.show import render_transcript
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Completion, Episode, Observation, Prompt, SamplingParams
 from marft.config import RunSettings
-from marft.evaluation.prompt_decoder import PromptDecoder
-from marft.inference.human import HumanSampler
+from marft.config.interfaces.channel import Message
+from marft.evaluation.transcripts import PromptDecoder
 from marft.inference.local import LocalEngine
+from marft.inference.remote import HumanSampler
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests import templates
 from tests.endpoint import says, serving
 from tests.helpers import settings

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.agents.channels.record import Record
-from marft.agents.prompt_messages import Message
+from marft.agents.channels import Record
+from marft.config.interfaces.channel import Message
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT
 

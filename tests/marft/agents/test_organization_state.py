@@ -10,37 +10,41 @@ import pytest
 
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Replay
-from marft.agents.play import play
-from marft.agents.rollout import play_all
+from marft.agents.play import play, play_all
 from marft.common.seeds import derive_seed
 from marft.common.types import Episode, JointAction, Observation, Step, Task
+from marft.config.interfaces.organization import Organization
 from tests.fakes import Script, ends, game
 
 CLOSED: list[str] = []
 SEEDS: list[int] = []
 
 
-class Notes:
+class Notes(Organization):
     """Lets the agents take turns from step to step, and shows them what was said so far."""
 
+    _task: str
+    _seed: int
+    _said: list[str]
+
     def __init__(self, task: str = "", seed: int = 0) -> None:
-        self.task, self.seed = task, seed
-        self.said: list[str] = []
+        super().__init__()
+        self._task, self._seed, self._said = task, seed, []
 
     def open(self, task: Task, seed: int) -> Notes:
         SEEDS.append(seed)
         return Notes(task.id, seed)
 
     def close(self) -> None:
-        CLOSED.append(self.task)
+        CLOSED.append(self._task)
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        role = "ab"[len(self.said) % 2]
+        role = "ab"[len(self._said) % 2]
         await asyncio.sleep(0)
         action = await next(agent for agent in agents if agent.role == role)(
-            Observation(f"{observation.text} {self.task} {self.seed % 1000} after {self.said}")
+            Observation(f"{observation.text} {self._task} {self._seed % 1000} after {self._said}")
         )
-        self.said.append(action.text)
+        self._said.append(action.text)
         return JointAction(action)
 
 
@@ -60,7 +64,7 @@ def test_every_episode_has_a_state_of_its_own() -> None:
     for episode in played(team, *many):
         assert episode.status == "terminated", episode.error
         assert [action.agent for action in episode.actions] == ["a", "b", "a"]
-    assert team.said == []  # the team's own has acted in none
+    assert team._said == []  # the team's own has acted in none
     assert sorted(CLOSED) == [f"t{n}" for n in range(6)]
 
 
@@ -91,24 +95,26 @@ def test_a_fork_goes_on_with_the_state_that_its_origin_had() -> None:
 
 
 class Broken(Notes):
+    _where: str
+
     def __init__(self, where: str, task: str = "") -> None:
         super().__init__(task)
-        self.where = where
+        self._where = where
 
     def open(self, task: Task, seed: int) -> Any:
-        if self.where == "opened":
+        if self._where == "opened":
             raise RuntimeError("no state today")
-        if self.where == "nothing":
+        if self._where == "nothing":
             return None
-        return Broken(self.where, task.id)
+        return Broken(self._where, task.id)
 
     def close(self) -> None:
         super().close()
-        if self.where == "close":
+        if self._where == "close":
             raise RuntimeError("not closed")
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        if self.where == "act":
+        if self._where == "act":
             raise RuntimeError("no act today")
         return await super().act(observation, agents)
 

@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 
 from marft.agents.game import Attempt
-from marft.agents.organizations.debate import Debate
-from marft.agents.organizations.graph import Graph
-from marft.agents.organizations.hierarchical import Hierarchical
-from marft.agents.organizations.mixture import MixtureOfAgents
-from marft.agents.organizations.parallel import Parallel
-from marft.agents.organizations.reflective import Reflective
-from marft.agents.organizations.utils import majority_vote
+from marft.agents.organizations import Debate, Graph, Hierarchical, MixtureOfAgents, Parallel, Reflective, majority_vote
 from marft.agents.play import play
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import recipe

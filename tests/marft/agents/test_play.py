@@ -13,10 +13,10 @@ import pytest
 from marft.agents import loop_threads
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
-from marft.agents.organizations.chain import Chain
-from marft.agents.play import play
-from marft.agents.rollout import play_all, run_bounded
+from marft.agents.organizations import Chain
+from marft.agents.play import play, play_all, run_bounded
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
+from marft.config.interfaces.organization import Organization
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")
@@ -76,7 +76,7 @@ class TestEpisodes:
         assert seen == ["b says 0"]
 
     def test_an_organization_may_choose_the_answer_call_an_agent_twice_and_run_agents_at_once(self) -> None:
-        class Both:
+        class Both(Organization):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 drafts = await asyncio.gather(agents.a(observation), agents.b(observation), agents.a(observation))
                 await agents.c(observation, sees=drafts)
@@ -267,7 +267,7 @@ class TestFailures:
         assert run(game(Script([ends()], close=boom))).is_scored
 
     def test_an_organization_that_raises(self) -> None:
-        class Wrong:
+        class Wrong(Organization):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 return JointAction(answer=await agents.plannr(observation))
 
@@ -289,7 +289,7 @@ class TestFailures:
 
 class TestTheEndOfATruncatedEpisode:
     def test_those_who_decided_last_come_first_even_if_nobody_acts_in_the_last_step(self) -> None:
-        class Fading:
+        class Fading(Organization):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 if observation.text == "begin":
                     await agents.a(observation)

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from marft.agents.sandbox.runner import isolation_problem, run_python
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from tests import templates
 from tests.helpers import recipe
 from tests.nights import NIGHT
@@ -26,7 +25,7 @@ from tests.sources import ROOT, TESTS
 SERVER = TESTS / "mcp_server.py"
 
 
-class Busy(EnvironmentPart):
+class Busy(Environment):
     """Sessions that hold a process of their own, and run code in the sandbox that does not end by itself."""
 
     def tasks(self, split: str) -> list[Task]:

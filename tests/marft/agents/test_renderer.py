@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.prompt_messages import Message, PromptTooLongError, TruncationPolicy, build_messages
+from marft.agents.prompt_messages import PromptTooLongError, TruncationPolicy, build_messages
 from marft.common.types import AgentProfile
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.config.interfaces.channel import Message
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 
 PROFILE = AgentProfile("actor", "Act well.", guidance="Be brief.")
 LONG = " ".join(f"word{n}" for n in range(60))

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from marft.agents.sandbox import call_filter, system_calls
-from marft.agents.sandbox.runner import isolation_problem, run_python
-from marft.agents.sandbox.settings import SandboxSettings
-from marft.agents.sandbox.system_calls import ARCHITECTURES, call_numbers
+from marft.agents.sandbox import call_filter
+from marft.agents.sandbox.call_filter import ARCHITECTURES, call_numbers
+from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 HERE = os.uname().machine
@@ -129,9 +128,9 @@ def numbers_of_libseccomp(machine: str, names: Iterable[str]) -> dict[str, int]:
 class TestTheProgram:
     def test_every_call_that_is_not_on_the_list_does_not_exist(self, machine: str) -> None:
         listed = {
-            *call_numbers(system_calls.ALLOWED_CALLS, machine).values(),
-            *call_numbers(system_calls.CHECKED_CALLS, machine).values(),
-            *call_numbers(system_calls.ATTRIBUTE_CALLS, machine).values(),
+            *call_numbers(call_filter.ALLOWED_CALLS, machine).values(),
+            *call_numbers(call_filter.CHECKED_CALLS, machine).values(),
+            *call_numbers(call_filter.ATTRIBUTE_CALLS, machine).values(),
         }
         for number in [
             *range(600),
@@ -145,9 +144,9 @@ class TestTheProgram:
                 assert verdict(machine, number) == NO_SUCH_CALL
 
     def test_what_is_on_the_list_is_allowed(self, machine: str) -> None:
-        for number in call_numbers(system_calls.ALLOWED_CALLS, machine).values():
+        for number in call_numbers(call_filter.ALLOWED_CALLS, machine).values():
             assert verdict(machine, number) == ALLOWED
-        for number in call_numbers(system_calls.ATTRIBUTE_CALLS, machine).values():
+        for number in call_numbers(call_filter.ATTRIBUTE_CALLS, machine).values():
             assert verdict(machine, number) == call_filter.RETURN_ERROR + errno.ENOTSUP
 
     def test_another_architecture_is_killed(self, machine: str) -> None:
@@ -155,16 +154,14 @@ class TestTheProgram:
             call_filter.AUDIT_ARCHITECTURES[machine]
         }
         for other in [*others, 0x40000003, 0x40000028, 0]:  # i386, arm
-            assert (
-                verdict(machine, call_numbers(system_calls.DATA_CALLS, machine)["read"], architecture=other) == KILLED
-            )
+            assert verdict(machine, call_numbers(call_filter.DATA_CALLS, machine)["read"], architecture=other) == KILLED
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_what_reaches_beyond_is_not_listed(self, machine: str, name: str) -> None:
         assert verdict(machine, REFUSED[name][ARCHITECTURES.index(machine)]) == NO_SUCH_CALL
 
     def test_arguments_are_looked_at(self, machine: str) -> None:
-        call = call_numbers(system_calls.CHECKED_CALLS, machine)
+        call = call_numbers(call_filter.CHECKED_CALLS, machine)
         for family in range(-1, 50):  # netlink is 16, vsock 40
             wanted = ALLOWED if family == 1 else call_filter.RETURN_ERROR + errno.EAFNOSUPPORT
             assert verdict(machine, call["socket"], family) == wanted
@@ -193,7 +190,7 @@ class TestTheProgram:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ALLOWED_ARGUMENTS)
     def test_every_other_argument_is_refused(self, machine: str, name: str) -> None:
-        number = call_numbers(system_calls.CHECKED_CALLS, machine)[name]
+        number = call_numbers(call_filter.CHECKED_CALLS, machine)[name]
         argument, allowed = ALLOWED_ARGUMENTS[name]
         for value in (*range(80), *range(1020, 1045), *range(0x5400, 0x5460), 0x59616D61, 0x53564D41):
             arguments = [0] * argument + [value]
@@ -208,7 +205,7 @@ class TestTheProgram:
 
     def test_the_numbers_are_those_of_libseccomp(self, machine: str) -> None:
         ours = {}
-        for table in (system_calls.ALLOWED_CALLS, system_calls.CHECKED_CALLS, system_calls.ATTRIBUTE_CALLS):
+        for table in (call_filter.ALLOWED_CALLS, call_filter.CHECKED_CALLS, call_filter.ATTRIBUTE_CALLS):
             ours |= call_numbers(table, machine)
         ours |= {name: both[ARCHITECTURES.index(machine)] for name, both in REFUSED.items()}
         known = numbers_of_libseccomp(machine, ours)
@@ -249,7 +246,7 @@ class TestInTheJail:
         assert "Address family not supported" in run_python(code).errors
 
     def test_no_namespace_by_clone(self) -> None:
-        number = call_numbers(system_calls.CHECKED_CALLS, HERE)["clone"]
+        number = call_numbers(call_filter.CHECKED_CALLS, HERE)["clone"]
         assert in_jail(f"print(libc.syscall({number}, 0x10000000 | 17, 0, 0, 0, 0), ctypes.get_errno())") == "-1 1"
 
     def test_no_larger_pipes(self) -> None:

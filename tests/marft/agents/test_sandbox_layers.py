@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.sandbox import memory_monitor, root, runner
-from marft.agents.sandbox.runner import JAIL_PATH, isolation_problem, run_python
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import JAIL_PATH, SandboxSettings, isolation_problem, run_python
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 ROOT = os.getuid() == 0

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.sandbox import group, jail, memory_monitor
-from marft.agents.sandbox.runner import isolation_problem, run_python
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 SMALL = SandboxSettings(timeout_seconds=15, memory_mb=160, disk_mb=120, processes=16)

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.sandbox import jail, runner
-from marft.agents.sandbox.runner import isolation_problem, run_python, terminate_all
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python, terminate_all
 from tests.helpers import until
 from tests.nights import BY_NIGHT
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marft.agents.sandbox import system_calls
-from marft.agents.sandbox.system_calls import ARCHITECTURES, call_numbers
+from marft.agents.sandbox import call_filter
+from marft.agents.sandbox.call_filter import ARCHITECTURES, call_numbers
 from tests.marft.agents.test_sandbox_calls import numbers_of_libseccomp
 
 # as in calls.py: a name, its number on x86_64 and on aarch64
@@ -61,7 +61,7 @@ class TestEachMachine:
     @pytest.mark.parametrize("what", NEVER)
     def test_no_call_that_reaches_beyond_is_on_a_list(self, machine: str, what: str) -> None:
         never = call_numbers(NEVER[what], machine)
-        for table in (system_calls.ALLOWED_CALLS, system_calls.CHECKED_CALLS, system_calls.ATTRIBUTE_CALLS):
+        for table in (call_filter.ALLOWED_CALLS, call_filter.CHECKED_CALLS, call_filter.ATTRIBUTE_CALLS):
             listed = call_numbers(table, machine)
             assert not set(never) & set(listed)
             assert not set(never.values()) & set(listed.values())

@@ -14,10 +14,8 @@ import pydantic
 import pytest
 
 import marft
-from marft.agents.sandbox import interpreter, runner
-from marft.agents.sandbox.interpreter import find_requirements
-from marft.agents.sandbox.runner import isolation_problem, run_python
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import runner
+from marft.agents.sandbox.runner import SandboxSettings, find_requirements, isolation_problem, run_python
 
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 am_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may")
@@ -169,7 +167,7 @@ class TestAnInterpreterElsewhere:
     def told_by(self, python: str | Path, *before: str) -> Any:
         """What code in the jail of another interpreter sees."""
         code = "import os, sys, ssl, sqlite3\nprint([os.path.join(f, n) for f, _, ns in os.walk('/') for n in ns])\nprint(sys.executable)"
-        source = f"from marft.agents.sandbox.settings import SandboxSettings as Settings\nfrom marft.agents.sandbox.runner import run_python\nprint(run_python({code!r}, Settings(output_kb=4096), files={{'a': b''}}))"
+        source = f"from marft.agents.sandbox.runner import SandboxSettings, run_python\nprint(run_python({code!r}, SandboxSettings(output_kb=4096), files={{'a': b''}}))"
         done = subprocess.run(
             [*before, str(python), "-c", source], env={"PYTHONPATH": ":".join(PACKAGES), "PATH": os.environ["PATH"]},
             capture_output=True, text=True, check=False,
@@ -218,7 +216,7 @@ class TestAnInterpreterElsewhere:
     def test_one_that_cannot_be_started_is_no_isolation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "_base_executable", "/nowhere/python")
         with pytest.raises(ValueError, match="/nowhere/python does not say what it needs"):
-            interpreter.find_requirements.__wrapped__()
+            runner.find_requirements.__wrapped__()
 
 
 class TestGroups:

@@ -28,7 +28,7 @@ from marft.cli.show import render_transcript
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
 from marft.config import RunSettings
-from marft.evaluation.prompt_decoder import PromptDecoder
+from marft.evaluation.transcripts import PromptDecoder
 from marft.inference.chat_messages import REWRITES_HISTORY
 from marft.models.packed_rows import PackedRows
 from marft.rollout.local_runner import LocalRolloutRunner
@@ -36,7 +36,7 @@ from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.credit_audit import RERENDER_MARKER, audit_credit
 from marft.trainer.credit_report import select_heatmaps, write_credit_report
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests import templates
 from tests import tools as offered
 from tests.fakes import FakeRenderer, Script, ends, goes_on

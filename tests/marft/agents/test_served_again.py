@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from marft.agents import episode_runner
-from marft.agents.agents import Agents
+from marft.agents.agents import Agents, ToolUse
 from marft.agents.game import Replay
-from marft.agents.organizations.chain import Chain
-from marft.agents.prompt_messages import Message
-from marft.agents.tool_sources import ToolUse
+from marft.agents.organizations import Chain
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode, JointAction, Observation, ToolCall
+from marft.config.interfaces.channel import Message
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.marft.agents.test_turns import TASK, doing, run
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from marft.agents.tools.connection import result_text
 from marft.agents.tools.functions import FunctionSource
+from marft.agents.tools.mcp import result_text
 from marft.common.types import Task
 
 mcp_types = pytest.importorskip("mcp_types")

@@ -16,7 +16,7 @@ from marft.agents.game import Attempt, Replay
 from marft.agents.play import play
 from marft.agents.tools.functions import SessionSource
 from marft.common.types import JointAction, Observation, Task
-from marft.config.plugin_types import OrganizationPart
+from marft.config.interfaces.organization import Organization
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, goes_on
 from tests.tool_games import call, run, says, with_tools
@@ -67,7 +67,7 @@ class TestTheStateOfAnEpisode:
         assert [a.calls[0].output for a in again.actions] == ["OSError: disk full", "2", "3"], again.error
 
     def test_turns_that_agents_took_with_one_object_are_not_played_again_in_another_order(self) -> None:
-        class Both(OrganizationPart):
+        class Both(Organization):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 done = await asyncio.gather(agents["a"](observation), agents["b"](observation))
                 return JointAction(answer=done[1])

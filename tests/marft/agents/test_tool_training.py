@@ -17,12 +17,12 @@ from marft.config import RunSettings, parse_recipe
 from marft.config.load import to_toml
 from marft.evaluation.evaluate import evaluate
 from marft.inference.local import LocalEngine
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests import templates
 from tests.helpers import recipe, settings, shown_in_docs
 from tests.nights import BY_NIGHT
@@ -66,7 +66,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
         with torch.inference_mode():
             hidden = local.backbone.hidden_states(packed)[len(prompt.ids) - 1 :]
             head = local.backbone.head
-            scores = score_tokens(hidden, head.weight, head.bias, torch.from_numpy(tokens).long(), None)
+            scores = score_tokens(hidden, OutputHead(head.weight, head.bias), torch.from_numpy(tokens).long(), None)
         return Completion(tokens, scores.log_probs.float().numpy(), said, "stop")
 
     monkeypatch.setattr(LocalEngine, "sample", forced)
@@ -205,8 +205,9 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_what_others_write_never_becomes_a_control_token(tmp_path: Path) -> None:
     """Spelled out in plain letters, a teammate's end-of-turn marker stays text."""
-    from marft.agents.prompt_messages import Message, TruncationPolicy
+    from marft.agents.prompt_messages import TruncationPolicy
     from marft.common.types import AgentProfile
+    from marft.config.interfaces.channel import Message
 
     with LocalRolloutRunner(settings("tiny", tmp_path)) as rollouts:
         renderer, stops = rollouts.game.renderer, rollouts.models.policies["actor"].stop_ids

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.game import Attempt
+from marft.agents.play import play_all
 from marft.agents.prompt_messages import NO_TOKENS
-from marft.agents.rollout import play_all
-from marft.agents.tool_sources import StatelessSource
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python
 from marft.common.token_data import TokenSource
 from marft.common.types import ActionKey, AgentProfile, JointAction, Observation, Step, Task, TokenIds, Tool, ToolCall
+from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.tools import StatelessSource
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.terms import ToolErrors
 from tests import tools as offered
@@ -87,7 +88,7 @@ class TestCalls:
     def test_they_are_read_after_what_a_teammate_began_the_turn_with(self) -> None:
         """Who may have begun a thought, or ended it."""
 
-        class Twice:
+        class Twice(Organization):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 first = await agents.a(observation)
                 return JointAction(await agents.a(observation, begins=first))

@@ -14,7 +14,7 @@ import pytest
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message, PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import PromptTooLongError, TruncationPolicy
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import (
     Action,
@@ -27,6 +27,8 @@ from marft.common.types import (
     SamplingParams,
     Task,
 )
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.organization import Organization
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")
@@ -37,14 +39,17 @@ def run(g: Game, **changes: Any) -> Episode:
     return asyncio.run(play(g, Attempt(**{"task": TASK, "stream": "train/0", **changes})))
 
 
-@dataclass
-class Doing:
+class Doing(Organization):
     """An organization that is one function."""
 
-    acts: Acts
+    _acts: Acts
+
+    def __init__(self, acts: Acts) -> None:
+        super().__init__()
+        self._acts = acts
 
     async def act(self, observation: Observation, agents: Agents) -> Any:
-        return await self.acts(observation, agents)
+        return await self._acts(observation, agents)
 
 
 def doing(acts: Acts, *roles: str, steps: int = 1, **changes: Any) -> Game:

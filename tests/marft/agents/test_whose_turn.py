@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.game import Attempt, Game, Replay
-from marft.agents.organizations.turns import Turns
+from marft.agents.organizations import Turns
 from marft.agents.play import play
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.evaluation.episode_metrics import episode_metrics

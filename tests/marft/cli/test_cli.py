@@ -20,7 +20,7 @@ from marft.cli.handlers import progress_bar
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
 from marft.config.algorithms import PRESETS
-from marft.models.paths import resolve_path
+from marft.config.bundled import resolve_path
 from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
 from tests.nights import BY_NIGHT

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from marft.cli.handlers import _summarize_setup
+from marft.cli.dry_run import check_setup
 from marft.config import parse_recipe
 from marft.config.run import warn_idle_settings
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.trainer.setup import report_notes
+from marft.trainer.train import report_notes
 from tests.helpers import recipe
 
 REMOTE = {
@@ -31,7 +31,7 @@ def table_of(tmp_path: Path, **more: Any) -> dict[str, Any]:
 def refused(by: str, table: dict[str, Any], *overrides: str) -> str:
     run = parse_recipe(table, overrides)
     with pytest.raises(ValueError, match=r"\w") as caught:
-        _summarize_setup(run) if by == "a dry run" else LocalRolloutRunner(run).close()
+        check_setup(run) if by == "a dry run" else LocalRolloutRunner(run).close()
     return str(caught.value)
 
 
@@ -69,14 +69,12 @@ def test_both_refuse_a_key_that_is_not_set(by: str, tmp_path: Path, monkeypatch:
 
 def test_splits_that_training_does_not_need_may_be_empty(tmp_path: Path) -> None:
     run = parse_recipe(table_of(tmp_path, split_fractions={"validation": 0.0, "test": 0.0}))
-    assert any(
-        sentence.startswith("test: ") and "training needs none" in sentence for sentence in _summarize_setup(run)
-    )
+    assert any(sentence.startswith("test: ") and "training needs none" in sentence for sentence in check_setup(run))
     validated = parse_recipe(
         table_of(tmp_path, split_fractions={"validation": 0.0, "test": 0.0}), ("--evaluation.every", "1")
     )
     with pytest.raises(ValueError, match="has no tasks"):
-        _summarize_setup(validated)
+        check_setup(validated)
 
 
 @pytest.mark.parametrize("by", ["a dry run", "training"])
@@ -84,7 +82,7 @@ def test_both_name_a_setting_that_does_nothing(by: str, tmp_path: Path) -> None:
     idle = ("--algorithm.kl_stop", "0.1", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
     run, notes = parse_recipe(table_of(tmp_path), idle), list[str]()
     if by == "a dry run":
-        notes += _summarize_setup(run)
+        notes += check_setup(run)
     else:
         report_notes(run, cast("Any", SimpleNamespace(slow_model_warnings=list)), notes.append)
     assert [note for note in notes if "kl_stop" in note] == list(warn_idle_settings(run)) != []

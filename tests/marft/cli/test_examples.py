@@ -8,7 +8,7 @@ import pytest
 
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.sources import ROOT
 

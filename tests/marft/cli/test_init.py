@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.cli.template.files import TEAM_TEMPLATES
 from marft.cli.template.tables import generate_sums, guess_columns, inspect_table
-from marft.cli.template.teams import TEAM_TEMPLATES
 from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import read_tasks
 from tests.marft.cli.test_cli import run

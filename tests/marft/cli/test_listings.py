@@ -10,7 +10,7 @@ import pytest
 
 from marft.cli import listings
 from marft.cli.console import evaluation_table, wide_console
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config import load_recipe
 from marft.config.algorithms import DESCRIPTIONS
 from marft.config.bundled import bundled_names

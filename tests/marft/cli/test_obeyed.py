@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from marft.agents.prompt_messages import Message
 from marft.cli.console import add_sanitizer, evaluation_table, wide_console
 from marft.cli.live import EpisodeScreen
 from marft.cli.main import app
-from marft.cli.outcomes import terms_table
+from marft.cli.show import terms_table
 from marft.cli.terminal import TerminalCallback
 from marft.common.texts import MAX_ERROR_LENGTH, format_error, sanitize, truncate
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
+from marft.config.interfaces.channel import Message
 from marft.evaluation.checkpoint_results import build_comparison_tables
 from marft.evaluation.episode_graph import build_timeline, draw_episode
 from marft.evaluation.html_pages import render_page
@@ -29,7 +29,7 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer.credit_audit import CreditAudit, CreditEstimate
 from marft.trainer.credit_report import action_table, agreement_table, audit_table, select_heatmaps, write_credit_report
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 from tests.marft.evaluation.test_unknown_success import saved
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\r\x08\u202e\u2066"
@@ -117,7 +117,7 @@ def test_an_episode_that_is_played_live_is_shown_and_not_obeyed() -> None:
 
 def test_a_comparison_shows_names_and_obeys_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
-    folder.write_evaluation(EVALUATION, "x")
+    write_evaluation(folder, EVALUATION, "x")
     console = terminal()
     for table in build_comparison_tables([folder]):
         console.print(table)
@@ -143,8 +143,8 @@ def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
     episode = hostile_episode()
     example = {"observation": HOSTILE, "success": None, "reward": 1.0, "actions": [
         {"agent": HOSTILE, "step": 0, "calls": [HOSTILE], "text": HOSTILE}]}  # fmt: skip
-    folder.write_evaluation({**EVALUATION, "examples": [example]}, "x")
-    folder.write_evaluation({**EVALUATION, "checkpoint": "base", "examples": [example]}, "y")
+    write_evaluation(folder, {**EVALUATION, "examples": [example]}, "x")
+    write_evaluation(folder, {**EVALUATION, "checkpoint": "base", "examples": [example]}, "y")
     folder.metrics.write_text('{"step": 1, "reward": 1.0, "agents/$\\\\bad{$<script>/kl": 0.5}\n')
     write_report(folder)
     write_episodes(folder.episodes / "step_000001.parquet", [episode])

@@ -35,7 +35,7 @@ def as_in_a_notebook(code: str, name: str) -> Any:
 
 BREVITY = "def brevity(episode): return -0.01 * len(episode.actions)"
 BOARD = """
-class Board(marft.EnvironmentPart):
+class Board(marft.Environment):
     size: int = 3
 
     def tasks(self, split):

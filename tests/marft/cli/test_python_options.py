@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 import marft
 from marft.config import RunSettings
-from marft.evaluation.session import StorageOptions
+from marft.evaluation.session import EvaluationPlan, StorageOptions
 from marft.runs.run_folder import RunFolder
 from tests.helpers import recipe
 from tests.marft.cli.test_python import BOARD, Watching, as_in_a_notebook
@@ -31,12 +30,10 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     asked: list[tuple[Any, ...]] = []
     kept.clear()
 
-    def evaluate(
-        run: RunSettings, folder: RunFolder | None, names: Sequence[str], *rest: Any, **more: Any
-    ) -> list[Any]:  # fmt: skip
-        asked.append((run, names, *rest[:3]))
+    def evaluate(run: RunSettings, folder: RunFolder | None, plan: EvaluationPlan, *_: Any, **more: Any) -> list[Any]:
+        asked.append((run, plan.checkpoints, plan.modes, plan.tasks, plan.shuffled_too))
         kept.append(more["storage"])
-        return [SimpleNamespace(name=name, as_json=lambda name=name: {"checkpoint": name}) for name in names]
+        return [SimpleNamespace(name=name, as_json=lambda name=name: {"checkpoint": name}) for name in plan.checkpoints]
 
     monkeypatch.setattr("marft.evaluation.session.evaluate_checkpoints", evaluate)
     return asked
@@ -46,7 +43,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What training is asked for; it does nothing."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("marft.trainer.loop.train", lambda run, folder, **rest: asked.append({"run": run, **rest}))
+    monkeypatch.setattr("marft.trainer.train.train", lambda run, folder, **rest: asked.append({"run": run, **rest}))
     monkeypatch.setattr("marft.evaluation.report.write_report", lambda folder: folder.report.write_text("a report"))
     return asked
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Episode, Fork, Observation, Task, ToolCall, Transition
-from marft.evaluation.prompt_decoder import PromptDecoder
-from marft.evaluation.transcripts import count_failure_reasons, diff_texts, extract_answer, sort_episodes
+from marft.evaluation.transcripts import PromptDecoder, count_failure_reasons, diff_texts, extract_answer, sort_episodes
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action
@@ -83,7 +82,7 @@ class TestTheCommand:
     ) -> None:
         from tokenizers import Tokenizer
 
-        from marft.models.paths import resolve_path
+        from marft.config.bundled import resolve_path
 
         ids = Tokenizer.from_file(f"{resolve_path('tiny')}/tokenizer.json").encode("Seven plus two.").ids
         one = episode()

@@ -13,9 +13,7 @@ from rich.console import Console, RenderableType
 
 from marft.cli.show import render_history, render_transcript
 from marft.common.types import Choice, Episode, Observation, Option, Transition
-from marft.evaluation.prompt_decoder import PromptDecoder
-from marft.evaluation.prompt_updates import find_new_actions
-from marft.evaluation.transcripts import read_task_episodes, select_attempts
+from marft.evaluation.transcripts import PromptDecoder, find_new_actions, read_task_episodes, select_attempts
 from marft.runs.episode_files import write_episodes
 from tests.episodes import make_action
 from tests.marft.cli.test_show import episode, lost

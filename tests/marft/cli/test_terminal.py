@@ -22,12 +22,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from marft.cli.console import add_sanitizer
-from marft.cli.json_output import JsonCallback, JsonLinesWriter, json_lines_stdout
 from marft.cli.main import main
-from marft.cli.output import output_mode
-from marft.cli.progress import BLOCKS, TimeEstimate, sparkline
-from marft.cli.step_lines import AgentLineFormatter, format_team_line
-from marft.cli.terminal import ProgressDisplay, QuietCallback, TerminalCallback
+from marft.cli.output import JsonCallback, JsonLinesWriter, json_lines_stdout, output_mode
+from marft.cli.terminal import (
+    BLOCKS,
+    AgentLineFormatter,
+    ProgressDisplay,
+    QuietCallback,
+    TerminalCallback,
+    TimeEstimate,
+    format_team_line,
+    sparkline,
+)
 from marft.common.types import Episode, Task
 from marft.config import to_toml
 from tests.helpers import settings

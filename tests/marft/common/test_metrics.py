@@ -10,23 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.cli.step_lines import AGENT_METRICS, TEAM_METRICS, format_line
-from marft.common.helper_calls import HelperCallRecord
+from marft.cli.terminal import AGENT_METRICS, TEAM_METRICS, format_line
 from marft.common.metrics import CATALOG, all_metrics, catalog_metric, find_metric, require_metric
 from marft.common.metrics.docs_page import render_page
-from marft.common.segments import PromptReset
-from marft.common.step_info import StepInfo
-from marft.common.token_data import TokenSource
-from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition, VersionRange
+from marft.common.token_data import PromptReset, TokenSource
+from marft.common.types import (
+    Action,
+    Episode,
+    HelperCallRecord,
+    Observation,
+    StepInfo,
+    Task,
+    ToolCall,
+    Transition,
+    VersionRange,
+)
 from marft.common.usage import Usage
-from marft.evaluation.curves import MAIN_METRICS
-from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
-from marft.evaluation.information import information_metrics
-from marft.evaluation.text_metrics.aggregate import compute_text_metrics
-from marft.evaluation.trajectories.attempts import attempt_metrics
-from marft.evaluation.trajectories.registry import trajectory_metrics
+from marft.evaluation.episode_metrics import episode_metrics, information_metrics, remote_metrics
+from marft.evaluation.ratios import attempt_metrics
+from marft.evaluation.report import MAIN_METRICS
+from marft.evaluation.trajectory_metrics import trajectory_metrics
+from marft.evaluation.writing_metrics import compute_text_metrics
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.sources import ROOT

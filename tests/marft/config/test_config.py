@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from marft.agents.organizations.chain import Chain
-from marft.common.registry import bundled_plugins
+from marft.agents.organizations import Chain
+from marft.common.packages import bundled_plugins
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.algorithms import PRESETS
 from marft.config.bundled import bundled_names
-from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.plugins import Plugin, find_plugin
 from tests.helpers import recipe
+from tests.plugin_kinds import KINDS
 
 
 class Collecting(Chain):
@@ -348,9 +348,7 @@ class TestFiles:
 
 
 class TestPlugins:
-    @pytest.mark.parametrize(
-        ("kind", "name"), [(kind, name) for kind in PLUGIN_SPECS for name in bundled_plugins(kind)]
-    )
+    @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in bundled_plugins(kind)])
     def test_every_built_in_can_be_found(self, kind: str, name: str) -> None:
         assert find_plugin(kind, name)
 
@@ -382,7 +380,7 @@ class TestPlugins:
 
 @pytest.mark.slow
 def test_configuration_imports_no_torch() -> None:
-    code = "import sys, marft.config, marft.cli.main, marft_serve.cli.serving, marft_lab.federated.recipes; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, marft.config, marft.cli.main, marft_serve.cli.serving, marft_lab.federated.settings; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.split() == ["False", "False"]
 

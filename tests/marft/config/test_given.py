@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import marft
-from marft.agents.channels.last import Last
+from marft.agents.channels import Last
 from marft.config import parse_recipe, to_toml
-from marft.config.plugin_types import SchedulePart
+from marft.config.interfaces.schedule import UpdateSchedule
 from marft.config.plugins import Plugin
 from marft.config.python_objects import ObjectPlaceholder, replace_objects
 from marft.examples.plugins import SPO, Median
@@ -33,7 +33,7 @@ class Optional(Plugin):
     most: int | None = None
 
 
-class Rounds(SchedulePart):
+class Rounds(UpdateSchedule):
     """A schedule."""
 
 

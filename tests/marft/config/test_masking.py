@@ -10,14 +10,13 @@ from urllib.parse import quote
 import pytest
 import tomli_w
 
-from marft.agents.tools.connection import find_secrets, result_text
-from marft.agents.tools.mcp import MCP
+from marft.agents.tools.mcp import MCP, find_secrets, result_text
 from marft.config import load_recipe
 from marft.config.api_keys import mask_recipe, mask_values, read_api_key, secret_values
 from marft.evaluation.report import write_report
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.marft.rewards.test_judge import compose, episode, judging
 from tests.remotely import asking, play_many, remote_game, team

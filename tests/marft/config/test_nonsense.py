@@ -8,14 +8,14 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config import agents as agent_settings
 from marft.config import algorithm, endpoint, load_recipe, models, parse_recipe, run, to_toml
-from marft.config.plugin_specs import PLUGIN_SPECS
 from marft.config.plugins import find_plugin
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from tests.helpers import recipe
+from tests.plugin_kinds import KINDS
 from tests.satellites import NEEDS_LAB
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -33,7 +33,7 @@ def every_class() -> list[type[Settings]]:
             [
                 *ours,
                 *map(section_class, section_names()),
-                *(find_plugin(kind, name) for kind in PLUGIN_SPECS for name in bundled_plugins(kind)),
+                *(find_plugin(kind, name) for kind in KINDS for name in bundled_plugins(kind)),
             ]
         )
     )

@@ -8,6 +8,7 @@ preset's own, with every field of its credit, objective and schedule. After a ch
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from marft.config.algorithm import (
     TeammateTextSettings,
 )
 from marft.config.algorithms import DESCRIPTIONS, PRESETS
-from marft.config.preset_sources import OWN_CHOICE, SOURCES, find_source, flatten
+from marft.config.preset_sources import OWN_CHOICE, SOURCES, find_source
 from tests.sources import TESTS
 
 SNAPSHOT = TESTS / "presets.json"
@@ -32,6 +33,14 @@ TABLES = {
     "sampler_correction": SamplerCorrectionSettings, "teammate_text": TeammateTextSettings,
 }  # fmt: skip
 Entries = dict[str, list[Any]]
+
+
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested tables as one, with dotted keys."""
+    flattened: dict[str, object] = {}
+    for key, value in table.items():
+        flattened |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flattened
 
 
 def resolved(name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.nights import BY_NIGHT, some
 from tests.sources import ROOT
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.config import parse_recipe
-from marft.config.plugin_specs import PLUGIN_SPECS, class_problems
 from marft.config.plugins import find_plugin
 from tests.helpers import recipe
+from tests.plugin_kinds import KINDS
 from tests.sources import ROOT
 
 OPTION = {
@@ -37,24 +37,24 @@ def complaint(kind: str, name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in PLUGIN_SPECS for name in bundled_plugins(kind)])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in bundled_plugins(kind)])
 def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> None:
     cls = find_plugin(kind, name)
-    assert not class_problems(kind, cls)
-    assert [other for other in PLUGIN_SPECS if other != kind and not class_problems(other, cls)] == []
+    assert not KINDS[kind].class_problems(cls)
+    assert [other for other in KINDS if other != kind and not KINDS[other].class_problems(cls)] == []
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "told"),
     [
         ("organizations", "marft.trainer.objectives.ppo:PPO", "no method async def act(self, observation, agents), it looks like an objective"),
-        ("environments", "marft.agents.organizations.chain:Chain", "no method def tasks(self, split)"),
-        ("credits", "marft.agents.channels.raw:Raw", "no method def assign(self, inputs)"),
+        ("environments", "marft.agents.organizations:Chain", "no method def tasks(self, split)"),
+        ("credits", "marft.agents.channels:Raw", "no method def assign(self, inputs)"),
         ("objectives", "marft.trainer.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
-        ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.plugin_types.SchedulePart"),
+        ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.interfaces.schedule.UpdateSchedule"),
         ("channels", "marft.trainer.update_schedules:A2PO", "no method def carry(self, messages)"),
         ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
-        ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
+        ("rewards", "tests.plugins:NotANumber", "derive it from marft.config.interfaces.reward.RewardTerm"),
         ("organizations", "tests.wrong:NotAwaited", "act is no coroutine; write async def act(self, observation, agents)"),
         ("organizations", "tests.wrong:TooFew", "act does not take the arguments of async def act(self, observation, agents)"),
         ("environments", "tests.wrong:AwaitedTasks", "tasks is a coroutine, which nobody would await; write def tasks(self, split)"),
@@ -66,7 +66,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("credits", "tests.wrong:Silent", "no method def assign(self, inputs)"),
         ("credits", "tests.wrong:Misspelt", "it says needs_crtic, which nobody reads; is needs_critic meant?"),
         ("credits", "tests.wrong:Overlooked", "it says fork_pln, which nobody reads; is fork_plan meant?"),
-        ("organizations", "tests.wrong:Baseless", "derive it from marft.config.plugin_types.OrganizationPart"),
+        ("organizations", "tests.wrong:Baseless", "derive it from marft.config.interfaces.organization.Organization"),
         ("organizations", "tests.wrong:Raises", "tests.wrong.Raises raised KeyError: 'nowhere' (wrong.py:"),
     ],
 )  # fmt: skip
@@ -138,9 +138,9 @@ def test_what_is_no_path_at_all_says_what_one_looks_like() -> None:
 def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     module, _, name = path.partition(":")
-    assert not class_problems(kind, getattr(importlib.import_module(module), name))
+    assert not KINDS[kind].class_problems(getattr(importlib.import_module(module), name))
 
 
 def test_what_is_no_plugin_at_all_is_refused_with_the_class_to_derive_from() -> None:
-    said = "is not an environment: its class must derive from marft.config.plugin_types.EnvironmentPart"
+    said = "is not an environment: its class must derive from marft.config.interfaces.environment.Environment"
     assert said in complaint("environments", "collections:Counter")

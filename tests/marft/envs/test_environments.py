@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from marft.agents.answers import find_answer, last_boxed
-from marft.agents.environment import Environment
 from marft.common.types import JointAction, Step, Task
+from marft.config.interfaces.environment import Environment
 from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.splits import assign_split

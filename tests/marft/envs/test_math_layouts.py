@@ -16,9 +16,8 @@ import pytest
 from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
 from marft.config.paths import RECIPE_FOLDER
+from marft.envs.graded_sessions import Grade, RevisionSession
 from marft.envs.math import Math
-from marft.envs.revision import RevisionSession
-from marft.envs.single_turn import Grade
 from marft.evaluation.cohorts import collect_fields, group_by_field
 from marft.rewards.math_answers import equal
 from tests.episodes import make_action

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.common.step_info import StepInfo
-from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.common.types import Episode, JointAction, Observation, Step, StepInfo, Task, Transition
 from marft.config.load import load_recipe
 from marft.envs.splits import assign_split
 from marft.envs.tasks import read_tasks
 from marft.examples.orders import LINE, Orders, OrderSession
 from marft.rewards.terms import Progress, TrajectoryScore
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 

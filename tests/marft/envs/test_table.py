@@ -19,7 +19,7 @@ from marft.envs.table import Table
 from marft.envs.tasks import read_tasks
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import recipe, shown_in_docs
 from tests.marft.envs.test_environments import SPLITS, answer
 

@@ -11,7 +11,7 @@ import pytest
 
 from marft.common.types import Task
 from marft.config import load_recipe, parse_recipe
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.envs.math import Math
 from marft.envs.tasks import check_step_limit, digest_tasks, read_tasks
 from marft.rollout.rollout_batch import load_training_tasks
@@ -19,7 +19,7 @@ from tests.helpers import recipe
 from tests.satellites import NEEDS_ENVS
 
 
-class Listed(EnvironmentPart):
+class Listed(Environment):
     """Tasks as they are given here."""
 
     given: Any = ()

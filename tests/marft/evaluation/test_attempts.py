@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.evaluation.shares import compute_pass_ratios
-from marft.evaluation.trajectories.attempts import pass_all, pass_at
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, compute_pass_ratios, pass_all, pass_at
 
 
 @given(st.integers(1, 7), st.data())

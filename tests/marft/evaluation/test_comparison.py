@@ -14,13 +14,12 @@ import xmlschema
 import marft
 from marft.cli.errors import report_errors
 from marft.cli.main import app
-from marft.evaluation.comparison import Comparison, compare_evaluations
+from marft.evaluation.comparison import compare_evaluations
 from marft.evaluation.gates import check_gates
-from marft.evaluation.metric_changes import compare_metrics
-from marft.evaluation.outcome_changes import OutcomeChanges, find_outcome_changes
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.metric_changes import Comparison, OutcomeChanges, compare_metrics, find_outcome_changes
+from marft.evaluation.ratios import Ratio
 from marft.runs.run_folder import RunFolder
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 from tests.marft.evaluation.test_gates import AFTER, BEFORE, MISSED, SOLVED, evaluation
 from tests.sources import TESTS
 
@@ -377,7 +376,7 @@ def test_texts_of_others_neither_break_the_page_nor_are_obeyed_in_it(tmp_path: P
 def runs(tmp_path: Path) -> list[str]:
     for name, result in (("before", BEFORE), ("after", AFTER)):
         folder = RunFolder.create(settings("tiny", tmp_path, name=name))
-        folder.write_evaluation(saved(result), "step_000001-greedy")
+        write_evaluation(folder, saved(result), "step_000001-greedy")
     return [str(tmp_path / name) for name in ("before", "after")]
 
 

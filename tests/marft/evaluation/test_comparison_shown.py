@@ -6,9 +6,8 @@ import io
 
 from rich.console import Console
 
-from marft.evaluation.comparison import Comparison
-from marft.evaluation.metric_changes import build_changes_table
-from marft.evaluation.trajectories.table import build_metric_rows
+from marft.evaluation.metric_changes import Comparison, build_changes_table
+from marft.evaluation.metric_tables import build_metric_rows
 from tests.marft.evaluation.test_comparison import over, saved
 from tests.marft.evaluation.test_gates import MISSED, SOLVED, evaluation
 

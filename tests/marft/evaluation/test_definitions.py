@@ -16,9 +16,9 @@ from marft.evaluation.tool_definitions import (
     collect_definitions,
     describe_changes,
     diff_definitions,
-    hash_definitions,
     write_definitions,
 )
+from marft.runs.state import digest_of_table
 from tests.suites import saved
 from tests.tool_games import says, with_tools
 
@@ -56,7 +56,7 @@ def test_definitions_have_the_same_fingerprint_just_where_nothing_changed(data: 
     tools = [{"description": text, "parameters": schema} for text in "xy" for schema in ({}, {"p": 1}, {"p": {"q": 2}})]
     roles = [{"a": {"t": one}} for one in tools] + [{"b": {"t": tools[0]}}, {"a": {"u": tools[0]}}, {}]
     one, two = data.draw(st.sampled_from(roles)), data.draw(st.sampled_from(roles))
-    assert (hash_definitions(one) == hash_definitions(two)) is (not diff_definitions(one, two)) is (one == two)
+    assert (digest_of_table(one) == digest_of_table(two)) is (not diff_definitions(one, two)) is (one == two)
     assert diff_definitions(one, json.loads(json.dumps(one))) == []
     assert len(diff_definitions(one, two)) == len(diff_definitions(two, one))
 

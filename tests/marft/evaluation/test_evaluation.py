@@ -15,12 +15,12 @@ from rich.console import Console
 
 from marft.agents.agents import Agent
 from marft.agents.game import Attempt
-from marft.agents.organizations.chain import Chain
+from marft.agents.organizations import Chain
 from marft.agents.team import Team
 from marft.cli.console import evaluation_table
 from marft.common.types import AgentProfile, Episode, JointAction, Observation, SamplingParams, Step, Task, Transition
 from marft.common.usage import Usage
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
 from marft.evaluation.evaluate import (
@@ -28,22 +28,21 @@ from marft.evaluation.evaluate import (
     build_attempts,
     evaluate,
     evaluation_name,
-    make_greedy,
     parse_modes,
     shuffle_episodes,
+    team_for_mode,
 )
 from marft.evaluation.intervals import mean_interval, paired_difference, wilson_interval
-from marft.evaluation.shares import clustered_interval
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, clustered_interval
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 from tests.marft.evaluation.test_unknown_success import saved
 
 
-class Uneven(EnvironmentPart):
+class Uneven(Environment):
     """Fails in the first task, says nothing of the success of the second, and solves the others."""
 
     def tasks(self, split: str) -> list[Task]:
@@ -261,7 +260,7 @@ def test_a_seed_gives_the_same_donors_in_every_version() -> None:
 
 def test_greedy_leaves_nothing_to_chance_nor_out() -> None:
     agent = Agent(AgentProfile("a", "Act."), policy="a", sampling=SamplingParams(temperature=0.7, top_p=0.5, top_k=3))
-    (made,) = make_greedy(Team((agent,), Chain())).agents
+    (made,) = team_for_mode("greedy", Team((agent,), Chain())).agents
     assert (made.sampling.temperature, made.sampling.top_p, made.sampling.top_k) == (0.0, 1.0, 0)
     assert agent.sampling.temperature == 0.7
 
@@ -324,7 +323,7 @@ class TestComparing:
         for name, evaluations in (("a", ("base", "last")), ("b", ("last",)), ("c", ())):
             folder = RunFolder.create(settings("tiny", tmp_path, name=name))
             for number, checkpoint in enumerate(evaluations):
-                folder.write_evaluation(saved(checkpoint, [number, 1 + number]), f"{checkpoint}-sampled")
+                write_evaluation(folder, saved(checkpoint, [number, 1 + number]), f"{checkpoint}-sampled")
             folders.append(folder)
         rows = compare_runs(folders[:2])
         assert [(row.run, row.reward and row.reward.base) for row in rows] == [("a", 0.5), ("b", 0.5)]

@@ -16,13 +16,13 @@ from marft.common.types import Task
 from marft.config import RunSettings
 from marft.config.bundled import bundled_models
 from marft.evaluation.scenarios import freeze_scenarios
-from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 from marft.models.digest_cache import list_model_files, load_digests
 from marft.rollout import local_runner as rollouts_here
 from marft.runs import lock
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.marft.evaluation.test_kept_evaluations import Lengths, found, lengths, plays, said  # noqa: F401
 from tests.nights import BY_NIGHT
@@ -51,7 +51,9 @@ def test_as_many_episodes_as_were_announced_are_told_of_one_by_one(tmp_path: Pat
         told.append(total)
 
     keeping = StorageOptions(folder)
-    evaluate_checkpoints(run, None, ["base"], ("sampled",), 5, True, advance, attempts=2, storage=keeping)
+    evaluate_checkpoints(
+        run, None, EvaluationPlan(["base"], ("sampled",), 5, shuffled_too=True, attempts=2), advance, storage=keeping
+    )
     assert told == [20, *[None] * 20]
 
 
@@ -186,9 +188,8 @@ def test_an_environment_whose_code_was_changed_is_played(
 
 
 def test_each_mode_with_and_without_messages_of_others_is_a_question_of_its_own(tmp_path: Path) -> None:
-    results = evaluate_checkpoints(
-        lengths(tmp_path), None, ["base"], ("sampled", "greedy"), 2, True, lambda _=None: None
-    )  # fmt: skip
+    plan = EvaluationPlan(["base"], ("sampled", "greedy"), 2, shuffled_too=True)
+    results = evaluate_checkpoints(lengths(tmp_path), None, plan, lambda _=None: None)
     assert len({one.key for one in results}) == 4
 
 
@@ -210,7 +211,7 @@ def test_each_checkpoint_plays_with_its_own_weights_whatever_was_in_place_and_wh
     def scores(*names: str) -> list[list[list[float]]]:
         """The log-probs of what was sampled, by checkpoint."""
         keeping = StorageOptions(folder.evaluations)
-        evaluate_checkpoints(run, folder, names, ("sampled",), 3, False, lambda _=None: None, storage=keeping)
+        evaluate_checkpoints(run, folder, EvaluationPlan(names, ("sampled",), 3), lambda _=None: None, storage=keeping)
         files = [read_episodes(folder.evaluations / f"{name}-sampled.parquet") for name in names]
         return [[action.log_probs.tolist() for one in episodes for action in one.actions] for episodes in files]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marft.evaluation.guards.interface import GuardAlert
+from marft.evaluation.guards.history import GuardAlert
 from tests.series import Values, around, found
 
 

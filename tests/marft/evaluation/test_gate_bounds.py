@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from marft.evaluation.gates import Gate, check_gates
 from marft.evaluation.intervals import Z95, Z95_ONE_SIDED, gain_bounds, wilson_share_interval
-from marft.evaluation.shares import clustered_interval
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, clustered_interval
 from tests.marft.evaluation.test_gates import MISSED, SOLVED, evaluation
 
 DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)

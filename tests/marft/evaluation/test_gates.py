@@ -16,10 +16,9 @@ from marft.common.types import Task
 from marft.evaluation.cohorts import collect_fields, group_by_field
 from marft.evaluation.comparison import compare_evaluations
 from marft.evaluation.gates import Gate, check_gates
-from marft.evaluation.metric_changes import as_markdown, compare_metrics
-from marft.evaluation.outcome_changes import OutcomeChanges
+from marft.evaluation.metric_changes import Comparison, OutcomeChanges, compare_metrics
 from marft.runs.run_folder import RunFolder
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 
 
 def evaluation(**metrics: list[tuple[float, float]]) -> dict[str, Any]:
@@ -201,7 +200,7 @@ def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> N
     }
     assert {change.metric for change in found["greedy"]} == {"accuracy", "cost_tokens"}
     verdicts = {"greedy": check_gates([gate], BEFORE, AFTER), "sampled": check_gates([gate], BEFORE, BEFORE)}
-    page = as_markdown(found, verdicts, dict.fromkeys(found, OutcomeChanges([], [])))
+    page = Comparison(verdicts, found, dict.fromkeys(found, OutcomeChanges([], []))).as_markdown()
     greedy, sampled = page.split("## sampled")
     assert ("**failed**" in greedy, "**failed**" in sampled, "passed: `accuracy" in sampled) == (True, False, True)
     (whole,) = [line for line in greedy.splitlines() if line.startswith("| 100 | accuracy")]
@@ -218,7 +217,7 @@ def runs(tmp_path: Path) -> list[str]:
     for name, result in (("before", BEFORE), ("after", AFTER)):
         folder = RunFolder.create(settings("tiny", tmp_path, name=name))
         about = {"checkpoint": "step_000001", "mode": "greedy", "shuffled_messages": False, "tasks": 100}
-        folder.write_evaluation({**about, **result, "fields": fields}, "step_000001-greedy")
+        write_evaluation(folder, {**about, **result, "fields": fields}, "step_000001-greedy")
     return runs_of(tmp_path)
 
 

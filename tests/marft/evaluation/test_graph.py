@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Action, Episode, Task
-from marft.evaluation.episode_graph import build_timeline, draw_episode, find_episode, to_file_name
-from marft.evaluation.prompt_updates import find_new_actions
+from marft.evaluation.episode_graph import build_timeline, draw_episode, to_file_name
+from marft.evaluation.transcripts import find_episode, find_new_actions
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action

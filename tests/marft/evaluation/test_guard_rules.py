@@ -7,8 +7,8 @@ import math
 import pytest
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards import kl
-from marft.evaluation.guards.interface import GuardAlert
+from marft.evaluation.guards.collapse import rollback_lr_factor
+from marft.evaluation.guards.history import GuardAlert
 from marft.evaluation.guards.monitor import GUARDS, GuardReport
 from tests.series import Values, around, found, history
 
@@ -245,7 +245,7 @@ class TestKL:
     def test_rates_are_cooled_for_the_agent_that_moved_most_in_the_newest_window(self) -> None:
         def cooled(threshold: float = 0.1, **moved: Values) -> float:
             series = history({f"agents/{role}/kl": values for role, values in moved.items()})
-            return kl.learning_rate_factor(series, GuardSettings(kl=threshold))
+            return rollback_lr_factor(series, GuardSettings(kl=threshold))
 
         calm, hot = [0.01] * 10, [*[0.01] * 5, *[0.4] * 5]
         assert cooled(a=calm, b=hot) == cooled(a=hot, b=calm) == pytest.approx(0.1 * (0.1 / 0.4) ** 0.5)

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from marft.agents.environment_calls import RefusedError, read_step_info
 from marft.agents.game import Attempt
 from marft.agents.play import play
-from marft.common.step_info import StepInfo
-from marft.common.types import Episode, Observation, Task, Transition
-from marft.evaluation.episode_metrics import episode_metrics
-from marft.evaluation.information import InformationEstimate, estimate_information, information_metrics
+from marft.common.types import Episode, Observation, StepInfo, Task, Transition
+from marft.evaluation.episode_metrics import (
+    InformationEstimate,
+    episode_metrics,
+    estimate_information,
+    information_metrics,
+)
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.nights import some
 

@@ -23,9 +23,14 @@ from marft.evaluation.intervals import (
     wilson_interval,
     wilson_share_interval,
 )
-from marft.evaluation.paired_difference import PairedDifference, average_ratio, compare_ratios, linearize_difference
-from marft.evaluation.shares import clustered_interval
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import (
+    PairedDifference,
+    Ratio,
+    average_ratio,
+    clustered_interval,
+    compare_ratios,
+    linearize_difference,
+)
 from tests.nights import by_day, some
 from tests.sources import ROOT
 

@@ -21,19 +21,19 @@ from marft.agents.game import Attempt
 from marft.common import atomic
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.evaluation.evaluate import Evaluation
 from marft.evaluation.intervals import wilson_interval
-from marft.evaluation.serialization import MAX_EXAMPLES
-from marft.evaluation.session import StorageOptions, evaluate_checkpoints
-from marft.evaluation.shares import clustered_interval, compute_pass_ratios
+from marft.evaluation.ratios import Ratio, clustered_interval, compute_pass_ratios
+from marft.evaluation.scenarios import ScenarioSet
+from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 from marft.evaluation.store import EvaluationStore, digest_inputs, play_attempts
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.transcripts import MAX_EXAMPLES
 from marft.rollout import local_runner as rollouts_here
 from marft.rollout.runner import RolloutRunner
 from marft.runs import lock
-from marft.runs.cleanup import find_run_files
 from marft.runs.episode_files import read_episodes
+from marft.runs.run_files import find_run_files
 from tests.helpers import settings, until
 from tests.nights import NIGHT
 from tests.sources import ROOT
@@ -42,7 +42,7 @@ from tests.views import attempt as recorded
 SLOW = "import sys; from pathlib import Path; from tests.marft.evaluation.test_kept_evaluations import slow; slow(Path(sys.argv[1]))"
 
 
-class Lengths(EnvironmentPart):
+class Lengths(Environment):
     """Pays for even lengths of what is said, and takes its time where it is told to."""
 
     seconds: float = 0.0
@@ -77,11 +77,19 @@ def lengths(output: Path, *overrides: str, seconds: float = 0.0, **changes: Any)
     return settings("tiny", output, "--evaluation.save_every", "4", *overrides, environment=environment, **changes)
 
 
-def found(run: RunSettings, folder: Path | None, *, again: bool = False, attempts: int = 2, shuffled: bool = False, **rest: Any) -> list[Evaluation]:  # fmt: skip
-    return evaluate_checkpoints(
-        run, None, ["base"], ("sampled",), 5, shuffled, lambda _=None: None, attempts=attempts,
-        storage=StorageOptions(folder, again) if folder else None, **rest,
-    )  # fmt: skip
+def found(
+    run: RunSettings,
+    folder: Path | None,
+    *,
+    again: bool = False,
+    attempts: int = 2,
+    shuffled: bool = False,
+    scenarios: ScenarioSet | None = None,
+    **rest: Any,
+) -> list[Evaluation]:
+    plan = EvaluationPlan(["base"], ("sampled",), 5, shuffled, attempts, scenarios)
+    storage = StorageOptions(folder, again) if folder else None
+    return evaluate_checkpoints(run, None, plan, lambda _=None: None, storage=storage, **rest)
 
 
 def slow(folder: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marft
-from marft.agents.organizations.utils import remove_roles
+from marft.agents.organizations import remove_roles
 from marft.config import RunSettings
 from marft.config.load import other_overrides
 from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change, read_team_change

@@ -14,12 +14,19 @@ import pytest
 
 from marft.cli.handlers import report
 from marft.common.types import Episode, Observation, Task, Transition
-from marft.evaluation.curves import Curve, compare_curves, draw_main_curves, line_style, other_curves, shorten_name
-from marft.evaluation.report import write_report
+from marft.evaluation.report import (
+    Curve,
+    compare_curves,
+    draw_main_curves,
+    line_style,
+    other_curves,
+    shorten_name,
+    write_report,
+)
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import settings, write_evaluation
 
 DOT = re.compile(r"<use [^>]*style=\"fill: #1f77b4")
 
@@ -173,7 +180,7 @@ def test_the_same_tasks_stand_side_by_side_before_and_after(tmp_path: Path) -> N
             "unknown": 0, "accuracy": 1.0, "interval": [0.0, 1.0], "reward": 1.0, "reward_interval": [0.0, 1.0],
             "outcomes": {}, "rewards": {}, "examples": examples,
         }  # fmt: skip
-        folder.write_evaluation(table, checkpoint)
+        write_evaluation(folder, table, checkpoint)
     said = re.findall(r'class="said">(.*?)</div>', page_of(folder, []))
     assert said == ["base says one", "step_000002 says one", "base says two", "step_000002 says two"]
 
@@ -234,7 +241,7 @@ def evaluated(folder: RunFolder, checkpoint: str, mode: str = "sampled", **chang
         "accuracy": 1.0, "interval": [0.0, 1.0], "reward": 1.0, "reward_interval": [0.0, 1.0], "outcomes": {},
         "rewards": {}, "examples": [],
     }  # fmt: skip
-    folder.write_evaluation({**table, **changes}, f"{checkpoint}-{mode}")
+    write_evaluation(folder, {**table, **changes}, f"{checkpoint}-{mode}")
 
 
 def test_metrics_over_trajectories_stand_on_the_page_for_team_and_agents(tmp_path: Path) -> None:

@@ -16,16 +16,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from marft.common.metrics import find_metric, require_metric
-from marft.common.step_info import StepInfo
-from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.common.types import Action, Episode, Observation, StepInfo, Task, ToolCall, Transition
 from marft.common.usage import Usage
-from marft.evaluation.trajectories.attempts import attempt_metrics
-from marft.evaluation.trajectories.cohort_metrics import build_cohort_table, shared_fields
-from marft.evaluation.trajectories.handoffs import find_loops, iter_handoffs
-from marft.evaluation.trajectories.ratio import TEAM, Ratio
-from marft.evaluation.trajectories.registry import METRICS, aggregate_ratios, compute_ratios, trajectory_metrics
-from marft.evaluation.trajectories.repeated_questions import content_words, repeats_question
-from marft.evaluation.trajectories.table import build_metric_rows, build_metric_table
+from marft.evaluation.metric_tables import build_cohort_table, build_metric_rows, build_metric_table, shared_fields
+from marft.evaluation.ratios import TEAM, Ratio, attempt_metrics
+from marft.evaluation.trajectory_metrics import (
+    METRICS,
+    aggregate_ratios,
+    compute_ratios,
+    content_words,
+    find_loops,
+    iter_handoffs,
+    repeats_question,
+    trajectory_metrics,
+)
 from tests.episodes import ROLES, episodes, make_action
 
 PAID = (None, Usage(cost=0.25), Usage(cost=0.5))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from marft.cli.console import evaluation_table
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.evaluation.evaluate import Evaluation, evaluate
@@ -22,11 +22,11 @@ from marft.evaluation.intervals import mean_interval
 from marft.evaluation.report import write_report
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
-from tests.helpers import settings
+from marft.trainer.train import train
+from tests.helpers import settings, write_evaluation
 
 
-class Wordless(EnvironmentPart):
+class Wordless(Environment):
     """Pays by what the answer looks like, and says of the first ``known`` tasks alone whether they were solved."""
 
     known: int = 0
@@ -138,7 +138,7 @@ def test_rewards_are_compared_task_by_task() -> None:
 def test_where_both_are_known_accuracy_comes_first_and_rewards_stand_beside_it(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0, 1, 1], [False, True]), saved("last", [1, 1, 2], [True, True])):
-        folder.write_evaluation(one, f"{one['checkpoint']}-sampled")
+        write_evaluation(folder, one, f"{one['checkpoint']}-sampled")
     text = shown(*build_comparison_tables([folder]))
     assert text.index("accuracy") < text.index("reward")
     assert "+50.0" in text
@@ -151,7 +151,7 @@ def test_where_both_are_known_accuracy_comes_first_and_rewards_stand_beside_it(t
 def test_where_no_success_is_known_rewards_lead_in_the_comparison_and_the_report(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0.0, 1.0]), saved("last", [1.0, 3.0])):
-        folder.write_evaluation(one, f"{one['checkpoint']}-sampled")
+        write_evaluation(folder, one, f"{one['checkpoint']}-sampled")
     text = shown(*build_comparison_tables([folder]))
     assert "accuracy" not in text
     assert "+1.500" in text

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.evaluation.guards.history import CHARACTER_KINDS
-from marft.evaluation.text_metrics.aggregate import compute_text_metrics
-from marft.evaluation.text_metrics.characters import character_shares, format_rates
-from marft.evaluation.text_metrics.repetition import repetition
-from marft.evaluation.text_metrics.scripts import count_scripts, other_script
+from marft.evaluation.writing_metrics import (
+    character_shares,
+    compute_text_metrics,
+    count_scripts,
+    format_rates,
+    other_script,
+    repetition,
+)
 from tests.episodes import make_action
 
 TOKENS = st.lists(st.integers(3, 6), min_size=1, max_size=24)

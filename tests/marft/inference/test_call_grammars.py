@@ -17,8 +17,9 @@ from marft.common.token_data import Grammar
 from marft.common.types import Tool, ToolCall
 from marft.config.models import ModelSettings
 from marft.inference.call_grammar import CallFormat, build_grammar
-from marft.inference.grammar_compiler import GrammarCompiler
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.grammar_masking import GrammarCompiler
+from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.marft.inference.test_messages import format_of

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marft.agents.prompt_messages import ChatMessage, Message, NotExact, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, NotExact, TruncationPolicy
 from marft.common.types import AgentProfile, TokenIds, Tool, ToolCall
+from marft.config.interfaces.channel import Message
 from marft.config.models import ModelSettings
 from marft.inference.chat_messages import (
+    ChatFormat,
     check_continuation,
     check_history,
+    detect_roles,
     encode_new_messages,
     render_messages,
     render_text,
 )
-from marft.inference.renderer import ChatFormat, ChatRenderer
-from marft.inference.roles import detect_roles
-from marft.models.stop_tokens import find_stop_ids
-from marft.models.template_dates import fix_date
-from marft.models.tokenizer_format import load_format
+from marft.inference.renderer import ChatRenderer
+from marft.models.tokenizer_format import find_stop_ids, fix_date, load_format
 from tests.chat_families import FAMILIES, format_of, tokenizer_of
 
 SYSTEM = {"role": "system", "content": "Be brief."}

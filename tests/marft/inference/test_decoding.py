@@ -18,9 +18,9 @@ from marft.common.types import SamplingParams
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.inference.sampling import BLOCK_SIZE, sample_from_weights, sample_tokens, top_k_top_p_mask
 from marft.models import decode_cache
+from marft.models.attention import KVCache
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import PackedDecodeCache
-from marft.models.kv_cache import KVCache
 from marft.models.packed_rows import PackedRows
 from tests.helpers import lengths_read
 
@@ -114,13 +114,7 @@ def test_a_batch_that_let_go_of_all_rows_samples_as_a_new_one(backbone: Backbone
     assert isinstance(batch.decode_cache, PackedDecodeCache)
     assert batch.decode_cache.kv_cache.keys[0] is not None
     batch.reset()
-    assert [len(batch), batch.alternatives, batch.token_callbacks, batch.stop_checkers, batch.grammar_states] == [
-        0,
-        {},
-        {},
-        {},
-        {},
-    ]
+    assert batch.live == batch.adapters == []
     assert batch.decode_cache.kv_cache.keys[0] is None, "its memory is given back"
     assert forgot == [True]
     done = run(batch, later)
@@ -204,7 +198,7 @@ def test_each_row_ends_at_its_own_stop_strings_and_leaves_none(backbone: Backbon
     assert [done[id(one)].tokens.tolist() for one in ended] == [
         part[:count] for part, count in zip(tokens, most, strict=True)
     ]
-    assert not batch.stop_checkers  # which a row to come could be taken for the owner of
+    assert not batch.live
 
 
 def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> None:
@@ -352,7 +346,7 @@ def test_rows_that_are_abandoned_leave_the_others_as_they_would_have_been(tuned:
     leaving = row((40, 41), "one", on_token=told.append, stop=("no such text",), alternatives=2)
     ended = {id(done.row) for done in (*batch.admit([rows[0], rows[1], leaving, rows[4]]), *batch.step())}
     batch.abort([rows[0], leaving])
-    assert [batch.token_callbacks, batch.alternatives, batch.stop_checkers] == [{}, {}, {}]
+    assert not {rows[0], leaving}.intersection(batch.rows)
     together = run(batch, [])
     assert len(told) == 2
     assert {id(rows[1]), id(rows[4])} - ended == together.keys()

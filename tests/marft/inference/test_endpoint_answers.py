@@ -10,8 +10,7 @@ import pytest
 
 from marft.common.errors import EpisodeFailedError
 from marft.common.usage import Usage
-from marft.inference.endpoints.failures import clean_text
-from marft.inference.endpoints.response_size import MAX_RESPONSE_BYTES
+from marft.inference.endpoints.client import MAX_RESPONSE_BYTES, clean_text
 from marft.inference.endpoints.responses import compute_usage, parse_body, parse_response
 from tests.endpoint import Reply, error, says, serving
 from tests.remotely import ask, asking, teammates

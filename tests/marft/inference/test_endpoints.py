@@ -19,8 +19,8 @@ from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Task
 from marft.common.usage import Usage
-from marft.config.plugin_types import OrganizationPart
-from marft.inference.endpoints.rate_limit import RateLimit
+from marft.config.interfaces.organization import Organization
+from marft.inference.endpoints.limits import RateLimit
 from marft.inference.endpoints.responses import parse_body, parse_response
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
@@ -193,7 +193,7 @@ def test_no_malformed_body_is_a_crash_or_a_reward() -> None:
     assert tried[0] >= (1000 if NIGHT else 100)
 
 
-class Together(OrganizationPart):
+class Together(Organization):
     """All at once, in one of several ways of asyncio."""
 
     how: str = "gather"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from marft.agents.engine import Sampler
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
+from marft.config.interfaces.engine import Sampler
 from marft.inference.caller_thread import GRACE_SECONDS, CallerThreadExecutor
 from marft.inference.local import LocalEngine
 from marft.rollout.local_runner import LocalRolloutRunner
@@ -81,10 +81,7 @@ def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) 
     with LocalRolloutRunner(settings(random_model, "runs", "--engine.max_batch_size", "3")) as rollouts:
         done = rollouts.wait_for(chains(rollouts.engine, 10, None))
         assert len(done) == 10
-        assert (
-            max(len(batch.tokens) for batch in cast(LocalEngine, rollouts.engine.engines["actor"])._batches.values())
-            <= 3
-        )
+        assert max(len(batch) for batch in cast(LocalEngine, rollouts.engine.engines["actor"])._batches.values()) <= 3
 
 
 def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_path: Path) -> None:

@@ -17,20 +17,21 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.types import ActionKey, Prompt, SamplingParams, VersionRange
-from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
-from marft.inference.subprocess_engine.frames import LENGTHS, decode_frame, encode_frame
+from marft.inference.subprocess_engine.engine import PendingRequest, SubprocessEngine, SubprocessPolicy
 from marft.inference.subprocess_engine.messages import (
     FROM_ENGINE,
+    LENGTHS,
     TO_ENGINE,
     CancelRequest,
     EngineInit,
     LoadCommand,
     SampleRequest,
     TokenChunk,
+    decode_frame,
+    encode_frame,
 )
-from marft.inference.subprocess_engine.option_tree import build_prefix_tree
 from marft.inference.subprocess_engine.python_environment import find_python
-from marft.inference.subprocess_engine.requests import PendingRequest
+from marft.inference.subprocess_engine.vllm_server import build_prefix_tree
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
 

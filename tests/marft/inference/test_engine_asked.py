@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from marft.common.token_data import Grammar
 from marft.common.types import Completion, SamplingParams
 from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
+from marft.inference.subprocess_engine.engine import PendingRequest
 from marft.inference.subprocess_engine.messages import TokenChunk
-from marft.inference.subprocess_engine.requests import PendingRequest
 
 NOBODY: Any = None
 STOPS = (2,)

@@ -13,9 +13,8 @@ pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[gra
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
-from marft.inference.grammar_compiler import GrammarCompiler
-from marft.inference.grammar_masking import GrammarMasker
-from marft.inference.subprocess_engine import grammar_support
+from marft.inference import grammar_masking as grammar_support
+from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import settings
 

@@ -16,16 +16,17 @@ from marft.common.errors import RunError
 from marft.common.processes.child_process import KILLED
 from marft.common.types import ActionKey, Option, SamplingParams, VersionRange
 from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
-from marft.inference.subprocess_engine.frames import BUFFER_BYTES, Connection, encode_frame
 from marft.inference.subprocess_engine.messages import (
+    BUFFER_BYTES,
     TO_ENGINE,
     CancelRequest,
+    Connection,
     EngineInit,
     LoadCommand,
     SampleRequest,
     SleepCommand,
+    encode_frame,
 )
-from marft.inference.subprocess_engine.sleep_mode import SleepModeEngine
 from tests.marft.inference.test_engine_apart import PROMPT, Weights
 from tests.played_engines import ENDED, Life, Starter, answers, dies_asked, mute
 
@@ -37,13 +38,13 @@ def played(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPa
 
     def run(
         use: Callable[[Any, Starter], Awaitable[Any]], *plays: Any, how: str = ENDED, busy: int = -1,
-        patience: float = 5.0, kind: type[SubprocessEngine] = SubprocessEngine, names: tuple[str, ...] = ("actor",),
+        patience: float = 5.0, sleeps: bool = False, names: tuple[str, ...] = ("actor",),
     ) -> Any:  # fmt: skip
         async def whole() -> Any:
             starter = Starter(*plays, how=how, busy=busy)
             policies = {name: SubprocessPolicy(tiny_tokenizer, (2,), Weights().save) for name in names}
-            opened = EngineInit("model", "float32", 64, 4, 1, 8, 0)
-            engine = kind(
+            opened = EngineInit("model", "float32", 64, 4, 1, 8, 0, sleep_mode=sleeps)
+            engine = SubprocessEngine(
                 "played", lambda _: [], opened, policies, seed=1, timeout=patience, starter=starter  # type: ignore[arg-type]
             )  # fmt: skip
             try:
@@ -245,7 +246,7 @@ def test_a_choice_counts_temperature_and_length(played: Callable[..., Any]) -> N
 
 class TestResting:
     def test_it_does_not_rest_while_somebody_waits(self, played: Callable[..., Any]) -> None:
-        async def use(engine: SleepModeEngine, starter: Starter) -> None:
+        async def use(engine: SubprocessEngine, starter: Starter) -> None:
             asking = asyncio.create_task(said(engine))
             await until(lambda: starter.lives[0].of(SampleRequest))
             await engine.wait_idle()
@@ -256,20 +257,20 @@ class TestResting:
             await engine.wait_idle()
             assert [rest.sleep for rest in starter.lives[0].of(SleepCommand)] == [True]
 
-        played(use, mute, kind=SleepModeEngine)
+        played(use, mute, sleeps=True)
 
     def test_one_that_ends_asleep_is_followed_by_one_that_rests(self, played: Callable[..., Any]) -> None:
         async def dies_resting(life: Life) -> None:
             await life.begin()
             await life.next(SleepCommand)
 
-        async def use(engine: SleepModeEngine, starter: Starter) -> None:
+        async def use(engine: SubprocessEngine, starter: Starter) -> None:
             await engine.wait_idle()
             assert [type(message) for message in starter.lives[1].told] == [LoadCommand, SleepCommand]
             await said(engine)
             assert [rest.sleep for rest in starter.lives[1].of(SleepCommand)] == [True, False]
 
-        played(use, dies_resting, answers, kind=SleepModeEngine)
+        played(use, dies_resting, answers, sleeps=True)
 
 
 def test_a_frame_that_comes_in_pieces_is_taken_whole_and_one_cut_short_is_none() -> None:

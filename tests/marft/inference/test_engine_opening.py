@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from marft.common.types import ActionKey, Prompt, SamplingParams
-from marft.inference.subprocess_engine import installation, vllm
-from marft.inference.subprocess_engine.per_backbone import open_per_backbone
-from marft.inference.subprocess_engine.process import _init_message as opened_process
+from marft.inference.subprocess_engine import launch
+from marft.inference.subprocess_engine import python_environment as installation
+from marft.inference.subprocess_engine.launch import open_per_backbone, process_init_message
 from marft.inference.subprocess_engine.replicas import ReplicatedEngine, SharedSave
 from tests.helpers import settings
 from tests.marft.inference.test_engine_apart import PROMPT
@@ -110,7 +110,7 @@ class TestOpening:
         )
         there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16)))
         engine: Any = run.engine
-        opened = opened_process(engine, run, there, ["a", "b"])
+        opened = process_init_message(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)
         assert (opened.max_rows, opened.max_context, opened.max_adapters, opened.max_rank) == (7, 128, 2, 16)
         assert opened.options["device"] == run.device
@@ -121,11 +121,14 @@ class TestOpening:
     def test_whole_weights_are_sampled_from_as_they_are_computed(self, train: str, half: bool, dtype: str) -> None:
         run = settings("tiny", "runs", *PROCESS, "--models.base.dtype", "bfloat16")
         engine: Any = run.engine
-        assert opened_process(engine, run, models(a=policy(SimpleNamespace(is_half=half), train)), ["a"]).dtype == dtype
+        assert (
+            process_init_message(engine, run, models(a=policy(SimpleNamespace(is_half=half), train)), ["a"]).dtype
+            == dtype
+        )
 
     def test_vllm_has_room_for_every_adapter_and_the_longest_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(vllm, "_make_grammar_masker", lambda _: None)
-        monkeypatch.setattr(vllm, "grammar_setup", lambda *_: ("", ""))
+        monkeypatch.setattr(launch, "_make_grammar_masker", lambda _: None)
+        monkeypatch.setattr(launch, "grammar_setup", lambda *_: ("", ""))
         head = SimpleNamespace(head=SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)))
         there = models(
             a=policy(head, context=64), b=policy(head, context=128, lora=SimpleNamespace(rank=33)),
@@ -135,7 +138,7 @@ class TestOpening:
             "tiny", "runs", "--engine.kind", "vllm", "--engine.engine_args.enforce_eager", "true", seed=2**40 + 5
         )
         engine: Any = run.engine
-        opened = vllm._init_message(engine, run, there, ["a", "b", "c"])
+        opened = launch.vllm_init_message(engine, run, there, ["a", "b", "c"])
         assert (opened.max_adapters, opened.max_rank, opened.max_context, opened.dtype) == (2, 64, 128, "bfloat16")
         assert (opened.seed, opened.options, opened.sleep_mode) == (5, {"enforce_eager": True}, False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.common.types import ActionKey, Prompt, SamplingParams, VersionRange
 from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
+from marft.inference.subprocess_engine.launch import vllm_init_message
 from marft.inference.subprocess_engine.messages import EngineInit
 from marft.inference.subprocess_engine.replicas import ReplicatedEngine, SharedSave, assign_devices, set_visible_devices
-from marft.inference.subprocess_engine.sleep_mode import SleepModeEngine
-from marft.inference.subprocess_engine.vllm import _init_message
 from marft.models.policy_registry import PolicyRegistry
 from tests.helpers import settings
 from tests.marft.inference.test_engine_apart import Weights, command
@@ -150,7 +150,7 @@ def test_adapters_that_vllm_has_no_room_for_are_refused() -> None:
     models: Any = SimpleNamespace(policies=policies)
     nothing: Any = None
     with pytest.raises(ValueError, match=r"room for adapters of rank 512, and one of \['a', 'b'\] has 600"):
-        _init_message(nothing, nothing, models, ["a", "b"])
+        vllm_init_message(nothing, nothing, models, ["a", "b"])
 
 
 @pytest.mark.parametrize(("has", "computes"), [("avx2", "float32"), ("amx_bf16", "bfloat16")])
@@ -163,9 +163,9 @@ def test_vllm_computes_in_the_precision_that_the_learner_does(
     models = PolicyRegistry(run)
     head = models.policies["actor"].backbone.head
     engine: Any = run.engine
-    assert _init_message(engine, run, models, ["actor"]).dtype == computes
+    assert vllm_init_message(engine, run, models, ["actor"]).dtype == computes
     head.weight = torch.nn.Parameter(head.weight.detach().half(), requires_grad=False)  # the embeddings are as before
-    assert _init_message(engine, run, models, ["actor"]).dtype == "float16"
+    assert vllm_init_message(engine, run, models, ["actor"]).dtype == "float16"
 
 
 def test_links_are_files_of_their_own_names_and_outlive_the_first(tmp_path: Path) -> None:
@@ -183,10 +183,11 @@ def test_links_are_files_of_their_own_names_and_outlive_the_first(tmp_path: Path
 class TestResting:
     @pytest.fixture
     def offloaded(self, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> Callable[..., None]:
-        def run(use: Callable[[SleepModeEngine], Awaitable[None]], **does: Any) -> None:
+        def run(use: Callable[[SubprocessEngine], Awaitable[None]], **does: Any) -> None:
             async def whole() -> None:
                 policies = {"actor": SubprocessPolicy(tiny_tokenizer, (2,), Weights().save)}
-                engine = SleepModeEngine("fake", command, opened(tmp_path, **does), policies, seed=1, timeout=20.0)
+                first = replace(opened(tmp_path, **does), sleep_mode=True)
+                engine = SubprocessEngine("fake", command, first, policies, seed=1, timeout=20.0)
                 try:
                     await engine.start()
                     await use(engine)
@@ -200,7 +201,7 @@ class TestResting:
     def test_it_rests_once_it_has_settled_and_is_awake_before_it_loads(
         self, offloaded: Callable[..., None], tmp_path: Path
     ) -> None:
-        async def use(engine: SleepModeEngine) -> None:
+        async def use(engine: SubprocessEngine) -> None:
             await said(engine)
             await engine.wait_idle()
             await engine.wait_idle()
@@ -217,7 +218,7 @@ class TestResting:
         assert log(tmp_path) == ["LoadCommand", "SampleRequest", *turns]
 
     def test_one_that_was_started_again_rests_too(self, offloaded: Callable[..., None], tmp_path: Path) -> None:
-        async def use(engine: SleepModeEngine) -> None:
+        async def use(engine: SubprocessEngine) -> None:
             await said(engine)
             await engine.wait_idle()
             assert (await said(engine)).tokens.tolist() == [5, 6, 7, 8]

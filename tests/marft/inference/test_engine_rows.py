@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools.model_families import build_small_backbone
 
 from marft.common.errors import RowFailedError
 from marft.common.token_data import Grammar
@@ -20,7 +21,6 @@ from marft.inference.choice_sampling import ChoiceRequest, choose
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import PackedDecodeCache
-from marft.models.model_families import build_small_backbone
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.families import FAMILY
 from tests.marft.inference.test_decoding import PROMPTS, new_batch, row, run, tuned
@@ -66,10 +66,7 @@ def test_a_guilty_row_fails_alone(tuned: Backbone, what: str, later: bool) -> No
     assert texts(done, innocent) == alone
     assert not any(done[id(one)].error for one in innocent)
     assert (len(done[id(guilty)].tokens), len(done[id(guilty)].log_probs)) == (0, 0)
-    assert len(batch) == 0
-    assert [
-        len(beside) for beside in (batch.grammar_states, batch.token_callbacks, batch.stop_checkers, batch.alternatives)
-    ] == [0] * 4
+    assert batch.live == batch.adapters == []
 
 
 def test_a_top_k_beyond_all_numbers_is_that_of_the_whole_vocabulary(backbone: Backbone) -> None:

@@ -11,15 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.agents.engine import Engine
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.reasoning import StopString
 from marft.common.token_data import GrammarMasks
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
+from marft.config.interfaces.engine import Engine
 from marft.inference.engine_settings import Local
 from marft.inference.plugin_engine import PluginEngine, _has_valid_masks, find_problem
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 
 FINE = Completion(np.array([5, 6, 2], np.int32), np.array([-0.1, -0.2, -0.3], np.float32), "ab", "stop")

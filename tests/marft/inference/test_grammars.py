@@ -22,13 +22,11 @@ from marft.common.types import SamplingParams
 from marft.config.models import ModelSettings
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.inference.detokenizer import detokenizer_factory
-from marft.inference.grammar_compiler import GrammarCompiler
-from marft.inference.grammar_masking import GrammarMasker
+from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
-from marft.models.log_probs import score_tokens
+from marft.models.log_probs import OutputHead, PackedMasks, score_tokens
 from marft.models.packed_rows import PackedRows
-from marft.models.token_masks import PackedMasks
 
 END = 2
 POINT = {
@@ -195,7 +193,7 @@ def test_the_learner_recomputes_the_samplers_log_probs_over_the_same_tokens(
         free = np.setdiff1d(np.arange(count), np.array(done.forced, int))
         masks = PackedMasks.from_parts([(done.masks, done.masks.mask_indices(count)[free])], shared.device)
         scores = score_tokens(
-            hidden[free], shared.head.weight.double(), None, torch.from_numpy(done.tokens[free]).long(),
+            hidden[free], OutputHead(shared.head.weight.double()), torch.from_numpy(done.tokens[free]).long(),
             torch.full((len(free),), temperature, dtype=torch.float64), masks=masks,
         ).log_probs  # fmt: skip
         np.testing.assert_allclose(done.log_probs[free], scores.numpy(), atol=1e-5)
@@ -231,7 +229,7 @@ class TestRefusals:
         assert batch.grammar_masker
         rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
         done = batch.admit(rows)
-        batch.grammar_states[id(rows[0])].matcher.consume_token(0)  # which it does not allow for
+        batch.live[0].grammar.matcher.consume_token(0)  # type: ignore[union-attr]  # which it does not allow for
         while len(batch):
             done += batch.step()
         first, second = ({id(one.row): one for one in done}[id(one)] for one in rows)
@@ -263,7 +261,7 @@ class TestRefusals:
         assert np.isfinite(first.log_probs).all()
         assert (second.problem, second.finish) == ("", "stop")
         assert re.fullmatch("[a-z]{5}", said(tiny_tokenizer, second))
-        assert not batch.grammar_states
+        assert not batch.live
 
 
 def test_masks_of_turns_one_after_the_other_keep_their_places() -> None:

@@ -19,8 +19,9 @@ from marft.common.reasoning import StopString
 from marft.common.texts import cut_at_stop, find_stop
 from marft.common.types import Tool
 from marft.config.models import ModelSettings
+from marft.inference.chat_messages import ChatFormat
 from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.marft.inference.test_messages import format_of

@@ -19,15 +19,13 @@ from marft.common.errors import RunError
 from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config import parse_recipe
-from marft.inference.subprocess_engine import local_server
+from marft.inference.subprocess_engine import server as server_module
 from marft.inference.subprocess_engine.engine import SubprocessEngine
-from marft.inference.subprocess_engine.frames import encode_frame
 from marft.inference.subprocess_engine.local_server import Server
-from marft.inference.subprocess_engine.messages import EngineInit, Heartbeat, Ready
-from marft.inference.subprocess_engine.python_environment import local_server_command
+from marft.inference.subprocess_engine.messages import EngineInit, Heartbeat, Ready, encode_frame
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
@@ -80,7 +78,7 @@ def assert_same(one: Completion, other: Completion) -> None:
 
 def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """An action of many tokens is told at its end alone, and the run starts again what says nothing for too long."""
-    monkeypatch.setattr(local_server, "HEARTBEAT_SECONDS", 0.001)
+    monkeypatch.setattr(server_module, "HEARTBEAT_SECONDS", 0.001)
 
     async def whole() -> tuple[list[object], int]:
         sent, computing = list[object](), asyncio.Event()
@@ -113,9 +111,7 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
         monkeypatch.setattr(f"marft.inference.subprocess_engine.engine.{name}", seconds)
 
     async def whole() -> str:
-        engine = SubprocessEngine(
-            "fake", local_server_command, EngineInit("", "", 0, 0, 0, 0, 0), {}, seed=1, timeout=0.1
-        )
+        engine = SubprocessEngine("fake", lambda _: [], EngineInit("", "", 0, 0, 0, 0, 0), {}, seed=1, timeout=0.1)
         ours, theirs = socket.socketpair()
         theirs.sendall(encode_frame(Ready("a fake, 1.0")))
         engine._pending_commands[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does

@@ -13,7 +13,6 @@ import pytest
 
 from marft.config.models import LoraSettings, ModelSettings
 from marft.inference.caller_thread import CallerThreadExecutor
-from marft.inference.subprocess_engine import local_server
 from marft.inference.subprocess_engine.local_server import Server
 from marft.inference.subprocess_engine.messages import (
     CommandCompleted,
@@ -274,6 +273,6 @@ def test_an_error_here_ends_the_process(served: Callable[..., None], monkeypatch
         while not ended:
             await asyncio.sleep(0.001)
 
-    monkeypatch.setattr(local_server.os, "_exit", ended.append)
+    monkeypatch.setattr("os._exit", ended.append)
     served(use)
     assert ended == [1]

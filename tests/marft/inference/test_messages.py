@@ -16,13 +16,14 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Action, TokenIds, Tool, ToolCall
 from marft.inference.chat_messages import (
     REWRITES_HISTORY,
+    ChatFormat,
     check_continuation,
     check_history,
     encode_new_messages,
     render_messages,
     supports_reasoning,
 )
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatRenderer
 from tests import templates
 from tests.episodes import make_action
 from tests.marft.inference.test_tool_format import speaks

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tools.model_families import build_small_backbone
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -17,10 +18,9 @@ from marft.common.types import SamplingParams
 from marft.config import parse_recipe
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.model_families import build_small_backbone
 from marft.models.packed_rows import PackedRows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.families import FAMILY, OWN, random_model
 from tests.helpers import recipe
 

@@ -29,7 +29,7 @@ from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.credit_audit import audit_credit
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
 from tests.marft.agents.test_live import Scripted

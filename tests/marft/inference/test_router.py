@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from marft.agents.engine import Weights
 from marft.agents.game import Attempt
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams, Task, VersionRange
+from marft.config.interfaces.engine import Weights
 from marft.inference.local import LocalEngine
 from marft.inference.router import Router
 from marft.rollout.local_runner import LocalRolloutRunner

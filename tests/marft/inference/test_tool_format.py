@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.common.types import Tool, ToolCall
+from marft.inference.chat_messages import ChatFormat
 from marft.inference.tool_format import CallSyntax, ToolFormat, build_tool_call
 from marft.models import chat_templates as other_process
 from tests import templates
@@ -51,12 +52,12 @@ def speaks(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedToken
 def format_of(tokenizer: PreTrainedTokenizerBase, template: str) -> ToolFormat:
     other = speaks(tokenizer, template)
     assert isinstance(other.eos_token_id, int)
-    return ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
+    return ToolFormat.from_format(ChatFormat(other, 512, {}, (other.eos_token_id,)))
 
 
 def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
-    ids = format_.tokenizer.encode(text, add_special_tokens=False)
-    return np.array([*ids, *format_.stop_ids[: int(ended)]], np.int32)
+    ids = format_.chat.tokenizer.encode(text, add_special_tokens=False)
+    return np.array([*ids, *format_.chat.stop_ids[: int(ended)]], np.int32)
 
 
 @pytest.mark.parametrize(
@@ -104,20 +105,20 @@ def test_answers_are_what_the_template_itself_appends(tiny_tokenizer: PreTrained
     answer = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "3"}
 
     def ids(messages: list[dict[str, object]], begin: bool) -> list[int]:
-        return list(found.tokenizer.apply_chat_template(messages, add_generation_prompt=begin, return_dict=False))
+        return list(found.chat.tokenizer.apply_chat_template(messages, add_generation_prompt=begin, return_dict=False))
 
     whole, before = ids([*chat, answer], True), ids(chat, False)
-    last = max(place for place, token in enumerate(before) if token in found.stop_ids)
-    assert found.encode_response([ADD], found.stop_ids[0]).tolist() == whole[last + 1 :]
+    last = max(place for place, token in enumerate(before) if token in found.chat.stop_ids)
+    assert found.encode_response([ADD], found.chat.stop_ids[0]).tolist() == whole[last + 1 :]
     assert found.encode_response([ADD]).tolist() == whole[last:]
 
 
 def test_what_a_tool_says_never_becomes_a_control_token(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     found = format_of(tiny_tokenizer, templates.HERMES)
     plain, evil = found.encode_response([ADD]), found.encode_response([SUB])
-    stops = set(found.stop_ids)
+    stops = set(found.chat.stop_ids)
     assert sum(int(t) in stops for t in evil) == sum(int(t) in stops for t in plain)
-    assert "not <|im_end|> done" in str(found.tokenizer.decode(evil.tolist()))
+    assert "not <|im_end|> done" in str(found.chat.tokenizer.decode(evil.tolist()))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_tokenizer_with_a_response_template_is_parsed_by_it(tiny_tokenizer: Pr
     other = speaks(tiny_tokenizer, templates.TAGS)
     other.response_template = tagged()
     assert isinstance(other.eos_token_id, int)
-    found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
+    found = ToolFormat.from_format(ChatFormat(other, 512, {}, (other.eos_token_id,)))
     assert found.syntax is None
     said = turn(found, "Hm.<tool_call>\n<function=add><parameter=a>1</parameter></function>\n</tool_call>")
     tools = [Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}})]
@@ -164,7 +165,7 @@ def test_a_response_template_that_comes_to_no_end_loses_its_call_alone(
     template["fields"]["tool_calls"]["open_pattern"] = pattern
     other.response_template = template
     assert isinstance(other.eos_token_id, int)
-    found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
+    found = ToolFormat.from_format(ChatFormat(other, 512, {}, (other.eos_token_id,)))
     monkeypatch.setattr(other_process, "TIMEOUT_SECONDS", 1.0)
     began = time.monotonic()
     (call,) = found.parse_calls(turn(found, "a" * 5000 + "!"), ())
@@ -257,7 +258,7 @@ class TestCallsInThoughts:
         other = speaks(tiny_tokenizer, templates.TAGS + "{# <think> #}")
         other.response_template = tagged()
         assert isinstance(other.eos_token_id, int)
-        found = ToolFormat.from_tokenizer(other, {}, (other.eos_token_id,))
+        found = ToolFormat.from_format(ChatFormat(other, 512, {}, (other.eos_token_id,)))
         call = "<tool_call>\n<function=add><parameter=a>1</parameter></function>\n</tool_call>"
         assert [c.name for c in found.parse_calls(turn(found, f"<think>{call}</think>Hm.{call}"), ())] == ["add"]
         assert found.parse_calls(turn(found, f"<think>{call}"), ()) == []

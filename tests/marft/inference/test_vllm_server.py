@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.inference.subprocess_engine import server as server_module
 from marft.inference.subprocess_engine import vllm_server
 from marft.inference.subprocess_engine.messages import (
     CancelRequest,
@@ -296,7 +297,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ended(status)
 
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(vllm_server, "HEARTBEAT_SECONDS", 0.001)
+    monkeypatch.setattr(server_module, "HEARTBEAT_SECONDS", 0.001)
 
 
 @pytest.mark.usefixtures("ends")

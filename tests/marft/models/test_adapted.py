@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from marft.inference.sampling import sample_tokens
-from marft.models import lora_autograd as module
+from marft.models import linear_layers as module
 from marft.models.attention import _decode_attention
 from marft.models.backbone import Backbone
-from marft.models.linear_layers import feed_forward, project
-from marft.models.log_probs import next_logits, scaled_logits
-from marft.models.lora_autograd import (
+from marft.models.linear_layers import (
     FrozenLinear,
-    LoraFactors,
     PolicySpan,
     _apply_gate_and_up,
     apply_gated_mlp,
     apply_linears,
+    feed_forward,
+    project,
 )
+from marft.models.log_probs import OutputHead, next_logits, scaled_logits
+from marft.models.lora import Adapter
 
 WIDTH, INNER = 6, 10
 
@@ -33,10 +34,12 @@ def frozen(inputs: int, outputs: int, bias: bool) -> FrozenLinear:
     return FrozenLinear(torch.randn(outputs, inputs).double(), torch.randn(outputs).double() if bias else None)
 
 
-def low(layer: FrozenLinear, rank: int) -> LoraFactors:
+def low(layer: FrozenLinear, rank: int) -> Adapter:
     outputs, inputs = layer.weight.shape
-    a, b = torch.randn(rank, inputs).double(), torch.randn(outputs, rank).double()
-    return LoraFactors(a.requires_grad_(), b.requires_grad_(), 0.5 * rank)
+    adapter = Adapter(nn.Linear(inputs, outputs), rank, 0.5 * rank**2, torch.Generator())
+    adapter.a = nn.Parameter(torch.randn(rank, inputs).double())
+    adapter.b = nn.Parameter(torch.randn(outputs, rank).double())
+    return adapter
 
 
 def plain(x: Tensor, layer: FrozenLinear, stretches: list[PolicySpan], number: int) -> Tensor:
@@ -182,8 +185,8 @@ def test_next_logits_and_what_is_drawn_from_them_are_those_of_rows() -> None:
         hidden, weight = torch.randn(7, 16), torch.randn(vocabulary, 16)
         for bias in (None, torch.randn(vocabulary)):
             for temperatures in (None, torch.linspace(0.5, 1.5, 7)):
-                columns = next_logits(hidden, weight, bias, temperatures)
-                rows = scaled_logits(hidden, weight, bias, temperatures)
+                columns = next_logits(hidden, OutputHead(weight, bias), temperatures)
+                rows = scaled_logits(hidden, OutputHead(weight, bias), temperatures)
                 torch.testing.assert_close(columns, rows)
                 uniforms = torch.linspace(0.01, 0.99, 7)
                 ids, log_probs = sample_tokens(columns.clone(), uniforms, None, None)

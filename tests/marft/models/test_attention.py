@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 
 from marft.config.models import ModelSettings
 from marft.models import attention
-from marft.models import attention_spec as weighing_module
-from marft.models.attention import PackedPlan, padded_length
-from marft.models.attention_spec import AttentionSpec
+from marft.models import attention as weighing_module
+from marft.models.attention import AttentionSpec, PackedPlan, padded_length
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
 from marft.models.packed_rows import PackedRows

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.checkpoint_checks import MAX_SIZES
 from marft.models.loader import load_backbone
 from marft.models.lora import Adapter
-from marft.models.paths import resolve_path
 from tests.families import FAMILY, random_model
 
 LORA = LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))

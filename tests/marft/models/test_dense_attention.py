@@ -11,11 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.models import attention, grouped_attention, tree_attention
-from marft.models.attention import DecodePlan, PackedPlan, padded_length
-from marft.models.attention_spec import AttentionSpec
-from marft.models.kv_cache import KVCache
-from marft.models.prefix_tree import PrefixTree
+from marft.models import attention, tree_attention
+from marft.models import tree_attention as grouped_attention
+from marft.models.attention import AttentionSpec, DecodePlan, KVCache, PackedPlan, padded_length
+from marft.models.packed_rows import PrefixTree
 from marft.models.tree_attention import CachedKeyValues, TreePlan
 
 CPU = torch.device("cpu")

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from tools import model_families
+from tools.model_families import linear_layer_names
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marft.common.types import TokenIds
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models import model_families
 from marft.models.adapter_files import save_adapter
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import new_decode_cache
 from marft.models.loader import load_backbone
 from marft.models.log_probs import score_tokens
-from marft.models.model_families import linear_layer_names
 from marft.models.packed_rows import PackedRows
 from tests.families import FAMILY, OWN, PACKED, random_model
 from tests.nights import BY_NIGHT, some
@@ -67,7 +67,7 @@ def scored(backbone: Backbone, policy: str | None = None) -> Tensor:
     keep = torch.ones(len(packed.ids), dtype=torch.bool).index_fill(0, ends, False)
     targets, head = torch.from_numpy(np.concatenate([row[1:] for row in ROWS])).long(), backbone.head
     hidden = backbone.hidden_states(packed)[keep]
-    return score_tokens(hidden, head.weight, head.bias, targets, None, transform=backbone.logit_transform).log_probs
+    return score_tokens(hidden, backbone.output_head, targets, None).log_probs
 
 
 def expected(model: nn.Module, rows: Sequence[TokenIds] = ROWS) -> Tensor:
@@ -189,7 +189,7 @@ def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, P
 @pytest.mark.slow
 def test_the_table_of_families_is_what_the_models_say() -> None:
     assert model_families.render_page() == model_families.DOCS_PAGE.read_text(encoding="utf-8"), (
-        "run python -m marft.models.model_families"
+        "run python tools/model_families.py"
     )
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tools import model_families
+from tools.model_families import SMALL_CONFIG
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import ModelSettings
-from marft.models import attention, forward_check, fused_decoder, log_probs, model_families
-from marft.models.attention_spec import AttentionSpec
+from marft.models import attention, forward_check, fused_decoder, log_probs
+from marft.models.attention import AttentionSpec
 from marft.models.backbone import Backbone
+from marft.models.forward_check import VOCAB_SIZE, WINDOW_SIZE, build_small_config, build_small_copy
 from marft.models.loader import load_backbone
-from marft.models.logit_transform import IDENTITY
-from marft.models.model_families import SMALL_CONFIG
-from marft.models.small_copy import VOCAB_SIZE, WINDOW_SIZE, build_small_config, build_small_copy
+from marft.models.log_probs import IDENTITY
 from tests.families import FAMILY, random_model
 
 CPU = torch.device("cpu")

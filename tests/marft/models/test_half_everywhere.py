@@ -13,20 +13,17 @@ from torch import Tensor
 from marft.agents.streaming import Detokenizer
 from marft.common.token_data import GrammarMasks
 from marft.common.types import Option, SamplingParams
+from marft.config.interfaces.schedule import Progress
 from marft.config.models import ModelSettings
 from marft.inference.choice_sampling import ChoiceRequest, choose
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.half_precision import store_in_half
 from marft.models.loader import load_backbone
-from marft.models.log_probs import score_tokens
-from marft.models.packed_rows import PackedRows
+from marft.models.log_probs import OutputHead, PackedMasks, score_tokens
+from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.policy_registry import PolicyRegistry
-from marft.models.prefix_tree import PrefixTree
-from marft.models.token_masks import PackedMasks
-from marft.trainer.interfaces import Progress
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.non_finite_guard import Snapshot
+from marft.trainer.non_finite_guard import Snapshot, find_non_finite
 from tests.learners import begun, episodes, recipe
 from tests.nights import some
 
@@ -127,7 +124,7 @@ def test_masked_scores_of_a_half_precision_head() -> None:
     found = []
     for head in (weight.bfloat16(), weight.bfloat16().float()):
         states = hidden.bfloat16().to(head.dtype).requires_grad_()
-        scores = score_tokens(states, head, None, targets, None, entropy_gradient=True, masks=packed)
+        scores = score_tokens(states, OutputHead(head), targets, None, entropy_gradient=True, masks=packed)
         (scores.log_probs.sum() + scores.entropies.sum()).backward()
         found.append([x.detach().float() for x in (*scores, states.grad)])
     for mine, theirs in zip(*found, strict=True):

@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.config.interfaces.schedule import Progress
 from marft.models import half_precision
 from marft.models.backbone import Backbone
-from marft.models.digests import compute_digest
 from marft.models.half_precision import store_in_half
 from marft.models.linear_layers import project
-from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
+from marft.models.policy_registry import PolicyRegistry, compute_digest
 from marft.trainer.learner import Learner
 from marft.trainer.scoring import score_actions
 from tests.families import FAMILY, random_model

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV32Config, DogeConfig, MiniMaxM3VLTextConfig, Phi3Config
 
+from marft.config.bundled import resolve_path
 from marft.config.models import ModelSettings
 from marft.models import chat_templates, tokenizer_format
 from marft.models.checkpoint_checks import check_no_pickle
 from marft.models.loader import load_backbone, load_weights
-from marft.models.paths import resolve_path
 from marft.models.tokenizer_format import context_length, load_config, load_tokenizer
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.families import FAMILY, random_model

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from marft.models import log_probs
-from marft.models.log_probs import score_tokens
-from marft.models.logit_transform import IDENTITY, LogitTransform
+from marft.models.log_probs import IDENTITY, LogitTransform, OutputHead, score_tokens
 
 
 def reference(
@@ -32,6 +31,12 @@ def problem() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, bias, torch.randint(0, 50, (23,)), temperatures
 
 
+def mine(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor, shape: LogitTransform
+) -> tuple[Tensor, Tensor]:
+    return score_tokens(hidden, OutputHead(weight, bias, shape), targets, temperatures, entropy_gradient=True)
+
+
 SHAPES = {"plain": IDENTITY, "scaled": LogitTransform(0.25), "capped": LogitTransform(1.5, 4.0)}
 
 
@@ -52,21 +57,21 @@ def test_scores_and_gradients_equal_the_dense_reference(
     bias = bias_ if with_bias else None
     upstream, entropy_upstream = torch.randn(23, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     gradients = []
-    for function in (reference, lambda *a, shape: score_tokens(*a, entropy_gradient=True, transform=shape)):
+    for function in (reference, mine):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained_head)
         scores, entropies = function(h, w, bias, targets, temperatures, shape=SHAPES[shape])
         ((scores * upstream) + entropies * entropy_upstream).sum().backward()
         gradients.append((scores.detach(), entropies.detach(), h.grad, w.grad))
-    for expected, mine in zip(*gradients, strict=True):
+    for expected, found in zip(*gradients, strict=True):
         if expected is not None:
-            torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_finite_differences_agree(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, _, targets, temperatures = problem
 
     def both(h: Tensor) -> tuple[Tensor, Tensor]:
-        scores = score_tokens(h, weight, None, targets, temperatures, entropy_gradient=True)
+        scores = score_tokens(h, OutputHead(weight), targets, temperatures, entropy_gradient=True)
         return scores.log_probs, scores.entropies
 
     assert torch.autograd.gradcheck(both, (hidden[:, :].clone().requires_grad_(),))
@@ -74,13 +79,13 @@ def test_finite_differences_agree(problem: tuple[Tensor, ...]) -> None:
 
 def test_without_a_gradient_nothing_is_kept_for_one(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, _, targets, temperatures = problem
-    scores = score_tokens(hidden, weight, None, targets, temperatures)
+    scores = score_tokens(hidden, OutputHead(weight), targets, temperatures)
     assert not scores.log_probs.requires_grad
 
 
 def test_a_token_that_cannot_be_leaves_the_entropy_finite() -> None:
     weight = torch.tensor([[1.0], [2.0], [float("-inf")]])
-    scores = score_tokens(torch.ones(1, 1), weight, None, torch.tensor([1]), torch.ones(1))
+    scores = score_tokens(torch.ones(1, 1), OutputHead(weight), torch.tensor([1]), torch.ones(1))
     assert torch.isfinite(scores.entropies).all()
 
 
@@ -104,7 +109,7 @@ def test_a_half_precision_head_is_multiplied_in_float32(
         (hidden.double(), weight.double(), None if bias is None else bias.double(), temperatures.double()),
     ):
         h = h.clone().requires_grad_()
-        scores, entropies = score_tokens(h, w, b, targets, t, entropy_gradient=True)
+        scores, entropies = score_tokens(h, OutputHead(w, b), targets, t, entropy_gradient=True)
         (slopes,) = torch.autograd.grad(scores.sum(), h, retain_graph=True)
         (entropy_slopes,) = torch.autograd.grad(entropies.sum(), h)
         results.append([x.detach().double() for x in (scores, entropies, slopes, entropy_slopes)])
@@ -130,8 +135,8 @@ def test_a_split_into_half_precision_parts_keeps_sixteen_bits() -> None:
 def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_probs, "FIXED_CHUNK_ROWS", 10)
     hidden, weight, bias, targets, temperatures = problem
-    plain = score_tokens(hidden, weight, bias, targets, temperatures)
-    filled = score_tokens(hidden, weight, bias, targets, temperatures, fixed_size=True)
+    plain = score_tokens(hidden, OutputHead(weight, bias), targets, temperatures)
+    filled = score_tokens(hidden, OutputHead(weight, bias), targets, temperatures, fixed_size=True)
     for a, b in zip(plain, filled, strict=True):
         assert a.shape == b.shape == (23,)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -140,7 +145,7 @@ def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], mon
 def test_a_second_derivative_is_refused_and_not_zero(problem: tuple[Tensor, ...]) -> None:
     hidden, weight, bias, targets, temperatures = problem
     h = hidden.clone().requires_grad_()
-    loss = score_tokens(h, weight, bias, targets, temperatures)[0].square().sum()
+    loss = score_tokens(h, OutputHead(weight, bias), targets, temperatures)[0].square().sum()
     (slope,) = torch.autograd.grad(loss, h, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.square().sum().backward()

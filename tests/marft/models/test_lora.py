@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapter_files import IGNORED_KEYS, load_adapter, read_adapter, read_lora_settings, save_adapter
-from marft.models.attention import DecodePlan, PackedPlan
+from marft.models.attention import DecodePlan, KVCache, PackedPlan
 from marft.models.backbone import Backbone
-from marft.models.kv_cache import KVCache
 from marft.models.loader import load_backbone
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.packed_rows import PackedRows

@@ -13,16 +13,13 @@ from torch import Tensor
 
 from marft.agents.agents import Agent
 from marft.agents.generation import ActionBuilder, ResponsePrefix, build_response_prefix
-from marft.common.segments import PromptReset
-from marft.common.token_data import GrammarMasks, TokenSource, allows_single_token, single_token_mask
+from marft.common.token_data import GrammarMasks, PromptReset, TokenSource, allows_single_token, single_token_mask
 from marft.common.types import Action, AgentProfile, Completion, Episode, Prompt, Task
+from marft.config.interfaces.credit import CreditOutput
 from marft.models import log_probs
-from marft.models.log_probs import score_tokens
-from marft.models.logit_transform import IDENTITY, LogitTransform
-from marft.models.token_masks import PackedMasks, unpack_masks
+from marft.models.log_probs import IDENTITY, LogitTransform, OutputHead, PackedMasks, score_tokens, unpack_masks
 from marft.trainer.batching import make_samples
-from marft.trainer.choice_scoring import scored_tokens
-from marft.trainer.interfaces import CreditOutput
+from marft.trainer.micro_batch import scored_tokens
 from tests.episodes import make_action
 
 TOKENS, VOCABULARY = 23, 50
@@ -68,7 +65,7 @@ class Problem:
 
     def mine(self, h: Tensor, w: Tensor, shape: LogitTransform) -> tuple[Tensor, Tensor]:
         return score_tokens(
-            h, w, self.bias, self.targets, self.temperatures, entropy_gradient=True, transform=shape, masks=self.masks
+            h, OutputHead(w, self.bias, shape), self.targets, self.temperatures, entropy_gradient=True, masks=self.masks
         )
 
 
@@ -105,7 +102,8 @@ def test_tokens_that_are_not_allowed_get_no_gradient() -> None:
 
 def test_tokens_without_a_mask_score_to_the_bit_as_where_nobody_has_one() -> None:
     problem = Problem()
-    plain = score_tokens(problem.hidden, problem.weight, problem.bias, problem.targets, problem.temperatures)
+    head = OutputHead(problem.weight, problem.bias)
+    plain = score_tokens(problem.hidden, head, problem.targets, problem.temperatures)
     mine = problem.mine(problem.hidden, problem.weight, IDENTITY)
     assert torch.equal(mine[0][1::2], plain.log_probs[1::2])
     assert torch.equal(mine[1][1::2], plain.entropies[1::2])

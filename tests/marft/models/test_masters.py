@@ -14,20 +14,18 @@ from torch import Tensor, nn
 from marft.common.token_data import GrammarMasks
 from marft.config import RunSettings
 from marft.config.algorithm import OptimizerSettings
+from marft.config.interfaces.schedule import Progress
 from marft.models import half_precision, log_probs
 from marft.models.dtensors import full_tensor
-from marft.models.log_probs import score_tokens
-from marft.models.logit_transform import LogitTransform
-from marft.models.master_weights import MasterWeights
+from marft.models.half_precision import MasterWeights
+from marft.models.log_probs import LogitTransform, OutputHead, PackedMasks, score_tokens
 from marft.models.policy_registry import PolicyRegistry
-from marft.models.token_masks import PackedMasks
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.ranks.group import RankGroup
 from marft.trainer.ranks.rank_worker import shard_models
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.learners import episodes, recipe
 from tests.marft.runs.test_resume import StopAfter
@@ -104,7 +102,7 @@ class TestMasters:
         after = optimizer.snapshot()
         assert weight.item() != 0.5
         optimizer.interpolate(before, after, 0.25)
-        assert weight.item() == pytest.approx(0.75 * 0.5 + 0.25 * float(after.parameters[0]), abs=2**-9)
+        assert weight.item() == pytest.approx(0.75 * 0.5 + 0.25 * float(after.parameters["w"]), abs=2**-9)
         optimizer.restore(before)
         assert weight.item() == 0.5
 
@@ -132,10 +130,8 @@ def test_a_half_precision_head_that_learns(
     scores, grads = [], []
     for dtype in (torch.bfloat16, torch.float32):
         leaves = [t.to(dtype).clone().requires_grad_() for t in (hidden, weight, *([added] if bias else []))]
-        found = score_tokens(
-            leaves[0], leaves[1], leaves[2] if bias else None, targets, temperatures, entropy_gradient=True,
-            transform=shape, masks=packed,
-        )  # fmt: skip
+        head = OutputHead(leaves[1], leaves[2] if bias else None, shape)
+        found = score_tokens(leaves[0], head, targets, temperatures, entropy_gradient=True, masks=packed)
         (found.log_probs * torch.linspace(-1, 2, count) + 0.3 * found.entropies).sum().backward()
         scores.append([part.detach() for part in found])
         grads.append([leaf.grad.float() for leaf in leaves if leaf.grad is not None])
@@ -147,7 +143,7 @@ def test_a_half_precision_head_that_learns(
 def test_entropies_without_gradient_give_a_half_precision_head_none() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 8).bfloat16(), torch.randn(12, 8).bfloat16().requires_grad_()
-    scores = score_tokens(hidden, weight, None, torch.arange(5), None)
+    scores = score_tokens(hidden, OutputHead(weight), torch.arange(5), None)
     assert scores.log_probs.requires_grad
     assert not scores.entropies.requires_grad
 

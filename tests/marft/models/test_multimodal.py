@@ -10,6 +10,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
+from tools.model_families import (
+    HEADS_CONFIG,
+    LINEAR_CONFIG,
+    SCALED_ROPE,
+    SMALL_CONFIG,
+    WINDOW_CONFIG,
+    forward_name,
+    scale_up_weights,
+)
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,20 +38,10 @@ from transformers import (
 )
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.inference.chat_messages import render_messages
-from marft.inference.renderer import ChatFormat
+from marft.inference.chat_messages import ChatFormat, render_messages
 from marft.models.adapter_files import save_adapter
 from marft.models.control_tokens import exempt_reasoning_tags
 from marft.models.loader import TEXT_KEY_MAPPING, load_backbone, load_weights, text_config
-from marft.models.model_families import (
-    HEADS_CONFIG,
-    LINEAR_CONFIG,
-    SCALED_ROPE,
-    SMALL_CONFIG,
-    WINDOW_CONFIG,
-    forward_name,
-    scale_up_weights,
-)
 from marft.models.tokenizer_format import load_format
 from tests.marft.models.test_families import CPU, expected, scored
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.models.norm_and_rope import apply_rms_norm, apply_rope
+from marft.models.fused_decoder import apply_rms_norm, apply_rope
 
 
 def weighed(out: Tensor) -> Tensor:

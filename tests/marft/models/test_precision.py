@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tools.model_families import SMALL_CONFIG, scale_up_weights
 from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -11,9 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.log_probs import score_tokens
-from marft.models.model_families import SMALL_CONFIG, scale_up_weights
-from marft.models.norm_and_rope import apply_rms_norm
+from marft.models.fused_decoder import apply_rms_norm
+from marft.models.log_probs import OutputHead, score_tokens
 from marft.models.packed_rows import PackedRows
 from tests.marft.models.test_families import CPU, ROWS, decode
 
@@ -92,5 +92,5 @@ def test_a_norm_is_rounded_once() -> None:
 
 def test_scores_of_a_half_precision_head_are_float32() -> None:
     hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(20, 8).bfloat16()
-    scores = score_tokens(hidden, weight, None, torch.tensor([1, 2, 3]), None)
+    scores = score_tokens(hidden, OutputHead(weight), torch.tensor([1, 2, 3]), None)
     assert scores.log_probs.dtype == scores.entropies.dtype == torch.float32

@@ -18,14 +18,12 @@ from marft.common import seeds
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.inference.local import LocalEngine, LocalPolicy, _task_pass
-from marft.inference.prefill import Prefill, PrefillRequest
+from marft.inference.prefill import Prefill, PrefillRequest, PrefixCache
 from marft.models import backbone as backbone_module
+from marft.models.attention import KVCache
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import new_decode_cache
-from marft.models.kv_cache import KVCache
-from marft.models.packed_rows import PackedRows
-from marft.models.prefix_cache import PrefixCache
-from marft.models.prefix_tree import PrefixTree
+from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.helpers import lengths_read
 from tests.helpers import settings as run_settings
@@ -266,7 +264,7 @@ def test_a_step_and_its_forks_are_one_pass() -> None:
 
 def test_prefixes_are_found_where_attention_has_windows_caps_and_sinks() -> None:
     """Through the attention of those layers, which has the keys of a row beside each other."""
-    from marft.models.attention_spec import AttentionSpec
+    from marft.models.attention import AttentionSpec
     from marft.models.tree_attention import CachedKeyValues, TreePlan
 
     torch.manual_seed(0)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marft.config.models import ModelSettings
-from marft.models.loader import load_backbone
-from marft.models.quantization import convert_dtype
+from marft.models.loader import convert_dtype, load_backbone
 from tests.families import FAMILY, random_model
 from tests.marft.models.test_families import CPU
 from tests.marft.models.test_multimodal import saved

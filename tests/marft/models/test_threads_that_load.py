@@ -15,7 +15,7 @@ from marft.models import loader
 from marft.models.critic import ValueHead
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 
 

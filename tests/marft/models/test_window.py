@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from tools.model_families import SMALL_CONFIG, scale_up_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from marft.models import attention
 from marft.models.backbone import Backbone
 from marft.models.forward_check import _decoded_logits, _log_prob_errors, _make_rows, _native_logits, _packed_logits
-from marft.models.model_families import SMALL_CONFIG, scale_up_weights
 
 WINDOW = 20  # longer than what every row is padded to
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2, 3 * WINDOW)

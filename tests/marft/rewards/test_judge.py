@@ -22,13 +22,14 @@ from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.common.usage import Usage
 from marft.config import parse_recipe
 from marft.config.endpoint import EndpointSettings
+from marft.config.interfaces.reward import TermReward
 from marft.rewards.judge import Judge
 from marft.rewards.reward_manager import RewardManager
-from marft.rewards.terms import Outcome, TermReward
+from marft.rewards.terms import Outcome
 from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
 from marft.rollout.rollout_batch import load_training_tasks
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
 from tests.helpers import recipe, settings, shown_in_docs

@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.fuzzy_graders import MAX_LENGTH
-from marft.rewards.quantities import MAX_EXPONENT, parse_quantities
+from marft.envs.graders import MAX_LENGTH
+from marft.rewards.quantities import (
+    MAX_EXPONENT,
+    Unit,
+    build_units,
+    lookup_unit,
+    match_unit,
+    parse_quantities,
+    parse_unit,
+)
 from marft.rewards.text_match import edit_distance, similarity
-from marft.rewards.units import Unit, build_units, lookup_unit, match_unit, parse_unit
 from tests.marft.envs.test_table import FORMATS, complaint
 from tests.marft.rewards.test_gradings import reward
 from tests.nights import some

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from marft.common.errors import EpisodeFailedError
-from marft.rewards import cached_scorer
-from marft.rewards.cached_scorer import CachedScorer, digest
+from marft.rewards import judge as cached_scorer
+from marft.rewards.judge import CachedScorer, digest
 
 
 class Scripted:

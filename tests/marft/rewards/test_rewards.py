@@ -15,9 +15,9 @@ import pytest
 from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThread, LoopThreadPool
 from marft.common.errors import EpisodeFailedError
-from marft.common.step_info import StepInfo
-from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.common.types import Action, Episode, Observation, StepInfo, Task, ToolCall, Transition
 from marft.config import parse_recipe
+from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import (
@@ -27,8 +27,6 @@ from marft.rewards.terms import (
     Outcome,
     Progress,
     StepCost,
-    Term,
-    TermReward,
     ToolErrors,
     Trajectory,
     TrajectoryScore,
@@ -37,7 +35,7 @@ from marft.rewards.terms import (
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 
@@ -54,11 +52,11 @@ def episode(*rewards: float, success: bool | None = True) -> Episode:
     return Episode(Task("t", "o"), "s", 0, tuple(actions), "terminated", transitions, success=success)
 
 
-def compose(of: Episode, terms: Sequence[Term], timeout: float = 5.0) -> Episode:
+def compose(of: Episode, terms: Sequence[RewardTerm], timeout: float = 5.0) -> Episode:
     return asyncio.run(RewardManager(terms, ("a", "b"), LoopThreadPool(), timeout)(of))
 
 
-def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
+def composed(*terms: RewardTerm, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
     made = compose(of or episode(0.25, 0.0, 1.0), terms)
     assert made.status == "terminated", made.error
     return [(t.reward, t.agent_rewards) for t in made.transitions]
@@ -245,12 +243,12 @@ def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nob
     assert turns > 20
 
 
-class Short(Term):
+class Short(RewardTerm):
     def score(self, episode: Episode) -> list[TermReward]:
         return [TermReward(1.0)]
 
 
-class Awaited(Term):
+class Awaited(RewardTerm):
     async def score(self, episode: Episode) -> list[TermReward]:
         await asyncio.sleep(0.01)
         return [TermReward(2.0) for _ in episode.transitions]
@@ -263,7 +261,7 @@ def test_a_term_gives_one_entry_a_step_and_may_be_awaited() -> None:
     assert composed(Awaited()) == [(2.0, {})] * 3
 
 
-class Counted(Term):
+class Counted(RewardTerm):
     """Awaited where it is asked, on the loop."""
 
     own_timeout: ClassVar[bool] = True
@@ -289,7 +287,7 @@ def test_a_term_with_a_timeout_of_its_own_is_asked_once_and_fails_under_its_name
     assert made[1].error == "the judge is late"
 
 
-class Vandal(Term):
+class Vandal(RewardTerm):
     def score(self, episode: Episode) -> list[TermReward]:
         (transition,), (action, *_) = episode.transitions, episode.actions
         for table in (
@@ -315,7 +313,7 @@ def test_what_a_term_writes_into_its_episode_is_seen_by_nobody_else() -> None:
     assert of.actions[0].tokens.flags.writeable
 
 
-class Odd(Term):
+class Odd(RewardTerm):
     given: Any
 
     def score(self, episode: Episode) -> Any:
@@ -324,7 +322,7 @@ class Odd(Term):
 
 @pytest.mark.parametrize(("given", "why"), [
     (None, "reward term 'Odd' gave NoneType, not entries for 1 steps"), ({0: TermReward()}, "gave dict, not entries for 1 steps"),
-    ([1.0], "gave a float, not marft.rewards.terms.TermReward"), ([TermReward(math.inf)], "gave the team a reward of inf"), ([], "gave 0 entries for 1 steps"),
+    ([1.0], "gave a float, not marft.config.interfaces.reward.TermReward"), ([TermReward(math.inf)], "gave the team a reward of inf"), ([], "gave 0 entries for 1 steps"),
 ])  # fmt: skip
 def test_what_is_no_reward_for_each_step_fails_the_episode_with_the_reason(given: Any, why: str) -> None:
     made = compose(episode(1.0), (Odd(given=given),))

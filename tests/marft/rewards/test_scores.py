@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.common.errors import EpisodeFailedError
-from marft.rewards.score_parser import parse_score
+from marft.rewards.judge import parse_score
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Status, VersionRange
-from marft.rollout.async_rollout.groups import Group
-from marft.rollout.async_rollout.storage import read_groups, write_groups
+from marft.rollout.async_rollout.groups import Group, read_groups, write_groups
 from marft.rollout.rollout_batch import sample_attempts
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from tests.playing_ahead import TASKS, FakeRollouts, ahead, ahead_of, fake, next_step
 
 DAPO = ("--algorithm", "{name = 'dapo', dynamic_sampling = 2}")

@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 
 from marft.config import RunSettings
-from marft.rollout.async_rollout.factory import open_source
-from marft.rollout.async_rollout.sources import RolloutSource
+from marft.rollout.async_rollout.sources import RolloutSource, open_source
 from marft.rollout.runner import RolloutRunner
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from tests.playing_ahead import TASKS, FakeRollouts, ahead_of, fake, next_step
 
 CHAIN = ("--algorithm", "{name = 'marft'}")  # whose credit compares no attempts

@@ -13,8 +13,7 @@ import pytest
 from marft.common.errors import RunError
 from marft.rollout.async_rollout import producer as producers
 from marft.rollout.async_rollout.groups import Group
-from marft.rollout.async_rollout.idle_clock import IdleClock
-from marft.rollout.async_rollout.producer import Producer
+from marft.rollout.async_rollout.producer import IdleClock, Producer
 from marft.rollout.runner import RolloutRunner
 from tests.helpers import until
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead_of, fake

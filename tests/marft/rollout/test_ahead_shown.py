@@ -14,11 +14,9 @@ import pytest
 from marft.agents.game import Attempt
 from marft.common.types import Choice, Episode
 from marft.common.usage import Usage
-from marft.rollout.async_rollout.replay_buffer import ReplayBuffer
-from marft.rollout.async_rollout.sources import SyncRolloutSource
-from marft.rollout.async_rollout.usage import compute_usage
+from marft.rollout.async_rollout.sources import ReplayBuffer, SyncRolloutSource, compute_usage
 from marft.rollout.runner import RolloutRunner
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from tests.episodes import make_action
 from tests.playing_ahead import TASKS, ahead, ahead_of, fake, next_step
 

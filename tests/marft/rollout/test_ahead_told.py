@@ -15,16 +15,17 @@ import torch
 from marft.agents.game import Attempt
 from marft.common.callbacks import Callback, CallbackList
 from marft.config import RunSettings
+from marft.rollout.async_rollout.groups import read_groups
 from marft.rollout.async_rollout.sources import RolloutSource
-from marft.rollout.async_rollout.storage import read_groups
 from marft.rollout.runner import RolloutRunner
 from marft.rollout.task_sampler import TaskSampler
-from marft.runs.checkpoints import State
 from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
-from marft.trainer import loop as training
-from marft.trainer import setup, step_metrics
-from marft.trainer.ranks.backends import LearnerBackend
+from marft.runs.state import State
+from marft.trainer import step_metrics
+from marft.trainer import train as training
+from marft.trainer.learner_backend import LearnerBackend
+from marft.trainer.loop import TrainingLoop
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 from tests.runs import Listening
 
@@ -66,11 +67,20 @@ def run_of(lag: int, folder: Path, *overrides: str) -> tuple[RunFolder, RunSetti
 
 
 def loop_of(
-    run: RunSettings, folder: RunFolder, rollouts: Published, callbacks: Callback, log: MetricsLog
-) -> training.TrainingLoop:
-    playing, sampler = cast("RolloutRunner", rollouts), TaskSampler(run, TASKS)
-    return training.TrainingLoop(
-        folder, playing, MODELS, LEARNERS, ahead(rollouts), sampler, CallbackList([callbacks]), log
+    run: RunSettings, folder: RunFolder, rollouts: Published, callbacks: Callback, log: MetricsLog, **parts: Any
+) -> TrainingLoop:
+    unused: Any = None
+    return TrainingLoop(
+        folder=folder,
+        rollouts=cast("RolloutRunner", rollouts),
+        models=MODELS,
+        source=ahead(rollouts),
+        sampler=TaskSampler(run, TASKS),
+        learner=LEARNERS,
+        optimizer=None,
+        callbacks=CallbackList([callbacks]),
+        log=log,
+        **{"guards": unused, "rollback": unused, "checkpoints": unused, **parts},
     )
 
 
@@ -102,8 +112,6 @@ class Back:
     def __init__(self) -> None:
         self.at = SimpleNamespace(state=State(step=1))
 
-    def begin(self, _: State) -> None: ...
-
     def target(self, state: State, _: object) -> Any:
         return self.at if state.step == 3 else None
 
@@ -112,7 +120,7 @@ class Back:
 
 
 @pytest.fixture
-def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[State, Published, list[dict[str, Any]]]]:
+def go(tmp_path: Path) -> Callable[..., tuple[State, Published, list[dict[str, Any]]]]:
     """Train from step 0 to the end, at checkpoints that hold nothing but what is played ahead."""
 
     def save(state: State, *arguments: Any) -> None:
@@ -124,16 +132,14 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
         learning_rate_factor=lambda: 0.5,
         roll_back=lambda _: None,
     )
-    monkeypatch.setattr(training, "CheckpointManager", lambda *_, **__: SimpleNamespace(save=save))
-    monkeypatch.setattr(training, "GuardMonitor", lambda *_: watch)
-    monkeypatch.setattr(training, "Rollback", lambda *_: Back())
 
     def gone(lag: int, observer: Any) -> tuple[State, Published, list[dict[str, Any]]]:
         folder, run = run_of(lag, tmp_path / "runs")
         rollouts = Published(run)
         observer.rollouts = rollouts
         with closing(MetricsLog(folder.metrics)) as log:
-            state = loop_of(run, folder, rollouts, observer, log).run_steps(State())
+            parts = {"guards": watch, "rollback": Back(), "checkpoints": SimpleNamespace(save=save)}
+            state = loop_of(run, folder, rollouts, observer, log, **parts).run(State())
         return state, rollouts, folder.read_metrics()
 
     return gone
@@ -195,8 +201,8 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
     learners = SimpleNamespace(join=lambda _: None, load=lambda _: state)
     monkeypatch.setattr(training, "open_learner", lambda *_: nullcontext(learners))
     monkeypatch.setattr(training, "open_rollouts", lambda *_, **__: nullcontext(rollouts))
-    monkeypatch.setattr(setup, "load_training_tasks", lambda _: TASKS)
-    monkeypatch.setattr(setup, "open_source", opened)
+    monkeypatch.setattr(training, "load_training_tasks", lambda _: TASKS)
+    monkeypatch.setattr(training, "open_source", opened)
     with pytest.raises(EnoughError):
         training._train(cast("Any", start), CallbackList([]), 0)
     assert asked == [state, start.record.path if resume else None, 3, dict(state.set_aside)]

@@ -13,10 +13,10 @@ from marft.agents.game import Attempt
 from marft.common.errors import RunError
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config import RunSettings
+from marft.config.interfaces.credit import CreditInputs
 from marft.rewards.shaping import length_limits, rewards_for_credit
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import RolloutBatch, collect, rewards_vary, sample_attempts
-from marft.trainer.interfaces import CreditInputs
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -244,7 +244,7 @@ def test_a_candidate_is_carried_on_by_the_price_that_it_learns_by(
         scores.extend(score(replace(episode, fork=Fork("root", episode.actions[0].id))) for episode in played)
         return played, played
 
-    monkeypatch.setattr("marft.rollout.fork_plans.tree.grow_tree", tree)
+    monkeypatch.setattr("marft.rollout.fork_plans.grow_tree", tree)
     found = rollouts.collect()
     learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, length_limits(run))
     assert scores == [e.transitions[0].reward + e.transitions[0].agent_rewards.get("actor", 0.0) for e in learned]
@@ -331,7 +331,7 @@ class TestForks:
             come_to.append(replace(candidate, fork=Fork("root", "9/actor/0")))
             return come_to, [candidate, come_to[0]] if as_played else come_to
 
-        monkeypatch.setattr("marft.rollout.fork_plans.tree.grow_tree", tree)
+        monkeypatch.setattr("marft.rollout.fork_plans.grow_tree", tree)
         for as_played in (True, False):
             come_to.clear()
             scores.clear()

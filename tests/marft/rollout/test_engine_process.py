@@ -14,7 +14,7 @@ from marft.common.usage import ENGINE_RESTARTS
 from marft.config import RunSettings
 from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
 from tests.helpers import settings

@@ -11,10 +11,17 @@ import pytest
 from marft.agents.game import Attempt, Replay
 from marft.common.errors import RunError
 from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
-from marft.rollout.fork_plans.counterfactual import CounterfactualForks, find_dependents, play_counterfactuals
-from marft.rollout.fork_plans.cross_product import CrossProductForks, play_missing
-from marft.rollout.fork_plans.interface import ForkContext, select_on_policy
-from marft.rollout.fork_plans.tree import CandidateTree, grow_tree
+from marft.rollout.fork_plans import (
+    CandidateTree,
+    CounterfactualForks,
+    CrossProductForks,
+    ForkContext,
+    find_dependents,
+    grow_tree,
+    play_counterfactuals,
+    play_missing,
+    select_on_policy,
+)
 from marft.trainer.credit.counterfactual import Counterfactual
 from marft.trainer.credit.tree import Tree
 from tests.episodes import make_action

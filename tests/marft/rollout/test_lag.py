@@ -18,7 +18,7 @@ from marft.config import RunSettings
 from marft.rollout.async_rollout.sources import AsyncRolloutSource
 from marft.runs.episode_files import read_episodes, read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.crews import told
 from tests.helpers import settings
 from tests.marft.inference.test_local_server import servers
@@ -82,7 +82,7 @@ def test_what_a_step_learns_from_has_the_keys_of_a_synchronous_run(
     steps = []
     for name, through in (("with", True), ("without", False)):
         if through:
-            monkeypatch.setattr("marft.trainer.setup.open_source", AsyncRolloutSource)
+            monkeypatch.setattr("marft.trainer.train.open_source", AsyncRolloutSource)
         run = run_of(tmp_path, 0, "--name", name, steps=3)
         train(run, folder := RunFolder.create(run))
         monkeypatch.undo()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from marft.config.endpoint import EndpointSettings
-from marft.rollout.workers.client import SamplerClient
-from marft.rollout.workers.leased_limits import LeasedLimits, LeasedThreadPool
-from marft.rollout.workers.leases import Leases
+from marft.rollout.workers.client import LeasedLimits, LeasedThreadPool, SamplerClient
+from marft.rollout.workers.link import Leases
 from marft.rollout.workers.messages import LeaseGranted, LeaseRequest, ReleaseLease, TurnRequest
 
 

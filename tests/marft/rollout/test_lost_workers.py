@@ -18,7 +18,7 @@ from marft.common.errors import RunError
 from marft.common.processes.child_process import MAX_LINE_BYTES, ChildProcess
 from marft.common.types import Task
 from marft.rollout.workers import worker_pool as crews
-from marft.rollout.workers.program import worker_command
+from marft.rollout.workers.worker_pool import worker_command
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.crews import crew
 from tests.helpers import until
@@ -128,7 +128,7 @@ class TestLostWorkers:
             raise RuntimeError("device lost")
 
         with monkeypatch.context() as patch:
-            patch.setattr(rollouts._engine.engines["actor"], "_advance", boom)
+            patch.setattr(rollouts.engine.engines["actor"], "_advance", boom)
             with pytest.raises(RuntimeError, match="device lost"):
                 rollouts.play(attempts("fine", "fine"))
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
@@ -177,7 +177,7 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
 
 @pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", "import sys; sys.exit(4)")
+    monkeypatch.setattr("marft.common.processes.child_process.BOOTSTRAP", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
         run_in(tmp_path)
 
@@ -195,7 +195,7 @@ def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
 def test_what_a_worker_prints_without_end_comes_out_in_pieces(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", f"print('x' * {2 * MAX_LINE_BYTES + 7})")
+    monkeypatch.setattr("marft.common.processes.child_process.BOOTSTRAP", f"print('x' * {2 * MAX_LINE_BYTES + 7})")
     child = ChildProcess("worker 7", worker_command)
     assert child.outcome() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
@@ -203,7 +203,7 @@ def test_what_a_worker_prints_without_end_comes_out_in_pieces(
 
 
 def test_a_process_whose_keeper_was_stopped_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.common.processes.python_command.BOOTSTRAP", "import time; time.sleep(600)")
+    monkeypatch.setattr("marft.common.processes.child_process.BOOTSTRAP", "import time; time.sleep(600)")
     child = ChildProcess("worker 7", worker_command)
     os.kill(child._process.pid, signal.SIGSTOP)
     closing = threading.Thread(target=child.close, daemon=True)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.agents.engine import Sampler
 from marft.agents.game import Attempt
-from marft.agents.rollout import run_bounded
+from marft.agents.play import run_bounded
 from marft.common.errors import RunError
 from marft.common.types import Episode, Task
+from marft.config.interfaces.engine import Sampler
 from marft.rollout.workers import worker_pool as crews
+from marft.rollout.workers.link import ActiveAttempt, RetriedRollout, WorkerLostError
 from marft.rollout.workers.messages import StartWorker
-from marft.rollout.workers.retried_rollout import ActiveAttempt, RetriedRollout, WorkerLostError
 from marft.rollout.workers.worker_pool import WorkerPool
 
 MAX_RETRIES = 1

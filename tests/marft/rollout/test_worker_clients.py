@@ -17,7 +17,6 @@ from marft.agents.team import Team
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.types import Choice, Episode, Option, SamplingParams, VersionRange
 from marft.rollout.workers.client import SamplerClient
-from marft.rollout.workers.message_stream import MessageStream
 from marft.rollout.workers.messages import (
     AttemptFailed,
     CancelRequest,
@@ -25,6 +24,7 @@ from marft.rollout.workers.messages import (
     EpisodeEnded,
     LeaseGranted,
     LeaseRequest,
+    MessageStream,
     Ping,
     PlayAttempt,
     Pong,

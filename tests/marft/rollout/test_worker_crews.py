@@ -13,19 +13,19 @@ from typing import Any, cast
 
 import pytest
 
-from marft.agents.channels.last import Last
-from marft.agents.engine import Sampler
+from marft.agents.channels import Last
 from marft.agents.game import Attempt
-from marft.agents.organizations.chain import Chain
+from marft.agents.organizations import Chain
 from marft.agents.team import Team
 from marft.common.errors import RunError
 from marft.common.processes.launcher import LocalLauncher, NoResourcesError
 from marft.common.types import Episode, Task
+from marft.config.interfaces.engine import Sampler
 from marft.rollout.workers import worker as workers
 from marft.rollout.workers import worker_pool as crews
 from marft.rollout.workers.client import SamplerClient
+from marft.rollout.workers.link import ActiveAttempt, RetriedRollout
 from marft.rollout.workers.messages import AttemptsCanceled, ChangeTeam, StartWorker
-from marft.rollout.workers.retried_rollout import ActiveAttempt, RetriedRollout
 from marft.rollout.workers.worker import Worker
 from marft.rollout.workers.worker_pool import MAX_START_ATTEMPTS, WorkerPool
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
@@ -334,12 +334,12 @@ class TestCallingOff:
             done.append(what)
 
         rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
-        rollouts._gate = asyncio.Semaphore(2)
+        rollouts._gate, rollouts.team = asyncio.Semaphore(2), Team((), Chain())
         rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=None, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
-        rollouts._engine = cast("Any", SimpleNamespace(wait_idle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
+        rollouts.engine = cast("Any", SimpleNamespace(wait_idle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
         with pytest.raises(ValueError, match="cannot be sent"):
-            asyncio.run(rollouts._play([ATTEMPT, ATTEMPT], b"", lambda _: None))
+            asyncio.run(rollouts._play([ATTEMPT, ATTEMPT], rollouts.team, lambda _: None))
         assert done == ["called off", "settled"]
         assert rollouts.usage() == {"x": 3.0, "workers_lost": 0.0}
 

@@ -13,14 +13,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.agents.engine import Sampler
 from marft.agents.game import Attempt, Replay
 from marft.common.errors import EpisodeFailedError
 from marft.common.processes.child_process import ChildProcess
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import ActionKey, Completion, Episode, Fork, Prompt, SamplingParams, Task
-from marft.rollout.workers.link import Link
-from marft.rollout.workers.message_stream import HEADER, MessageStream
+from marft.config.interfaces.engine import Sampler
+from marft.rollout.workers.link import Link, RetriedRollout, WorkerLostError
 from marft.rollout.workers.messages import (
+    HEADER,
     AttemptFailed,
     AttemptsCanceled,
     CancelAttempts,
@@ -30,6 +31,7 @@ from marft.rollout.workers.messages import (
     EpisodeRewarded,
     LeaseGranted,
     LeaseRequest,
+    MessageStream,
     Ping,
     PlayAttempt,
     Pong,
@@ -38,12 +40,10 @@ from marft.rollout.workers.messages import (
     RequestFailure,
     RequestResult,
     SampleRequest,
-    SerializedError,
     StartWorker,
     TurnRequest,
     WorkerReady,
 )
-from marft.rollout.workers.retried_rollout import RetriedRollout, WorkerLostError
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), StartWorker(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
@@ -311,7 +311,7 @@ class TestEpisodes:
             assert worker.link.max_concurrent == 3
             await worker.says(EpisodeRewarded(1, episode(), {}))
             assert worker.link.max_concurrent == 4
-            await worker.says(AttemptFailed(0, SerializedError("boom", "run", "")))
+            await worker.says(AttemptFailed(0, RemoteError("boom", "run", "")))
             assert (worker.link.live_count, worker.link.max_concurrent) == (1, math.inf)
 
         held_to(test, Engine())

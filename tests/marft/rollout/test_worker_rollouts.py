@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from marft.agents.rollout import keep_rewards
+from marft.agents.organizations import Chain
+from marft.agents.play import keep_rewards
+from marft.agents.team import Team
 from marft.common.types import Episode
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.workers.retried_rollout import RetriedRollout
+from marft.rollout.workers.link import RetriedRollout
 from marft.rollout.workers.worker_pool import GRACE_SECONDS, WorkerPool
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import settings
@@ -28,7 +30,7 @@ def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_th
     rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
     rollouts.run = settings("tiny", "runs", "--rollout.max_retries", "6", "--rollout.timeout_seconds", "11")
     rollouts.excluded_tasks, rollouts._starter = {}, Starts()
-    rollouts._engine = cast("Any", "the engine")
+    rollouts.engine = cast("Any", "the engine")
     rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
     monkeypatch.setattr("marft.rollout.workers.worker_runner.WorkerPool", Asked)
     crew = asyncio.run(rollouts._start_pool(b"", cast("Any", ["a worker"])))
@@ -55,9 +57,10 @@ class TestTheGate:
         async def whole() -> None:
             rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
             rollouts._gate = asyncio.Semaphore(2)
+            rollouts.team = team = Team((), Chain())
             rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=episode))
-            rollouts._engine = cast("Any", SimpleNamespace(wait_idle=nothing))
-            await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, b"", lambda _: None) for _ in range(3)))
+            rollouts.engine = cast("Any", SimpleNamespace(wait_idle=nothing))
+            await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, team, lambda _: None) for _ in range(3)))
 
         asyncio.run(whole())
         assert (len(most), max(most)) == (9, 2)
@@ -74,10 +77,9 @@ class TestTheGate:
         async def whole() -> None:
             rollouts = LocalRolloutRunner.__new__(LocalRolloutRunner)
             rollouts._gate = gate = asyncio.Semaphore(2)
-            rollouts.compose = keep_rewards
             rollouts.engine = cast("Any", SimpleNamespace(wait_idle=nothing))
             for _ in range(2):
-                await rollouts._play(cast("Any", None), [ATTEMPT], lambda _: None)
+                await rollouts._play_game(cast("Any", None), [ATTEMPT], lambda _: None, keep_rewards)
             assert gates == [gate] * 2
 
         monkeypatch.setattr("marft.rollout.local_runner.play_all", play_all)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from marft.rollout.workers.message_stream import MessageStream
-from marft.rollout.workers.messages import Quiescence
+from marft.rollout.workers.messages import MessageStream, Quiescence
 
 
 def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:

@@ -13,18 +13,18 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.common.errors import RunError
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.bundled import bundled_names
 from marft.config.plugins import find_plugin
 from marft.evaluation.evaluate import evaluate
-from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.rollout.fork_plans import play_counterfactuals
 from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
 from marft.rollout.runner import RolloutRunner
-from marft.rollout.workers.messages import SerializedError
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
 from tests.marft.agents.test_tool_training import calls_first, with_tools
@@ -140,12 +140,12 @@ class TestTravelling:
     def test_errors_arrive_as_what_they_mean_to_people(self) -> None:
         with pytest.raises(ValueError, match="no environment is called 'nowhere'") as meant:
             find_plugin("environments", "nowhere")
-        arrived = SerializedError.from_error(meant.value).to_error()
+        arrived = RemoteError.from_error(meant.value).to_error("a worker process")
         assert (type(arrived), str(arrived)) == (ValueError, str(meant.value))
-        assert isinstance(SerializedError.from_error(RunError("enough")).to_error(), RunError)
+        assert isinstance(RemoteError.from_error(RunError("enough")).to_error("a worker process"), RunError)
         with pytest.raises(ValueError, match="invalid literal") as unforeseen:
             int("one")
-        arrived = SerializedError.from_error(unforeseen.value).to_error()
+        arrived = RemoteError.from_error(unforeseen.value).to_error("a worker process")
         assert re.fullmatch(r"in a worker process: ValueError: invalid .* \(test_workers.py:\d+\)", str(arrived))
         assert "Traceback" in "".join(traceback.format_exception(arrived))
 

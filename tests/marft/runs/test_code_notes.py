@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from marft.common.callbacks import Callback
+from marft.runs.changes import code_notes, hash_user_code
 from marft.runs.run_folder import RunFolder
-from marft.runs.user_code import code_notes, hash_user_code
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 
 REWARD = "def brief(episode):\n    return -0.01\n"

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from marft.common.types import Action
-from marft.runs.codecs import get_codec, get_codecs
-from marft.runs.episode_files import SCHEMA
+from marft.runs.episode_files import SCHEMA, get_codec, get_codecs
 
 
 class Pair(NamedTuple):

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from marft.common.types import ActionCredit, Task
+from marft.config.interfaces.schedule import Progress
 from marft.runs.credit_files import MAX_FLOAT16, read_advantages, read_credit, read_groups, write_credit
 from marft.trainer import non_finite_guard
-from marft.trainer.interfaces import Progress
 from marft.trainer.recording import record_credit
 from tests.episodes import make_action
 from tests.learners import ROLES, begun, episodes, recipe

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from marft.config import RunSettings
 from marft.evaluation.report import write_report
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, read_record, restore, verify
+from marft.runs.checkpoints import CheckpointManager, restore
 from marft.runs.metrics_log import LogDigest, MetricsLog, read_rows, truncate_log
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import CheckpointRecord, read_record, verify
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
-from tests.helpers import settings
+from marft.trainer.train import train
+from tests.helpers import settings, write_evaluation
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
@@ -128,7 +129,7 @@ class TestDamage:
     def test_a_damaged_evaluation_is_named(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:
-        mine[1].write_evaluation({"checkpoint": "base"}, "base-greedy")
+        write_evaluation(mine[1], {"checkpoint": "base"}, "base-greedy")
         (mine[1].evaluations / "base-greedy.json").write_text("{")
         assert "base-greedy.json is damaged" in command(capsys, "compare", str(mine[1].path), status=2)
 
@@ -243,7 +244,7 @@ class TestDamage:
     def test_an_evaluation_of_other_types_is_damaged(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], table: dict[str, Any]
     ) -> None:
-        mine[1].write_evaluation(table, "base-greedy")
+        write_evaluation(mine[1], table, "base-greedy")
         assert "base-greedy.json is damaged" in command(capsys, "compare", str(mine[1].path), status=2)
 
     def test_a_file_in_the_place_of_a_folder_is_said_so(

@@ -20,15 +20,16 @@ from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
 from marft.models.adapter_files import CONFIG_FILE, read_lora_settings
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, load_policies
+from marft.runs.checkpoints import CheckpointManager, load_policies
 from marft.runs.export.exporter import export_run
-from marft.runs.export.loader import check_bases, load_settings
 from marft.runs.export.manifest import Export, ModelEntry, load_export
 from marft.runs.export.model_card import _with_llama
-from marft.runs.export.recipe import ExportRecipe, export_recipe
+from marft.runs.export.recipe import ExportRecipe, check_bases, export_recipe, load_settings
 from marft.runs.export.weights import _public_adapter_config, _remove_sampling
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import CheckpointRecord, digest_of_table
 from tests.exports import Plain, merged_logits, texts_in, whole
+from tests.helpers import write_evaluation
 from tests.nights import NIGHT
 from tests.runs import contents, finished
 from tests.sources import ROOT
@@ -208,12 +209,11 @@ class TestWhole:
 
     @pytest.mark.parametrize("name", ["../outside", "/etc/hostname"])
     def test_a_manifest_names_no_file_outside(self, copy: Path, name: str) -> None:
-        from marft.runs.export import manifest
 
         table = json.loads((copy / "team.json").read_text())
         del table["digest"]
         table["files"][name] = {"sha256": "0", "bytes": 0}
-        (copy / "team.json").write_text(json.dumps({**table, "digest": manifest._hash_table(table)}))
+        (copy / "team.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
         with pytest.raises(ValueError, match="which is no file of an export"):
             load_export(copy)
 
@@ -337,7 +337,7 @@ class TestManifestAndCard:
                 "failed": 0, "unknown": 0, "accuracy": accuracy, "interval": [accuracy - 0.1, accuracy + 0.1],
                 "reward": accuracy, "reward_interval": None, "agents": {}, "outcomes": {}, "rewards": {},
             }  # fmt: skip
-            folder.write_evaluation(evaluation, f"{checkpoint}-greedy")
+            write_evaluation(folder, evaluation, f"{checkpoint}-greedy")
         said: list[str] = []
         manifest = load_export(export_run(folder, "last", tmp_path / "team", note=said.append)).manifest
         assert said == []

@@ -12,8 +12,8 @@ from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.export.exporter import export_run
-from marft.runs.export.loader import load_settings
 from marft.runs.export.manifest import load_export
+from marft.runs.export.recipe import load_settings
 from marft.runs.run_folder import RunFolder
 from tests.marft.evaluation.test_scenarios import command
 from tests.nights import BY_NIGHT

@@ -19,8 +19,9 @@ import pytest
 from marft.cli import errors
 from marft.cli.main import main
 from marft.config import to_toml
-from marft.runs.checkpoints import CheckpointManager, verify
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import verify
 from tests.helpers import settings
 from tests.nights import some
 from tests.sources import ROOT
@@ -193,15 +194,16 @@ class TestFoldersThatTakeNothing:
 
 
 THEIRS = """\
-from marft.config.plugin_types import CreditPart, EnvironmentPart
+from marft.config.interfaces.credit import Credit
+from marft.config.interfaces.environment import Environment
 
 
-class Careless(CreditPart):
+class Careless(Credit):
     def assign(self, inputs):
         return 1 / 0
 
 
-class Chatty(EnvironmentPart):
+class Chatty(Environment):
     def tasks(self, split):
         raise RuntimeError("[bold]no \\x1b[2J tasks[/bold]")
 

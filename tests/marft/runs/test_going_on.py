@@ -11,11 +11,11 @@ import marft
 from marft.common.callbacks import Callback
 from marft.config import RunSettings, parse_recipe
 from marft.runs.changes import find_changes
-from marft.runs.checkpoints import verify
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import verify
 from marft.trainer import loop as training
 from marft.trainer import setup
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import recipe, settings
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT, NIGHT

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from marft.config import RunSettings
-from marft.runs.checkpoints import CheckpointManager, list_starts, read_record
+from marft.runs.checkpoints import CheckpointManager, list_starts
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.runs.state import read_record
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT, some
@@ -29,7 +30,7 @@ KILLED = """
     from marft.runs.run_folder import RunFolder
     from marft.common.callbacks import Callback
     from marft.rollout.local_runner import LocalRolloutRunner
-    from marft.trainer.loop import train
+    from marft.trainer.train import train
     from tests.helpers import settings
 
     LocalRolloutRunner(settings()).close()  # imports what the children would, each for itself

@@ -18,10 +18,11 @@ from safetensors.numpy import load_file
 
 from marft.common.callbacks import Callback
 from marft.config import to_toml
-from marft.runs.checkpoints import CheckpointManager, State, verify
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.runs.state import State, verify
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.sources import ROOT
@@ -142,7 +143,7 @@ def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straig
     script = f"""
         import os, signal
         import safetensors.torch
-        from marft.trainer.loop import train  # whose adapters are written as ever
+        from marft.trainer.train import train  # whose adapters are written as ever
         save, calls = safetensors.torch.save_file, []
         def dying(tensors, path, **options):
             calls.append(path)

@@ -15,12 +15,13 @@ from marft.config import RunSettings
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GuardMonitor, replay_messages
 from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
-from marft.runs.checkpoints import CheckpointManager, State, restore, steps_to_keep, verify
+from marft.runs.checkpoints import CheckpointManager, restore, steps_to_keep
 from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder, parse_step
+from marft.runs.state import State, verify
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
 from marft.trainer.rollback import Rollback
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.marft.runs.test_resume import StopAfter, assert_same
 from tests.nights import BY_NIGHT, some

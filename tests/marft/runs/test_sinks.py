@@ -18,13 +18,12 @@ import pytest
 
 from marft.cli.main import main
 from marft.config import RunSettings, parse_recipe
+from marft.config.interfaces.metric_logger import RunInfo
 from marft.config.run import check_packages
-from marft.runs.logger_callback import logged_parameters
-from marft.runs.loggers.interface import RunInfo
-from marft.runs.loggers.logger_queue import LoggerQueue
+from marft.runs.logger_callback import LoggerQueue, logged_parameters
 from marft.runs.metrics_log import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import recipe, settings, until
 from tests.runs import Listening, telling
 from tests.sink_parts import NEVER, Bad, Keeps
@@ -152,7 +151,7 @@ def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": "open", "how": "hang", "close_seconds": 3600.0})
-    monkeypatch.setattr("marft.runs.loggers.logger_queue.SHORT_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("marft.runs.logger_callback.SHORT_WAIT_SECONDS", 0.01)
     with pytest.raises(KeyboardInterrupt), telling(run, RunFolder.create(run), 0, Listening()):
         raise KeyboardInterrupt  # or this test would take an hour
 

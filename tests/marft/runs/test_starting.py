@@ -9,9 +9,9 @@ import pytest
 
 from marft.common.errors import RunError
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.runs.cleanup import find_run_files
+from marft.runs.run_files import find_run_files
 from marft.runs.run_folder import RunFolder
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.marft.cli.test_cli import run as command
 from tests.nights import BY_NIGHT

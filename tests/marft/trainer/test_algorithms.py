@@ -12,22 +12,21 @@ import pytest
 from safetensors.torch import load_file
 
 from marft.agents.game import Attempt
-from marft.agents.organizations.graph import Graph
-from marft.agents.rollout import play_all
+from marft.agents.organizations import Graph
+from marft.agents.play import play_all
 from marft.common.metrics import find_metric
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.config.algorithms import PRESETS
-from marft.rollout.fork_plans.counterfactual import find_dependents, play_counterfactuals
-from marft.rollout.fork_plans.cross_product import play_missing
-from marft.rollout.fork_plans.tree import grow_tree
+from marft.config.interfaces.credit import CreditInputs
+from marft.config.interfaces.schedule import Progress
+from marft.rollout.fork_plans import find_dependents, grow_tree, play_counterfactuals, play_missing
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks, sample_attempts
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.credit.counterfactual import Counterfactual
-from marft.trainer.interfaces import CreditInputs, Progress
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from marft.trainer.update_schedules import AgentByAgent
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
@@ -286,7 +285,7 @@ def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_order_of_turns_is_drawn_anew(tmp_path: Path) -> None:
-    from marft.trainer.interfaces import Progress
+    from marft.config.interfaces.schedule import Progress
     from marft.trainer.update_schedules import A2PO, Sequential
 
     orders = {tuple(p.policies[0] for p in Sequential().plan(Progress(s, 0), ("a", "b", "c"), 0)) for s in range(30)}

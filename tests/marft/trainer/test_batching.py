@@ -12,6 +12,7 @@ import pytest
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Episode, Observation, Option, Sample, Task, Transition
+from marft.config.interfaces.credit import CreditOutput
 from marft.models.backbone import Backbone
 from marft.trainer.batching import (
     BatchCounts,
@@ -22,7 +23,6 @@ from marft.trainer.batching import (
     normalizer,
     select_mixed_lengths,
 )
-from marft.trainer.interfaces import CreditOutput
 from tests.episodes import make_action
 
 

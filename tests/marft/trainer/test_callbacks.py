@@ -11,16 +11,17 @@ import pytest
 
 import marft
 from marft.common.callbacks import Callback, CallbackList
-from marft.common.registry import registered_entry_points
+from marft.common.packages import registered_entry_points
 from marft.common.types import ActionCredit, Episode
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.evaluation.guards.history import ROLLBACK_KEY
-from marft.runs.callback_state import ARRAY_FILE, JSON_FILE, read_callback_states, write_callback_states
-from marft.runs.checkpoints import CheckpointRecord, State, read_record, verify
+from marft.runs.checkpoints import read_callback_states, write_callback_states
+from marft.runs.run_files import CALLBACK_ARRAYS_FILE, CALLBACK_VALUES_FILE
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import CheckpointRecord, State, read_record, verify
 from marft.trainer.early_stopping import EarlyStopping
-from marft.trainer.loop import train
 from marft.trainer.rollback import Rollback
+from marft.trainer.train import train
 from tests.callback_parts import Counts
 from tests.helpers import recipe, settings
 from tests.marft.runs.test_resume import assert_same
@@ -280,7 +281,11 @@ class TestWhatACallbackMayDo:
         train(run, folder := RunFolder.create(run), callbacks=[Adds()])
         assert [row["mine/twice"] for row in folder.read_metrics()] == seen == [2.0, 4.0]
         assert_same(folder, straight, "step_000002")  # and it learns the same
-        assert not any((path / name).exists() for path in folder.saved_steps() for name in (JSON_FILE, ARRAY_FILE))
+        assert not any(
+            (path / name).exists()
+            for path in folder.saved_steps()
+            for name in (CALLBACK_VALUES_FILE, CALLBACK_ARRAYS_FILE)
+        )
 
     @pytest.mark.parametrize(
         "where",
@@ -377,8 +382,8 @@ class TestState:
         assert draws[0] == draws[1]
         assert kept[0].curve.tobytes() == kept[1].curve.tobytes()
         states = [contents(folder.checkpoints / "step_000003") for folder in folders]
-        assert states[0][JSON_FILE] == states[1][JSON_FILE]
-        assert states[0][ARRAY_FILE] == states[1][ARRAY_FILE]
+        assert states[0][CALLBACK_VALUES_FILE] == states[1][CALLBACK_VALUES_FILE]
+        assert states[0][CALLBACK_ARRAYS_FILE] == states[1][CALLBACK_ARRAYS_FILE]
 
     def test_that_nobody_takes_is_refused_by_name_before_anything_changes(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path)
@@ -460,7 +465,7 @@ class TestState:
         run = settings("tiny", tmp_path)
         train(run, folder := RunFolder.create(run), callbacks=[Remembers()])
         path = folder.checkpoints / "step_000002"
-        for name in (JSON_FILE, ARRAY_FILE):
+        for name in (CALLBACK_VALUES_FILE, CALLBACK_ARRAYS_FILE):
             whole = (path / name).read_bytes()
             (path / name).write_bytes(whole[:-1])
             with pytest.raises(ValueError, match=name):
@@ -480,7 +485,7 @@ class TestState:
     @pytest.mark.parametrize("text", ["", "[]", "3", '{"a": 1}', '{"b": {}}'])
     def test_that_cannot_be_read_is_said(self, text: str, tmp_path: Path) -> None:
         write_callback_states(tmp_path, {"a": {"x": np.zeros(1)}})
-        (tmp_path / JSON_FILE).write_text(text)
+        (tmp_path / CALLBACK_VALUES_FILE).write_text(text)
         with pytest.raises(ValueError, match="cannot read the state of callbacks in"):
             read_callback_states(tmp_path)
 
@@ -530,7 +535,7 @@ class TestInARecipe:
         ("table", "told"),
         [
             ("{ name = 'nobody_knows' }", "no callback is called 'nobody_knows'"),
-            ("{ name = 'tests.sink_parts:Keeps' }", "is not a callback, or CallbackPart"),
+            ("{ name = 'tests.sink_parts:Keeps' }", "is not a callback, or CallbackPlugin"),
             ("{ name = 'tests.runs:Listening' }", "is not a callback: its class must derive from"),
             ("{ name = 'tests.callback_parts:Counts', strid = 2 }", "did you mean 'stride'"),
             (f"{{ name = '{STOPPING}', patience = 0 }}", "patience"),
@@ -544,7 +549,7 @@ class TestInARecipe:
             assert word in str(caught.value)
 
     def test_a_class_of_a_script_may_stand_in_its_place(self, tmp_path: Path) -> None:
-        class Mine(marft.CallbackPart):
+        class Mine(marft.CallbackPlugin):
             def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
                 Counts.heard.append(("mine", step))
 

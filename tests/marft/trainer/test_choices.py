@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt
-from marft.agents.organizations.orchestrated import Orchestrated
-from marft.agents.organizations.utils import gather_actions
-from marft.agents.play import play
-from marft.agents.rollout import play_all
+from marft.agents.organizations import Orchestrated, gather_actions
+from marft.agents.play import play, play_all
 from marft.common.types import (
     Choice,
     Episode,
@@ -31,20 +29,21 @@ from marft.common.types import (
     Task,
     Transition,
 )
-from marft.config.plugin_types import OrganizationPart
+from marft.config.interfaces.credit import CreditInputs, Level
+from marft.config.interfaces.organization import Organization
+from marft.inference.chat_messages import ChatFormat
 from marft.inference.choice_sampling import ChoiceRequest, choose, score_options
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatRenderer
 from marft.models.backbone import Backbone
 from marft.models.choice_distribution import ChoiceSets, compute_entropies
-from marft.models.logit_transform import IDENTITY, LogitTransform
+from marft.models.log_probs import IDENTITY, LogitTransform
 from marft.rewards.shaping import penalize_overlong
-from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.rollout.fork_plans import play_counterfactuals
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.batching import normalizer
 from marft.trainer.critic import critic_input
-from marft.trainer.interfaces import CreditInputs, Level
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -277,7 +276,7 @@ def test_a_choice_is_one_decision_at_any_level() -> None:
     assert normalizer(action, "words") == 1.0
 
 
-class Chooser(OrganizationPart):
+class Chooser(Organization):
     """The first agent chooses who answers."""
 
     twice: bool = False
@@ -372,7 +371,7 @@ def test_options_end_as_a_turn_does_and_need_to(tiny_tokenizer: Any) -> None:
 
 
 def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:
-    class Wrong:
+    class Wrong(Organization):
         async def act(self, observation: Observation, agents: Agents) -> JointAction:
             chosen = await agents.a.choose(observation, ["a", "bb"])
             return JointAction(answer=await agents.b(observation, begins=chosen))
@@ -385,7 +384,7 @@ def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:
     assert penalize_overlong([chosen], {"a": 1, "b": 1}, 1)[0].transitions[0].agent_rewards == {}
 
 
-class OneFails(OrganizationPart):
+class OneFails(Organization):
     """Two at once, of which one raises on some tasks."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -397,7 +396,7 @@ class OneFails(OrganizationPart):
         return JointAction(answer=actions[-1])
 
 
-class Leaves(OrganizationPart):
+class Leaves(Organization):
     """Starts what it does not wait for."""
 
     async def act(self, observation: Observation, agents: Agents) -> Any:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Level, Values
 from marft.trainer.credit.agent_group import AgentGroup
 from marft.trainer.credit.batch import Batch
 from marft.trainer.credit.comam import CoMAM
@@ -24,7 +25,6 @@ from marft.trainer.credit.rae import RAE
 from marft.trainer.credit.rloo import RLOO
 from marft.trainer.credit.step_gae import StepGAE
 from marft.trainer.credit.tree import Tree
-from marft.trainer.interfaces import Credit, CreditInputs, CreditOutput, Level, Values
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import MANY

@@ -10,7 +10,7 @@ import pytest
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Fork, Observation, Task, Transition
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Values
 from marft.trainer.credit.agent_group import AgentGroup
 from marft.trainer.credit.batch import Batch
 from marft.trainer.credit.comam import CoMAM
@@ -22,7 +22,6 @@ from marft.trainer.credit.rae import RAE
 from marft.trainer.credit.rloo import RLOO
 from marft.trainer.credit.step_gae import StepGAE
 from marft.trainer.credit.tree import Tree
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Values
 from tests.episodes import make_action
 
 COSTS = [(0.1, 0.2), (0.4, 0.8), (1.6, 3.2)]  # of a's and b's action in each of three episodes
@@ -59,7 +58,7 @@ class TestCosts:
     @pytest.mark.parametrize(
         "credit", [AgentGroup(scale_rewards=False), Tree(scale_rewards=False), CoMAM(scale_rewards=False)]
     )
-    def test_an_agent_judged_by_itself_pays_for_its_own_actions(self, credit: CreditPart) -> None:
+    def test_an_agent_judged_by_itself_pays_for_its_own_actions(self, credit: Credit) -> None:
         of_a, of_b = ([reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k in (0, 1))
         expected = [x for a, b in zip(of_a, of_b, strict=True) for x in (a - sum(of_a) / 3, b - sum(of_b) / 3)]
         assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
@@ -148,7 +147,7 @@ class TestCounted:
         }  # fmt: skip
 
     @pytest.mark.parametrize("credit", [GRPO(), RLOO(), AgentGroup(), MAGRPO(), CoMAM(), Tree(), Batch()])
-    def test_where_nothing_was_played_nothing_is_counted(self, credit: CreditPart) -> None:
+    def test_where_nothing_was_played_nothing_is_counted(self, credit: Credit) -> None:
         credits = credit.assign(CreditInputs([], "action"))
         assert set(credits.metrics.values()) == {0.0}
         assert len(credits.advantages) == 0
@@ -178,7 +177,7 @@ class TestCounted:
 
 class TestSmallGroups:
     @pytest.mark.parametrize("credit", [GRPO(), AgentGroup(), Tree()])
-    def test_differences_that_are_hardly_more_than_rounding_are_damped(self, credit: CreditPart) -> None:
+    def test_differences_that_are_hardly_more_than_rounding_are_damped(self, credit: Credit) -> None:
         """Over their own deviation they would be as large as any: ±0.7071."""
         advantages = numbers(credit.assign(CreditInputs([pair(0, 0.0), pair(1, 4e-8)], "action")))
         deviation = 4e-8 / math.sqrt(2)

@@ -11,11 +11,11 @@ import torch
 
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config.algorithm import CriticSettings
+from marft.config.interfaces.credit import CreditInputs, Level
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.trainer.credit.gae import GAE
-from marft.trainer.critic import Critic, CriticInput, critic_input, read_features
-from marft.trainer.interfaces import CreditInputs, Level
+from marft.trainer.critic import Critic, CriticBody, CriticInput, critic_input, read_features
 from tests.draws import DrawnFrom
 from tests.episodes import make_action
 from tests.helpers import lengths_read
@@ -28,8 +28,7 @@ def episode(*actions: Action, reward: float = 1.0, **changes: object) -> Episode
 
 def critic(backbone: Backbone, level: Level = "action", **changes: object) -> Critic:
     made = Critic(
-        CriticSettings.model_validate({"learning_rate": 0.01, **changes}), level, {"a": backbone, "b": backbone},
-        {"a": "base", "b": "base"}, [("a", "a"), ("b", "b")], seed=0, tokens_per_batch=1000,
+        CriticSettings.model_validate({"learning_rate": 0.01, **changes}), level, {"a": CriticBody("base", backbone), "b": CriticBody("base", backbone)}, [("a", "a"), ("b", "b")], seed=0, tokens_per_batch=1000,
     )  # fmt: skip
     with torch.no_grad(), DrawnFrom(0):  # the last layer starts at zero, where every reading looks alike
         for head in made.heads.values():
@@ -39,7 +38,7 @@ def critic(backbone: Backbone, level: Level = "action", **changes: object) -> Cr
 
 def test_an_untrained_critic_says_zero(backbone: Backbone) -> None:
     fresh = Critic(
-        CriticSettings(), "action", {"a": backbone}, {"a": "base"}, [("a", "a")], seed=0, tokens_per_batch=1000
+        CriticSettings(), "action", {"a": CriticBody("base", backbone)}, [("a", "a")], seed=0, tokens_per_batch=1000
     )
     assert fresh.evaluate([episode(make_action("a"))]).actions[0].tolist() == [0.0]
 
@@ -174,8 +173,7 @@ def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backb
     mine = Critic(
         CriticSettings(),
         "action",
-        {"a": backbone, "b": backbone},
-        {"a": "first", "b": "second"},
+        {"a": CriticBody("first", backbone), "b": CriticBody("second", backbone)},
         [("a", "a"), ("b", "b")],
         seed=0,
         tokens_per_batch=99,
@@ -190,7 +188,7 @@ def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backb
 
 def test_every_agent_may_have_a_head_of_its_own(backbone: Backbone) -> None:
     mine = Critic(
-        CriticSettings(heads="agent"), "action", {"a": backbone, "b": backbone}, {"a": "base", "b": "base"},
+        CriticSettings(heads="agent"), "action", {"a": CriticBody("base", backbone), "b": CriticBody("base", backbone)},
         [("a", "a"), ("b", "b")], seed=0, tokens_per_batch=1000,
     )  # fmt: skip
     assert sorted(mine.heads) == ["base/a", "base/b"]
@@ -211,7 +209,7 @@ def test_an_independent_critic_reads_only_what_the_agent_sees() -> None:
 def test_a_critic_with_an_adapter_of_its_own_learns_and_leaves_the_base_alone(backbone: Backbone, tokens: int) -> None:
     """Also where its readings do not fit in one batch: the gradient is the same."""
     mine = Critic(
-        CriticSettings(body="lora", epochs=10, lora_learning_rate=0.01), "action", {"a": backbone}, {"a": "base"},
+        CriticSettings(body="lora", epochs=10, lora_learning_rate=0.01), "action", {"a": CriticBody("base", backbone)},
         [("a", "a")], seed=0, tokens_per_batch=tokens,
     )  # fmt: skip
     batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 11)]
@@ -231,8 +229,7 @@ def test_readings_that_do_not_fit_in_one_batch_are_learned_from_as_if_they_did(b
     after = []
     for tokens in (7, 1000):
         mine = Critic(
-            CriticSettings(body="lora", minibatches=2, lora_learning_rate=0.01), "token", {"a": deepcopy(backbone)},
-            {"a": "base"}, [("a", "a")], seed=0, tokens_per_batch=tokens,
+            CriticSettings(body="lora", minibatches=2, lora_learning_rate=0.01), "token", {"a": CriticBody("base", deepcopy(backbone))}, [("a", "a")], seed=0, tokens_per_batch=tokens,
         )  # fmt: skip
         values = mine.evaluate(batch)
         mine.update(values, [row + n for n, row in enumerate(values.actions)], step=0)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from marft.config import RunSettings
-from marft.runs.callback_state import read_callback_states
+from marft.runs.checkpoints import read_callback_states
 from marft.runs.run_folder import RunFolder
 from marft.trainer import loop
 from marft.trainer.early_stopping import EarlyStopping
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.marft.trainer.test_callbacks import STOPPING, newest, run_with
 
 

@@ -13,6 +13,8 @@ import torch
 
 from marft.common.callbacks import Callback
 from marft.common.types import ActionKey, Episode, Observation, Sample, Task, Transition
+from marft.config.interfaces.credit import Floats
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.log_probs import TokenScores, score_tokens
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.async_rollout import sources
@@ -21,15 +23,14 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer import learner as learner_module
 from marft.trainer import scoring as scoring_module
 from marft.trainer import update as update_module
-from marft.trainer.batching import FixedLogProbs, Packing
-from marft.trainer.interfaces import Floats, Progress, UpdatePhase
+from marft.trainer.batching import Packing
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.rank_group import Ranks
+from marft.trainer.micro_batch import FixedLogProbs
+from marft.trainer.ranks.interface import Ranks
 from marft.trainer.scoring import score_actions
-from marft.trainer.team_ratios import TeamRatios
+from marft.trainer.train import train
 from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
+from marft.trainer.update_schedules import TeamRatios
 from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.marft.trainer.test_segments import cut
@@ -122,15 +123,7 @@ def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, tr
 def test_a_policy_that_has_not_moved_weighs_nothing_in_the_team_ratio(dtype: str, tmp_path: Path) -> None:
     run = recipe(tmp_path, "happo", *STILL, dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
-    update = PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(),
-        MetricAccumulator(),
-        0,
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     update.run(UpdatePhase(("actor",)), samples, step=0)
     moved = [sample for sample in samples if sample.action.policy == "actor"]
     ratios = TeamRatios(2.0)
@@ -154,15 +147,7 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
         return score_actions(packing, wanted)
 
     monkeypatch.setattr(update_module, "score_actions", counted)
-    update = PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(),
-        MetricAccumulator(),
-        0,
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     update.run(UpdatePhase(ROLES), samples, step=1)
     assert len(scored) == len(set(scored)) == round(share * len(samples))
     assert update.old.keys() == {sample.action.key for sample in samples}
@@ -174,15 +159,7 @@ def test_scores_from_before_are_taken_over_only_where_packing_makes_no_differenc
     run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
     fixed = {sample.action.key: np.full(sample.action.num_decisions, -7.0) for sample in samples}
-    update = PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(fixed),
-        MetricAccumulator(),
-        0,
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs(fixed))
     filled = learner.packing.with_fixed_sizes([samples])
     right = score_actions(filled, samples)
     update._score_old(samples)
@@ -199,14 +176,11 @@ def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_be
     learner = begun(recipe(tmp_path, "marft", *once, "--training.tokens_per_micro_batch", "9999"))
     samples = samples_of(episodes())
     before = score_actions(learner.packing, samples)
-    meter = MetricAccumulator()
-    update = PolicyUpdater(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), meter, 0
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     for phase in (UpdatePhase(("actor",)), UpdatePhase(ROLES)):
         update.run(phase, samples, step=0)
     assert all(np.array_equal(update.old[key], value) for key, value in before.items())
-    means = meter.means()
+    means = update.accumulator.means()
     assert means["agents/reasoner/kl_before_step"] == 0.0 < means["agents/actor/kl_before_step"]
 
 
@@ -216,15 +190,7 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     )
     learner, samples = begun(run), samples_of(episodes())
     before = score_actions(learner.packing, samples)
-    update = PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(),
-        MetricAccumulator(),
-        0,
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     update.run(UpdatePhase(ROLES), samples, step=0)
     after = score_actions(learner.packing, samples)
     assert all(np.array_equal(update.old[key], value) for key, value in before.items())

@@ -14,8 +14,15 @@ from marft.common import seeds
 from marft.config.algorithm import CriticSettings
 from marft.models.backbone import Backbone
 from marft.models.critic import ValueHead
-from marft.trainer.critic import LORA_TARGETS, Critic, CriticInput, compute_explained_variance, read_features
-from marft.trainer.value_normalizer import ValueNormalizer
+from marft.trainer.critic import (
+    LORA_TARGETS,
+    Critic,
+    CriticBody,
+    CriticInput,
+    ValueNormalizer,
+    compute_explained_variance,
+    read_features,
+)
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.marft.trainer.test_critic import critic, episode
@@ -28,8 +35,7 @@ class TestTheParts:
     def test_a_head_begins_from_the_random_stream_of_its_own_name(self, backbone: Backbone) -> None:
         for seed in (0, 7):
             mine = Critic(
-                CriticSettings(heads="agent", hidden_size=16), "action", {"a": backbone, "b": backbone},
-                {"a": "base", "b": "base"}, [("a", "a"), ("b", "b")], seed=seed, tokens_per_batch=99,
+                CriticSettings(heads="agent", hidden_size=16), "action", {"a": CriticBody("base", backbone), "b": CriticBody("base", backbone)}, [("a", "a"), ("b", "b")], seed=seed, tokens_per_batch=99,
             )  # fmt: skip
             for name, head in mine.heads.items():
                 right = ValueHead(backbone.head.in_features, 16, seeds.derive_seed(seed, "critic", name))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.algorithms import PRESETS
+from marft.config.interfaces.credit import CreditInputs, Level, Values, flatten_actions
 from marft.rewards.shaping import mix_rewards
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.monte_carlo import MonteCarlo
-from marft.trainer.interfaces import CreditInputs, Level, Values, flatten_actions
 from tests import references
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import BY_NIGHT, MANY

@@ -14,11 +14,11 @@ import torch
 
 from marft.agents.streaming import Detokenizer
 from marft.common.types import SamplingParams
+from marft.config.interfaces.schedule import Progress
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.models.packed_rows import PackedRows
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.batching import BatchCounts
-from marft.trainer.interfaces import Progress
 from marft.trainer.scoring import score_batch
 from tests.learners import begun, episodes, recipe, samples_of
 

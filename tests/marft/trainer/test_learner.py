@@ -15,13 +15,15 @@ from pydantic import PrivateAttr
 
 from marft.common.types import Sample
 from marft.config import RunSettings
+from marft.config.interfaces.credit import CreditInputs, CreditOutput, Floats
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer import learner as learner_module
-from marft.trainer.batching import FixedLogProbs, Packing
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, Progress, UpdatePhase
+from marft.trainer.batching import Packing
 from marft.trainer.learner import Learner
+from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.rank_group import SingleRank
+from marft.trainer.ranks.interface import SingleRank
 from marft.trainer.scoring import score_actions
 from marft.trainer.update import PolicyUpdater
 from marft.trainer.update_schedules import Simultaneous

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from marft.common.types import Action, Episode, Observation, Task, Transition
+from marft.config.interfaces.credit import CreditInputs, Level, Values, flatten_actions
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.links import backward_sum, build_links
 from marft.trainer.credit.monte_carlo import MonteCarlo
-from marft.trainer.interfaces import CreditInputs, Level, Values, flatten_actions
 from tests import references
 from tests.episodes import make_action
 

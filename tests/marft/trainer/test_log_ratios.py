@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
-from marft.trainer.interfaces import LossInputs
+from marft.config.interfaces.objective import LossInputs
+from marft.trainer.loss import kl_terms, sampler_weights
 from marft.trainer.objectives.cispo import CISPO
 from marft.trainer.objectives.ppo import PPO
-from marft.trainer.objectives.terms import kl_terms, sampler_weights
 from marft.trainer.teammate_weights import Truncated
 
 LIMIT = math.exp(20.0)

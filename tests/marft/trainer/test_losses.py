@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.config.interfaces.objective import LossInputs
 from marft.trainer.batching import normalize, normalizer
 from marft.trainer.critic import compute_explained_variance, value_loss
-from marft.trainer.interfaces import LossInputs
+from marft.trainer.loss import k3_estimate
 from marft.trainer.objectives.ppo import PPO
-from marft.trainer.scoring import k3_estimate
 from tests import references
 from tests.episodes import make_action
 from tests.nights import MANY

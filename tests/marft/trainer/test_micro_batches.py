@@ -15,7 +15,8 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Option, Sample
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
-from marft.trainer.batching import BatchCounts, FixedLogProbs, MicroBatch, Packing
+from marft.trainer.batching import BatchCounts, Packing
+from marft.trainer.micro_batch import FixedLogProbs, MicroBatch
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from marft.common.types import Sample
+from marft.config.interfaces.credit import Floats
 from marft.models.backbone import Backbone
-from marft.trainer.batching import BatchCounts, FixedLogProbs
-from marft.trainer.interfaces import Floats
+from marft.trainer.batching import BatchCounts
 from marft.trainer.learner_metrics import compute_gradient_shares, compute_relative_ess
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.scoring import score_batch
-from marft.trainer.update import PolicyUpdater
+from marft.trainer.update import PolicyUpdater, UpdateSetup
 from tests import references
 from tests.marft.trainer.test_updates import POLICIES, Recording, algorithm, double, optimizers, packing, random_samples
 
@@ -51,10 +51,8 @@ def batch_of(backbone: Backbone, level: str) -> Batch:
 def update_of(backbone: Backbone, batch: Batch, level: str, tokens: int = 10**6, **changes: object) -> PolicyUpdater:
     """One whose policies have moved, so that ratios are taken from ``batch.old``."""
     pack = packing(backbone, level, "token-mean" if level == "token" else "action-mean", tokens)
-    update = PolicyUpdater(
-        algorithm(level=level, **changes), PPO(clip=0.2), optimizers(backbone), pack, FixedLogProbs(batch.old, batch.base),
-        MetricAccumulator(), 0,
-    )  # fmt: skip
+    setup = UpdateSetup(algorithm(level=level, **changes), PPO(clip=0.2), optimizers(backbone), pack)
+    update = PolicyUpdater(setup, FixedLogProbs(batch.old, batch.base))
     update.updated_policies |= set(POLICIES)
     return update
 

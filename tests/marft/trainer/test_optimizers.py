@@ -10,8 +10,8 @@ import torch
 
 from marft.config.algorithm import OptimizerSettings
 from marft.trainer import optimizers
-from marft.trainer.line_search import BACKTRACK_STEPS, backtrack_update
 from marft.trainer.optimizers import PolicyOptimizer, learning_rate_factor, optimizer_tensors, restore_optimizer
+from marft.trainer.trust_region import BACKTRACK_STEPS, backtrack_update
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -96,7 +96,7 @@ class TestASnapshot:
         kept, then = mine.snapshot(), values(mine)
         moments = {name: tensor.tolist() for name, tensor in kept.moments.items()}
         assert set(moments) == {f"{p}.{key}" for p in ("a", "a.b", "c") for key in ("step", "exp_avg", "exp_avg_sq")}
-        assert not any(tensor.requires_grad for tensor in (*kept.parameters, *kept.moments.values()))
+        assert not any(tensor.requires_grad for tensor in (*kept.parameters.values(), *kept.moments.values()))
         for _ in range(2):  # what was put back the first time has been moved since
             step(mine, -3.0, 1.0)
             assert values(mine) != then
@@ -117,7 +117,9 @@ class TestASnapshot:
         step(mine, 1.0, 2.0)
         after, moments = mine.snapshot(), {n: t.tolist() for n, t in mine.snapshot().moments.items()}
         mine.interpolate(before, after, 0.25)
-        for now, a, b in zip(mine.parameters.values(), before.parameters, after.parameters, strict=True):
+        for now, a, b in zip(
+            mine.parameters.values(), before.parameters.values(), after.parameters.values(), strict=True
+        ):
             assert now.tolist() == pytest.approx((0.75 * a + 0.25 * b).tolist())
         assert {n: t.tolist() for n, t in mine.snapshot().moments.items()} == moments
 

@@ -13,17 +13,18 @@ import pytest
 import torch
 
 from marft.common.types import Sample
-from marft.trainer import minibatches as minibatches_module
+from marft.config.interfaces.credit import Floats
+from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
+from marft.config.interfaces.schedule import UpdatePhase
+from marft.trainer import update as minibatches_module
 from marft.trainer import update as update_module
-from marft.trainer.batching import FixedLogProbs, minibatches
-from marft.trainer.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.minibatches import Minibatch
+from marft.trainer.batching import minibatches
+from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.objectives.cispo import CISPO
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
+from marft.trainer.update import PACKING_CHECK_INTERVAL, Minibatch, PolicyUpdater, UpdateSetup
 from tests.learners import begun, episodes, recipe, samples_of
 
 ROLES = ("reasoner", "actor")
@@ -32,20 +33,12 @@ ROLES = ("reasoner", "actor")
 def update_of(tmp_path: Path, *overrides: str, name: str = "marft", seed: int = 0, **arguments: Any) -> PolicyUpdater:
     """An update on the tiny model; ``overrides`` of its algorithm."""
     learner = begun(recipe(tmp_path, name, "--algorithm.kl_stop", "0", *overrides))
-    return PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(),
-        MetricAccumulator(),
-        seed,
-        **arguments,
-    )
+    setup = replace(learner.update_setup(), seed=seed)
+    return PolicyUpdater(setup, FixedLogProbs(), **arguments)
 
 
 def weights(update: PolicyUpdater) -> dict[str, list[torch.Tensor]]:
-    return {name: list(optimizer.snapshot().parameters) for name, optimizer in update.optimizers.items()}
+    return {name: list(optimizer.snapshot().parameters.values()) for name, optimizer in update.optimizers.items()}
 
 
 class Looking(PolicyUpdater):
@@ -65,7 +58,7 @@ class TestEpochs:
     def looked(tmp_path: Path, stop_at: int = -1) -> tuple[Looking, list[list[list[Sample]]], list[Sample]]:
         update = update_of(tmp_path)
         looking = Looking(
-            update.settings, update.objective, update.optimizers, update.packing, FixedLogProbs(), update.accumulator, 0
+            UpdateSetup(update.settings, update.objective, update.optimizers, update.packing), FixedLogProbs()
         )
         looking.stop_at = stop_at
         samples = samples_of(episodes(6))

@@ -17,12 +17,14 @@ from pydantic import ValidationError
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.interfaces.credit import Comparison, CreditInputs
+from marft.config.interfaces.objective import PairInputs
+from marft.config.interfaces.schedule import Progress
 from marft.trainer.credit.preference import Preference
 from marft.trainer.credit.sides import PairSide, build_pairs
-from marft.trainer.interfaces import Comparison, CreditInputs, PairInputs, Progress
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.learner_metrics import MetricAccumulator
 from marft.trainer.objectives.dpo import DPO
-from marft.trainer.preference_batch import PreferenceBatch
+from marft.trainer.preferences import PreferenceBatch
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe

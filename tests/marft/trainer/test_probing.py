@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
 from marft.config.bundled import bundled_models
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from tests.episodes import make_action
 from tests.helpers import settings

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
 from marft.config import load_recipe
+from marft.config.interfaces.credit import CreditInputs, CreditOutput, Level
 from marft.trainer.credit.batch import Batch
 from marft.trainer.credit.comam import CoMAM
 from marft.trainer.credit.magrpo import MAGRPO
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Level
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.marft.trainer.test_credit import batches

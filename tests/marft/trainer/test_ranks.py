@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from marft.common.types import Episode, Sample
 from marft.config import RunSettings
 from marft.config.algorithm import AlgorithmSettings, CriticSettings
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.backbone import Backbone
-from marft.trainer.batching import FixedLogProbs, IdleBatch, MicroBatch, Packing
-from marft.trainer.critic import Critic
-from marft.trainer.interfaces import Progress, UpdatePhase
+from marft.trainer.batching import IdleBatch, Packing
+from marft.trainer.critic import Critic, CriticBody
 from marft.trainer.learner import Learner
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.learner_metrics import MetricAccumulator
+from marft.trainer.micro_batch import FixedLogProbs, MicroBatch
 from marft.trainer.objectives.ppo import PPO
-from marft.trainer.rank_group import (
+from marft.trainer.ranks.interface import (
     SINGLE_RANK,
     Ranks,
     SingleRank,
@@ -37,7 +38,7 @@ from marft.trainer.rank_group import (
     sum_over_ranks,
 )
 from marft.trainer.scoring import score_actions
-from marft.trainer.update import PolicyUpdater
+from marft.trainer.update import PolicyUpdater, UpdateSetup
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import begun, episodes, recipe
@@ -171,7 +172,7 @@ def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: s
     def fitted(ranks: Ranks) -> Any:
         chosen = {"body": body, "epsilon": 1e-4, "learning_rate": 0.01, "normalize_values": True, "minibatches": 2}
         mine = Critic(
-            CriticSettings.model_validate(chosen), "token", {"a": deepcopy(backbone)}, {"a": "base"}, [("a", "a")],
+            CriticSettings.model_validate(chosen), "token", {"a": CriticBody("base", deepcopy(backbone))}, [("a", "a")],
             seed=0, tokens_per_batch=1000, ranks=ranks,
         )  # fmt: skip
         for step in range(2):
@@ -272,9 +273,7 @@ def test_what_is_scored_before_a_policy_moves_is_scored_by_one_rank(backbone: Ba
     def scored(member: Member) -> Any:
         forwarded = lengths_read(mine := deepcopy(backbone))
         settings = AlgorithmSettings.model_validate({})
-        update = PolicyUpdater(
-            settings, PPO(), {}, whole(mine, "a"), FixedLogProbs(), MetricAccumulator(), 0, ranks=member
-        )
+        update = PolicyUpdater(UpdateSetup(settings, PPO(), {}, whole(mine, "a"), ranks=member), FixedLogProbs())
         update._score_old([sample])
         return list(update.old), forwarded
 
@@ -313,9 +312,7 @@ def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_
     score_actions(packing, samples)
     settings = AlgorithmSettings.model_validate({"kl_stop": 0.0, "epochs": 1})
     optimizers = {name: optimizer(name) for name in names}
-    update = PolicyUpdater(
-        settings, PPO(), optimizers, packing, FixedLogProbs(), MetricAccumulator(), 0, ranks=Summing()
-    )
+    update = PolicyUpdater(UpdateSetup(settings, PPO(), optimizers, packing, ranks=Summing()), FixedLogProbs())
     update.run(UpdatePhase(tuple(names)), samples, step=0)
     assert done == [f"{what} {name}" for what in ("sum", "step") for name in names]
     assert told == [names, names]
@@ -327,9 +324,7 @@ def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
     settings = AlgorithmSettings.model_validate({})
 
     def told(member: Member) -> Any:
-        update = PolicyUpdater(
-            settings, PPO(), {}, whole(backbone, "a"), FixedLogProbs(), MetricAccumulator(), 0, ranks=member
-        )
+        update = PolicyUpdater(UpdateSetup(settings, PPO(), {}, whole(backbone, "a"), ranks=member), FixedLogProbs())
         mine = samples[member.rank]
         update.old[mine.action.key] = np.array([-1.0 - member.rank])
         update._share_old_scores([mine])

@@ -14,24 +14,22 @@ import torch
 
 from marft.common.errors import RunError
 from marft.common.processes.locked_folder import LockedFolder
+from marft.common.processes.remote_error import RemoteError, RemoteFaultError
 from marft.common.types import Episode, Task
-from marft.runs.checkpoints import CheckpointRecord
-from marft.trainer.interfaces import Progress
+from marft.config.interfaces.schedule import Progress
+from marft.runs.state import CheckpointRecord
+from marft.trainer.learner_backend import RanksLostError
 from marft.trainer.ranks import distributed_learner
-from marft.trainer.ranks.backends import RanksLostError
 from marft.trainer.ranks.devices import select_device
-from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
+from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner, SignalWatcher
 from marft.trainer.ranks.group import RankGroup
 from marft.trainer.ranks.messages import (
     GatherOptimizer,
     LoadCheckpoint,
     OperationDone,
     RankConnection,
-    RankFailure,
-    RankFaultError,
     TrainStep,
 )
-from marft.trainer.ranks.signals import SignalWatcher
 from marft.trainer.run_init import RunInit
 from tests.helpers import settings
 
@@ -143,7 +141,7 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
     assert ended == ["hung"]
     failing, line = other("failing")
     line.send(OperationDone(1))
-    line.send(RankFailure("no such file", "value", ""))
+    line.send(RemoteError("no such file", "value", ""))
     led._peers = [hung, failing]
     assert isinstance(led._explain_error(EOFError()), ValueError)
 
@@ -157,7 +155,7 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> distribute
     line = RankConnection(theirs)
     for word in words:
         line.send(word)
-    if any(isinstance(word, RankFailure) for word in words):
+    if any(isinstance(word, RemoteError) for word in words):
         line.close()
     else:
         WAITING.append(line)
@@ -171,22 +169,22 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> distribute
 @pytest.mark.parametrize(
     ("failed", "raised", "said"),
     [
-        (RankFailure("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
-        (RankFailure("no answer", "run", ""), RunError, "^no answer$"),
+        (RemoteError("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
+        (RemoteError("no answer", "run", ""), RunError, "^no answer$"),
         (
-            RankFailure("KeyError: 'w'", "fault", "its traceback"),
-            RankFaultError,
+            RemoteError("KeyError: 'w'", "fault", "its traceback"),
+            RemoteFaultError,
             "^in rank 2: KeyError: 'w'\nits traceback$",
         ),
         (
-            RankFailure("Connection closed", "gone", ""),
+            RemoteError("Connection closed", "gone", ""),
             RanksLostError,
             r"^ranks cannot reach each other \(Connection closed\)$",
         ),
     ],
 )
 def test_what_a_rank_failed_of_is_raised_though_this_one_had_done_its_part(
-    failed: RankFailure, raised: type[Exception], said: str
+    failed: RemoteError, raised: type[Exception], said: str
 ) -> None:
     led = Led()
     led._peers = [other([OperationDone(1)]), other([failed])]
@@ -214,8 +212,8 @@ def test_who_has_done_what_it_was_asked_for_did_not_hang(monkeypatch: pytest.Mon
 def test_who_is_gone_does_not_hide_what_another_failed_of() -> None:
     led = Led()
     led._peers = [
-        other([RankFailure("closed by peer", "gone", "")]),
-        other([RankFailure("no such node", "value", "")]),
+        other([RemoteError("closed by peer", "gone", "")]),
+        other([RemoteError("no such node", "value", "")]),
     ]
     with pytest.raises(ValueError, match="no such node"):
         led._wait_for_peers()
@@ -226,7 +224,7 @@ def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_wai
 ) -> None:
     """Who waits at the meeting for one that could not load its model waits for the whole patience."""
     led, ended = Led(), list[str]()
-    led._peers = [other([RankFailure("no room for it", "run", "")], ended), other([OperationDone(2)], ended)]
+    led._peers = [other([RemoteError("no room for it", "run", "")], ended), other([OperationDone(2)], ended)]
     monkeypatch.setattr(Led, "_form_group", lambda _: pytest.fail("nobody comes"))
     with pytest.raises(RunError, match="no room for it"):
         led.join(cast(Any, None))
@@ -236,7 +234,7 @@ def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_wai
 
 def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     led = Led()
-    led._peers = [other([OperationDone(1), RankFailure("models.base cannot lie in parts", "value", "")])]
+    led._peers = [other([OperationDone(1), RemoteError("models.base cannot lie in parts", "value", "")])]
 
     def member(*_: object) -> None:
         raise RuntimeError("gloo: Connection closed by peer")
@@ -289,8 +287,9 @@ def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_sche
 @pytest.mark.parametrize("shard", [True, False])
 def test_only_moments_in_parts_are_brought_together_by_all(shard: bool) -> None:
     led = Led(shard)
-    led.learner.optimizer_state = lambda: {"policies/actor/w.step": torch.ones(())}  # type: ignore[method-assign]
-    assert list(led.optimizer_state()) == ["policies/actor/w.step"]
+    assert list(led._collect_optimizer_state(lambda: {"policies/actor/w.step": torch.ones(())})) == [
+        "policies/actor/w.step"
+    ]
     assert led.did == [GatherOptimizer()] * shard
 
 
@@ -321,7 +320,7 @@ def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.
     led._wait_for_peers()
     assert led._peers[0].pid == 7
     monkeypatch.setattr(Led, "_form_group", lambda _: None)
-    monkeypatch.setattr(distributed_learner, "RankWorker", lambda *_: None)
+    monkeypatch.setattr(distributed_learner, "RankWorker", lambda *_: SimpleNamespace(learner=SimpleNamespace()))
     led.join(cast(Any, None))
     assert waited == [0.05, distributed_learner.LOADING_SECONDS, 0.05], "a model takes as long as it takes to load"
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marft.trainer.ranks import signals as heeding
-from marft.trainer.ranks.signals import SignalWatcher
+from marft.trainer.ranks import distributed_learner as heeding
+from marft.trainer.ranks.distributed_learner import SignalWatcher
 from tests.helpers import until
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.run_folder import RunFolder
-from marft.trainer import loop as training
-from marft.trainer.interfaces import Progress
+from marft.trainer import train as training
+from marft.trainer.learner_backend import RanksLostError
 from marft.trainer.non_finite_guard import NonFiniteGuard
-from marft.trainer.ranks.backends import RanksLostError
 from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
 from tests.marft.trainer.test_ranks_runs import FULL, NIGHT, assert_close, assert_same, on_two_models, run_of, trained
 

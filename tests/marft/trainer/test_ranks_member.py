@@ -14,14 +14,13 @@ from torch import Tensor
 
 from marft.common.errors import RunError
 from marft.config import RunSettings
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.optimizers import optimizer_tensors
-from marft.trainer.rank_group import SingleRank
+from marft.trainer.ranks.interface import SingleRank
 from marft.trainer.ranks.messages import StartRank, TrainStep
-from marft.trainer.ranks.program import _load_worker
-from marft.trainer.ranks.rank_worker import RankWorker, shard_models, split_cpu_threads
+from marft.trainer.ranks.rank_worker import RankWorker, _load_worker, shard_models, split_cpu_threads
 from tests.learners import episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_optimizers import optimizer, values
@@ -143,7 +142,7 @@ def test_what_others_have_learned_the_first_rank_is_given_by_one_of_them_and_put
     second.guard.learn(episodes(2), Progress(0, 0))
     for rank, member in enumerate(members):
         member.group.rank = rank
-    reasoner = first.learner.optimizers["reasoner"].snapshot().parameters
+    reasoner = first.learner.optimizers["reasoner"].snapshot().parameters.values()
     moved: list[torch.device] = []
     monkeypatch.setattr("marft.trainer.optimizers.move_moments", lambda _, device: moved.append(device))
     third._send_policies()
@@ -160,7 +159,7 @@ def test_what_others_have_learned_the_first_rank_is_given_by_one_of_them_and_put
     moved.clear()
     first.learner.load_optimizer_state(second.learner.optimizer_state())
     assert set(moved) == {torch.device("cpu")}, "what a checkpoint brings is put away, too"
-    after = first.learner.optimizers["reasoner"].snapshot().parameters
+    after = first.learner.optimizers["reasoner"].snapshot().parameters.values()
     assert all(torch.equal(*pair) for pair in zip(reasoner, after, strict=True))
 
 
@@ -170,7 +169,7 @@ def test_a_rank_loads_the_models_that_it_learns_on_and_only_knows_of_others(
 ) -> None:
     found: list[object] = []
     monkeypatch.setattr(
-        "marft.trainer.ranks.program.PolicyRegistry", lambda _, **how: found.append(how["remote_models"])
+        "marft.trainer.ranks.rank_worker.PolicyRegistry", lambda _, **how: found.append(how["remote_models"])
     )
     run = recipe(tmp_path, "grpo", *PLACED)
     _load_worker(StartRank(pickle.dumps(run), "", rank, 40))

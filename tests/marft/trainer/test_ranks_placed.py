@@ -15,8 +15,9 @@ import torch
 from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.models.backbone import Backbone
-from marft.trainer.batching import MicroBatch, Packing
-from marft.trainer.rank_group import SINGLE_RANK
+from marft.trainer.batching import Packing
+from marft.trainer.micro_batch import MicroBatch
+from marft.trainer.ranks.interface import SINGLE_RANK
 from tests.learners import episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import Meeting, Member, learned

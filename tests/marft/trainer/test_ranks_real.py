@@ -15,13 +15,13 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.common.types import Episode
 from marft.config import RunSettings
+from marft.config.interfaces.schedule import Progress
 from marft.models.dtensors import full_tensor, local_shard
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.rank_group import SINGLE_RANK, Ranks
 from marft.trainer.ranks.group import RankGroup
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 from marft.trainer.ranks.rank_worker import shard_models
 from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe

@@ -12,15 +12,15 @@ import torch
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
+from marft.config.interfaces.schedule import Progress
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.models.backbone import Backbone
-from marft.runs.checkpoints import verify
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import Progress
+from marft.runs.state import verify
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.marft.runs.test_resume import StopAfter
 from tests.marft.runs.test_returning import STEPS, hot
@@ -246,7 +246,7 @@ def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, marft.trainer.loop; from marft.rollout.workers import worker, worker_pool; from marft.models.policy_registry import PolicyRegistry\n"
+        "import sys, marft.trainer.train; from marft.rollout.workers import worker, worker_pool; from marft.models.policy_registry import PolicyRegistry\n"
         "of_several = {'marft.trainer.ranks.distributed_learner', 'marft.trainer.ranks.group', "
         "'marft.models.sharding', 'ray'}\n"
         "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"

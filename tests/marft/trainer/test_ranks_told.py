@@ -12,8 +12,8 @@ import torch
 
 from marft.common.types import ActionCredit, Episode
 from marft.config import RunSettings
-from marft.trainer.interfaces import Progress
-from marft.trainer.rank_group import SINGLE_RANK, Ranks
+from marft.config.interfaces.schedule import Progress
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 from tests.learners import begun, episodes, recipe
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import CASES, LOADING, weights

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.trainer.ranks.messages import LoadState, OperationDone, RankConnection, RankFailure, is_peer_error
+from marft.trainer.ranks.messages import LoadState, OperationDone, RankConnection, is_peer_error, serialize_failure
 
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3489"
 
@@ -68,5 +68,5 @@ def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
     ],
 )
 def test_an_error_of_ones_own_is_told_from_anothers_end(error: Exception, kind: str) -> None:
-    assert RankFailure.from_error(error).kind == kind
+    assert serialize_failure(error).kind == kind
     assert is_peer_error(error) == (kind == "gone")

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from marft.config.interfaces.credit import CreditInputs
+from marft.config.interfaces.schedule import Progress
 from marft.trainer.credit.best import Best
-from marft.trainer.interfaces import CreditInputs, Progress
 from marft.trainer.scoring import score_actions
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.marft.trainer.test_preferences import attempt

@@ -18,16 +18,15 @@ from hypothesis import settings as examples
 from rich.console import Console
 from rich.table import Table
 
-from marft.common.segments import PromptReset
-from marft.common.token_data import TokenSource
+from marft.common.token_data import PromptReset, TokenSource
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
 from marft.models.policy_registry import PolicyRegistry
-from marft.runs.checkpoints import CheckpointManager, State, load_critic
+from marft.runs.checkpoints import CheckpointManager, load_critic
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.metrics_log import LogDigest as LogMark
 from marft.runs.run_folder import RunFolder
-from marft.trainer.batching import FixedLogProbs
+from marft.runs.state import State
 from marft.trainer.credit_audit import CreditAudit, audit_credit
 from marft.trainer.credit_report import (
     action_table,
@@ -38,7 +37,8 @@ from marft.trainer.credit_report import (
     write_credit_report,
 )
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
+from marft.trainer.micro_batch import FixedLogProbs
+from marft.trainer.train import train
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings

@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from marft.common import seeds
-from marft.trainer.interfaces import CreditInputs, Progress, UpdatePhase, Values
+from marft.config.interfaces.credit import CreditInputs, Values
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.trainer.update_schedules import A2PO, AgentByAgent, Sequential, Simultaneous, random_order, semi_greedy_order
 from tests.episodes import make_action
 

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.common.segments import PromptReset
-from marft.common.token_data import TokenSource
+from marft.common.token_data import PromptReset, TokenSource
 from marft.common.types import Action, Episode, Sample, TokenIds
+from marft.config.interfaces.credit import CreditInputs, CreditOutput, Level
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.trainer.batching import BatchCounts, Packing, make_samples, normalizer, select_mixed_lengths
-from marft.trainer.choice_scoring import count_input_tokens
 from marft.trainer.credit.gae import GAE
 from marft.trainer.credit.grpo import GRPO
 from marft.trainer.critic import critic_inputs
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Level
+from marft.trainer.micro_batch import count_input_tokens
 from marft.trainer.scoring import score_batch
 from tests.episodes import episodes, make_action, values_for
 from tests.marft.trainer.test_updates import (

@@ -16,17 +16,18 @@ from torch import Tensor
 import marft.trainer.learner as learner_module
 from marft.common.types import Action, ActionKey, Episode, Sample
 from marft.config import RunSettings
+from marft.config.interfaces.credit import CreditOutput, Floats
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks
 from marft.trainer import update as update_module
-from marft.trainer.batching import FixedLogProbs, Packing
+from marft.trainer.batching import Packing
 from marft.trainer.credit.step_gae import StepGAE
-from marft.trainer.interfaces import CreditOutput, Floats, Progress, UpdatePhase
 from marft.trainer.learner import CreditedBatch, Learner
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.rank_group import Ranks
+from marft.trainer.ranks.interface import Ranks
 from marft.trainer.scoring import score_actions
 from marft.trainer.update import PolicyUpdater
 from marft.trainer.update_schedules import A2PO
@@ -73,15 +74,7 @@ def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> P
     credited = learner.assign_credit(episodes, FixedLogProbs())
     for optimizer in learner.optimizers.values():
         optimizer.begin_step(0)
-    update = PolicyUpdater(
-        learner.settings,
-        learner.objective,
-        learner.optimizers,
-        learner.packing,
-        FixedLogProbs(),
-        MetricAccumulator(),
-        run.seed,
-    )
+    update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     updated: list[str] = []
     for phase in learner.schedule.plan(START, tuple(learner.optimizers), run.seed):
         factors = [
@@ -266,7 +259,7 @@ class TestAcceptance:
             now = optimizer.snapshot()
             assert before[name].moments.keys() == now.moments.keys() != set()
             assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
-            assert all(map(torch.equal, now.parameters, before[name].parameters))
+            assert all(map(torch.equal, now.parameters.values(), before[name].parameters.values()))
 
     def test_what_has_nothing_to_improve_is_undone_unscored_and_is_no_rollback(
         self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,7 +286,7 @@ class TestAcceptance:
         assert len(scored) == 1  # what the first policy has moved, which the second is told of
         for name, optimizer in learner.optimizers.items():
             now = optimizer.snapshot()
-            assert all(map(torch.equal, now.parameters, before[name].parameters))
+            assert all(map(torch.equal, now.parameters.values(), before[name].parameters.values()))
             assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
 
     def test_what_improves_nothing_is_undone(self, played: list[Episode], tmp_path: Path) -> None:
@@ -325,15 +318,7 @@ class TestAcceptance:
         learner = Learner(run, PolicyRegistry(run))
         credited = learner.assign_credit(drifted, FixedLogProbs())
         samples = [sample for sample in credited.samples if sample.action.policy == "actor"]
-        update = PolicyUpdater(
-            learner.settings,
-            learner.objective,
-            learner.optimizers,
-            learner.packing,
-            FixedLogProbs(),
-            MetricAccumulator(),
-            0,
-        )
+        update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
         update.old = score_actions(learner.packing, samples)
         now = {key: row + random.normal(0, 0.2, len(row)) for key, row in update.old.items()}
         tokens = sum(len(row) for row in now.values())

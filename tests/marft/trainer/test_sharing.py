@@ -15,13 +15,12 @@ from torch import Tensor
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Option, Sample
+from marft.config.interfaces.schedule import Progress
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
-from marft.models.logit_transform import LogitTransform
+from marft.models.log_probs import LogitTransform
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.batching import BatchCounts, Packing
-from marft.trainer.bin_packing import input_length
-from marft.trainer.interfaces import Progress
+from marft.trainer.batching import BatchCounts, Packing, input_length
 from marft.trainer.learner import Learner
 from marft.trainer.scoring import score_actions, score_with_teammates, select_rows
 from tests.episodes import make_action

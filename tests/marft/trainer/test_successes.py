@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from marft.common.types import Episode, Observation, Step, Task, Transition
+from marft.config.interfaces.credit import CreditOutput
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
 from marft.rewards.shaping import is_success, success_metrics
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks
-from marft.trainer.batching import FixedLogProbs, make_samples
-from marft.trainer.interfaces import CreditOutput, Progress
+from marft.trainer.batching import make_samples
 from marft.trainer.learner import Learner
+from marft.trainer.micro_batch import FixedLogProbs
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.plugins import Flaky

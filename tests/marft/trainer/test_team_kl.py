@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from marft.common.types import ActionKey, Episode
 from marft.config.algorithm import AlgorithmSettings
-from marft.trainer.interfaces import Progress, UpdatePhase
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.trainer.learner import Learner
-from marft.trainer.line_search import scale_to_budget
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.scoring import score_actions
-from marft.trainer.team_kl import environment_steps, fit_to_budget, joint_kl, split_budget
+from marft.trainer.trust_region import environment_steps, fit_to_budget, joint_kl, scale_to_budget, split_budget
 from tests import references
 from tests.episodes import episodes as random_episodes
 from tests.learners import begun, episodes, recipe, samples_of
@@ -117,7 +116,7 @@ class TestHolding:
             taken.append(optimizer.snapshot())
             optimizer.step()
         after = optimizer.snapshot()
-        start = taken[1].parameters[0].item()
+        start = taken[1].parameters["x"].item()
         fraction, _ = scale_to_budget(
             {"p": optimizer}, {"p": taken[1]}, lambda: 8 * (parameter.item() - start) ** 2, budget
         )

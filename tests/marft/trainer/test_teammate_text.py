@@ -17,16 +17,17 @@ from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Observation, Sample, Task, Transition
-from marft.config.plugin_types import TeammateWeightPart
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.config.interfaces.teammate_weight import TeammateWeight
+from marft.inference.chat_messages import ChatFormat
+from marft.inference.renderer import ChatRenderer
 from marft.models.backbone import Backbone
 from marft.rewards.shaping import penalize_overlong
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.batching import normalizer
 from marft.trainer.critic import critic_input
-from marft.trainer.loop import train
 from marft.trainer.teammate_weights import Bounded, Shaped, Truncated, Unweighted
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -50,7 +51,7 @@ def slow_ratio(log_prob: float, author: float) -> float:
     return math.exp(max(-20.0, min(20.0, log_prob - author)))
 
 
-def slow_weight(weight: TeammateWeightPart, log_prob: float, author: float, advantage: float) -> float:
+def slow_weight(weight: TeammateWeight, log_prob: float, author: float, advantage: float) -> float:
     """The weight of one token, by its formula."""
     if isinstance(weight, Truncated):  # LlamaRL
         return min(slow_ratio(log_prob, author), weight.cap)
@@ -66,7 +67,7 @@ def slow_weight(weight: TeammateWeightPart, log_prob: float, author: float, adva
     return 1.0
 
 
-WEIGHTS: list[TeammateWeightPart] = [
+WEIGHTS: list[TeammateWeight] = [
     Truncated(), Truncated(cap=0.7), Bounded(), Bounded(floor=0.0), Bounded(floor=1.5, cap=1.0), Bounded(clip=1.0), Shaped(),
     Shaped(gamma=2.0), Unweighted(),
 ]  # fmt: skip
@@ -76,7 +77,7 @@ WEIGHTS: list[TeammateWeightPart] = [
 @given(rows=st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0), NUMBER), min_size=1, max_size=6))
 @settings(max_examples=50)
 def test_weights_equal_the_slow_reference_and_have_no_gradient(
-    weight: TeammateWeightPart, rows: list[tuple[float, float, float]]
+    weight: TeammateWeight, rows: list[tuple[float, float, float]]
 ) -> None:
     log_probs, author, advantages = (torch.tensor(c, dtype=torch.float64) for c in zip(*rows, strict=True))
     log_probs.requires_grad_()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
+from marft.config.interfaces.objective import LossInputs
 from marft.rewards import shaping
-from marft.trainer.interfaces import LossInputs
+from marft.trainer.loss import kl_terms, sampler_weights
 from marft.trainer.objectives.cispo import CISPO
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.objectives.reinforce import Reinforce
-from marft.trainer.objectives.terms import kl_terms, sampler_weights
-from marft.trainer.team_ratios import TeamRatios
+from marft.trainer.update_schedules import TeamRatios
 from tests.episodes import episodes, make_action
 from tests.nights import MANY
 

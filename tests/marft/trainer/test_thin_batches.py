@@ -16,12 +16,13 @@ import torch
 from marft.common.errors import RunError
 from marft.common.types import Action, Episode, Fork, Observation, Status, Task, Transition
 from marft.config.algorithms import PRESETS
-from marft.config.plugin_types import CreditPart, EnvironmentPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Progress
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.nights import some
@@ -43,7 +44,7 @@ def says(agent: str, *tokens: int, sample: int = 0) -> Action:
 
 
 def snapshot(learner: Learner) -> list[torch.Tensor]:
-    return [p for optimizer in learner.optimizers.values() for p in optimizer.snapshot().parameters]
+    return [p for optimizer in learner.optimizers.values() for p in optimizer.snapshot().parameters.values()]
 
 
 ONE_TOKEN = [episode(float(n % 2), n, says("reasoner", 8, sample=n), says("actor", 9, sample=n)) for n in range(4)]
@@ -91,10 +92,11 @@ def test_a_lone_member_is_counted_and_not_trained(name: str, tmp_path: Path) -> 
 
 def test_an_agent_that_never_acts_moves_nothing_and_shows(tmp_path: Path) -> None:
     learner = learner_of("grpo", tmp_path, "--algorithm.kl.coefficient", "0")
-    before = learner.optimizers["actor"].snapshot().parameters
+    before = learner.optimizers["actor"].snapshot().parameters.values()
     learner.learn(SILENT_ACTOR, Progress(5, 0))
     assert all(
-        torch.equal(a, b) for a, b in zip(before, learner.optimizers["actor"].snapshot().parameters, strict=True)
+        torch.equal(a, b)
+        for a, b in zip(before, learner.optimizers["actor"].snapshot().parameters.values(), strict=True)
     )
     assert learner.optimizers["actor"].optimizer.state == {}
     assert learner.optimizers["reasoner"].optimizer.state
@@ -154,7 +156,7 @@ class TestNotFinite:
         assert metrics["reward"] == 1.0
 
 
-class NaN(CreditPart):
+class NaN(Credit):
     """A credit with a bug."""
 
     comparison_group: ClassVar[Any] = ""
@@ -163,7 +165,7 @@ class NaN(CreditPart):
         return CreditOutput(inputs.broadcast(np.full(len(inputs.actions), math.nan)))
 
 
-class Mad(EnvironmentPart):
+class Mad(Environment):
     """An environment that now and then rewards infinitely."""
 
     def tasks(self, split: str) -> list[Task]:

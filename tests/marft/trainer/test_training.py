@@ -16,15 +16,16 @@ from marft.common import atomic
 from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config import load_recipe
+from marft.config.interfaces.credit import flatten_actions
+from marft.config.interfaces.schedule import Progress
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
 from marft.runs import checkpoints
 from marft.runs.checkpoints import CheckpointManager
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import Progress, flatten_actions
 from marft.trainer.learner import Learner
-from marft.trainer.loop import train
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 

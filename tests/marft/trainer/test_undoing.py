@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 
 from marft.common.errors import RunError
 from marft.config.algorithm import OptimizerSettings
+from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.checkpoints import CheckpointManager, State
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder
-from marft.trainer.interfaces import Progress
+from marft.runs.state import State
 from marft.trainer.learner import Learner
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.loop import train
-from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard, Snapshot
+from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard, Snapshot, find_non_finite
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors
+from marft.trainer.train import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening
@@ -98,14 +98,16 @@ class TestUndoing:
             learner = Learner(run, rollouts.models)
             (before := Snapshot(learner)).take()
             optimizer = learner.optimizers["actor"]
-            values = optimizer.snapshot().parameters
+            values = optimizer.snapshot().parameters.values()
             for parameter in optimizer.parameters.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
             assert find_non_finite(learner) == []
-            assert any(not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
+            assert any(
+                not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters.values(), strict=True)
+            )
             before.restore()
-            assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters.values(), strict=True))
             assert not optimizer.optimizer.state
 
     @pytest.mark.parametrize("train", ["lora", "full"])
@@ -133,7 +135,7 @@ class TestUndoing:
             step()
             before.restore()
             now = optimizer.snapshot()
-            assert all(map(torch.equal, now.parameters, second.parameters))
+            assert all(map(torch.equal, now.parameters.values(), second.parameters.values()))
             assert now.moments.keys() == second.moments.keys() != set()
             assert all(torch.equal(now.moments[key], value) for key, value in second.moments.items())
 

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Sample, Task
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
+from marft.config.interfaces.credit import CreditOutput
+from marft.config.interfaces.objective import LossInputs
+from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.backbone import Backbone
-from marft.trainer.batching import BatchCounts, FixedLogProbs, Packing, make_samples, minibatches
-from marft.trainer.interfaces import CreditOutput, LossInputs, Progress, UpdatePhase
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.batching import BatchCounts, Packing, make_samples, minibatches
+from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.objectives.ppo import PPO
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.scoring import score_batch, score_with_teammates
-from marft.trainer.update import PolicyUpdater
+from marft.trainer.update import PolicyUpdater, UpdateSetup
 from marft.trainer.update_schedules import AgentByAgent, Simultaneous
 from tests import references
 from tests.episodes import make_action
@@ -87,11 +89,10 @@ def begun(
     chosen: AlgorithmSettings,
     made: Mapping[str, PolicyOptimizer],
     pack: Packing,
-    meter: MetricAccumulator,
 ) -> PolicyUpdater:
     """An update whose policies have moved already, from where the samples' log-probs say."""
     old = {sample.action.key: sample.action.log_probs.astype(np.float64) for sample in samples}
-    update = PolicyUpdater(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, FixedLogProbs(old=old), meter, seed=0)
+    update = PolicyUpdater(UpdateSetup(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack), FixedLogProbs(old=old))
     update.updated_policies |= set(POLICIES)
     return update
 
@@ -130,9 +131,10 @@ def gradients(
     backbone: Backbone, samples: Sequence[Sample], pack: Packing, chosen: AlgorithmSettings | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     chosen = chosen or algorithm(level=pack.level, entropy_coefficient=0.01)
-    made, meter = optimizers(backbone), MetricAccumulator()
-    begun(samples, chosen, made, pack, meter).run(UpdatePhase(POLICIES), samples, step=0)
-    return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, meter.means()
+    made = optimizers(backbone)
+    update = begun(samples, chosen, made, pack)
+    update.run(UpdatePhase(POLICIES), samples, step=0)
+    return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, update.accumulator.means()
 
 
 def assert_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> None:
@@ -284,12 +286,12 @@ def test_scored_tokens_are_the_sampled_tokens_end_of_turn_included(double: Backb
 def test_the_kl_stop_comes_before_the_optimizer_step(double: Backbone) -> None:
     samples = random_samples(double, "action", drift=2.0)
     for tokens in (10**6, 13):  # one micro-batch, and several
-        made, meter = optimizers(double), MetricAccumulator()
+        made = optimizers(double)
         chosen = algorithm(kl_stop=0.01, epochs=3)
-        update = begun(samples, chosen, made, packing(double, tokens=tokens), meter)
+        update = begun(samples, chosen, made, packing(double, tokens=tokens))
         update.run(UpdatePhase(POLICIES), samples, step=0)
         assert all(not hasattr(optimizer, "gradient") for optimizer in made.values())
-        assert meter.total("kl_stops") == 1
+        assert update.accumulator.total("kl_stops") == 1
         if tokens == 10**6:  # known before the backward pass, which did not run
             assert all(p.grad is None for o in made.values() for p in o.parameters.values())
 
@@ -299,16 +301,14 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
     broken = replace(samples[0].action, log_probs=np.full(len(samples[0].action.tokens), np.nan, np.float32))
     made = optimizers(double)
     stopped = [replace(samples[0], action=broken)]
-    begun(stopped, algorithm(kl_stop=0.5), made, packing(double), MetricAccumulator()).run(
-        UpdatePhase(POLICIES), stopped, step=0
-    )
+    begun(stopped, algorithm(kl_stop=0.5), made, packing(double)).run(UpdatePhase(POLICIES), stopped, step=0)
     assert not hasattr(made["one"], "gradient")
 
 
 def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> None:
     samples = random_samples(double, "action")
     made = optimizers(double)
-    PolicyUpdater(algorithm(), PPO(), made, packing(double), FixedLogProbs(), MetricAccumulator(), seed=0).run(
+    PolicyUpdater(UpdateSetup(algorithm(), PPO(), made, packing(double)), FixedLogProbs()).run(
         UpdatePhase(("two",)), samples, step=0
     )
     assert not hasattr(made["one"], "gradient")
@@ -379,7 +379,7 @@ _CACHE: list[Backbone] = []
 def _gradients_of_one(backbone: Backbone, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     made = optimizers(backbone)
     chosen = algorithm(entropy_coefficient=0.01)
-    begun(samples, chosen, made, packing(backbone), MetricAccumulator()).run(UpdatePhase(("one",)), samples, step=0)
+    begun(samples, chosen, made, packing(backbone)).run(UpdatePhase(("one",)), samples, step=0)
     return {f"one.{n}": g for n, g in made["one"].gradient.items()}
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from marft.common.types import Episode
 from marft.models.backbone import Backbone
 from marft.runs.run_folder import RunFolder
-from marft.trainer.critic import Critic
-from marft.trainer.loop import train
-from marft.trainer.value_normalizer import ValueNormalizer
+from marft.trainer.critic import Critic, ValueNormalizer
+from marft.trainer.train import train
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings

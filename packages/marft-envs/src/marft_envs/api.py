@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from marft.cli.python.arguments import is_path
 from marft.cli.python.commands import load_recipe
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment
 from marft.config.run import RunSettings
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.target import (
     CheckTarget,
+    Limits,
     find_target,
     importable_name,
     target_from_object,
@@ -23,7 +23,7 @@ from marft_envs.env_check.target import (
 if TYPE_CHECKING:
     from marft_envs.env_check.report import Report
 
-EnvironmentSpec = str | Path | Mapping[str, Any] | RunSettings | EnvironmentPart | type[EnvironmentPart]
+EnvironmentSpec = str | Path | Mapping[str, Any] | RunSettings | Environment | type[Environment]
 
 
 def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, Any] = {}, **keys: Any) -> Report:
@@ -31,7 +31,7 @@ def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, A
 
     Args:
         environment: its name, an import path, a recipe, the ``environment`` table of a recipe, a class, or an object.
-        limits: fields of :class:`marft_envs.env_check.limits.Limits`, such as ``{"tasks": 2, "processes": False}``.
+        limits: fields of :class:`marft_envs.env_check.target.Limits`, such as ``{"tasks": 2, "processes": False}``.
         keys: settings of the environment. They override those in ``environment``.
 
     ::
@@ -55,11 +55,11 @@ def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, A
 
 
 def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
-    if isinstance(environment, EnvironmentPart):
+    if isinstance(environment, Environment):
         if keys:
             raise ValueError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
         return target_from_object(environment)
-    if isinstance(environment, type) and issubclass(environment, EnvironmentPart):
+    if isinstance(environment, type) and issubclass(environment, Environment):
         return target_from_table({"name": importable_name(environment), **keys}, str(Path.cwd()))
     if isinstance(environment, RunSettings) or (isinstance(environment, Mapping) and "environment" in environment):
         return target_from_recipe(load_recipe(environment, {"environment": keys} if keys else ()))
@@ -69,5 +69,5 @@ def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
         return find_target(str(environment), keys)
     raise ValueError(
         "an environment is its name, an import path, a recipe, a table with a name, a class that derives from "
-        f"marft.EnvironmentPart, or an object of one; this is of type {type(environment).__name__}"
+        f"marft.Environment, or an object of one; this is of type {type(environment).__name__}"
     )

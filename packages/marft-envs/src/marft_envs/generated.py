@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from marft.agents.environment import Split
 from marft.common.seeds import derive_seed
 from marft.common.types import Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.settings import did_you_mean
 from marft.envs.splits import DataSplit, assign_data_split, normalize_question
 
 MAX_TASKS = 1_000_000
@@ -34,7 +34,7 @@ class GeneratedTask(NamedTuple):
     data: Mapping[str, Any]
 
 
-class GeneratedEnvironment(EnvironmentPart):
+class GeneratedEnvironment(Environment):
     """Base class for environments with tasks generated from seeds.
 
     The content of a task decides its part: one tenth is for validation, one tenth for test, one fifth for
@@ -106,3 +106,11 @@ class GeneratedEnvironment(EnvironmentPart):
                     yield assign_data_split(generated.content), Task(name, generated.prompt, generated.data)
                     idle = 0
             index += 1
+
+
+def find_unknown_roles(roles_by_key: Mapping[str, Sequence[str]], roles: Sequence[str]) -> Iterator[str]:
+    """Yield an error for each unknown role in an environment's settings, given the role names by key."""
+    for key, names in roles_by_key.items():
+        for name in names:
+            if name not in roles:
+                yield f"environment.{key}: no agent is called {name!r}{did_you_mean(name, roles)}"

@@ -11,11 +11,10 @@ from random import Random
 
 import numpy as np
 
-from marft.agents.environment import Environment
 from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThreadPool
+from marft.agents.play import play_all
 from marft.agents.prompt_messages import ChatMessage
-from marft.agents.rollout import play_all
 from marft.agents.sandbox.runner import terminate_all
 from marft.agents.task_copies import copy_task
 from marft.common.errors import EpisodeFailedError
@@ -32,6 +31,7 @@ from marft.common.types import (
     Tool,
     VersionRange,
 )
+from marft.config.interfaces.environment import Environment
 from marft.config.run import RunSettings
 from marft.envs.game_runtime import GameRuntime, open_terms
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply

@@ -10,46 +10,43 @@ from marft.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from marft.agents.agents import Agents
-    from marft.agents.environment import tool
     from marft.cli.python.commands import compare, evaluate, load_recipe, load_run, train
     from marft.cli.python.run import Run
     from marft.common.callbacks import Callback
     from marft.common.errors import RunError
     from marft.common.types import Action, Episode, JointAction, Observation, Step, Task
-    from marft.config.plugin_types import (
-        CallbackPart,
-        CreditPart,
-        EnvironmentPart,
-        ObjectivePart,
-        OrganizationPart,
-        SchedulePart,
-    )
+    from marft.config.interfaces.callback import CallbackPlugin
+    from marft.config.interfaces.credit import Credit
+    from marft.config.interfaces.environment import Environment, tool
+    from marft.config.interfaces.objective import Objective
+    from marft.config.interfaces.organization import Organization
+    from marft.config.interfaces.schedule import UpdateSchedule
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
-    from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
+    from marft.evaluation.metric_changes import Comparison
 
 __all__ = [
     "Action",
     "Agents",
     "Callback",
-    "CallbackPart",
+    "CallbackPlugin",
     "Comparison",
-    "CreditPart",
-    "EnvironmentPart",
+    "Credit",
+    "Environment",
     "Episode",
     "Evaluation",
     "JointAction",
-    "ObjectivePart",
+    "Objective",
     "Observation",
-    "OrganizationPart",
+    "Organization",
     "Plugin",
     "Run",
     "RunError",
     "RunSettings",
-    "SchedulePart",
     "Step",
     "Task",
+    "UpdateSchedule",
     "compare",
     "evaluate",
     "load_recipe",
@@ -61,21 +58,18 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "marft.config.plugin_types": (
-            "CallbackPart",
-            "CreditPart",
-            "EnvironmentPart",
-            "ObjectivePart",
-            "OrganizationPart",
-            "SchedulePart",
-        ),
+        "marft.config.interfaces.callback": ("CallbackPlugin",),
+        "marft.config.interfaces.credit": ("Credit",),
+        "marft.config.interfaces.environment": ("Environment", "tool"),
+        "marft.config.interfaces.objective": ("Objective",),
+        "marft.config.interfaces.organization": ("Organization",),
+        "marft.config.interfaces.schedule": ("UpdateSchedule",),
         "marft.config.plugins": ("Plugin",),
         "marft.config.run": ("RunSettings",),
         "marft.common.errors": ("RunError",),
-        "marft.evaluation.comparison": ("Comparison",),
+        "marft.evaluation.metric_changes": ("Comparison",),
         "marft.evaluation.evaluate": ("Evaluation",),
         "marft.agents.agents": ("Agents",),
-        "marft.agents.environment": ("tool",),
         "marft.common.callbacks": ("Callback",),
         "marft.cli.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
         "marft.cli.python.run": ("Run",),

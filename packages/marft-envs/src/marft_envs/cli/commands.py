@@ -39,8 +39,7 @@ def check_env(
     """
     from marft.cli import options, output
     from marft_envs.cli import env_check
-    from marft_envs.env_check.limits import Limits
-    from marft_envs.env_check.target import find_keys
+    from marft_envs.env_check.target import Limits, find_keys
 
     limits = Limits(
         tasks=num_tasks,

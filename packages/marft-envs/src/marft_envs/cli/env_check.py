@@ -11,10 +11,9 @@ from marft.cli.handlers import progress_bar
 from marft.cli.output import OutputMode, open_output
 from marft.common.texts import single_line
 from marft.config.load import overrides_to_tables
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.report import Grade, Report
 from marft_envs.env_check.runner import run_checks
-from marft_envs.env_check.target import find_target
+from marft_envs.env_check.target import Limits, find_target
 
 GRADE_STYLES: dict[Grade, str] = {"pass": "green", "skipped": "dim", "warning": "yellow", "failure": "bold red"}
 

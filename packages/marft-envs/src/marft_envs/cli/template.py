@@ -7,13 +7,12 @@ import keyword
 import re
 from pathlib import Path
 
-from marft.cli.template.files import TemplateResult, check_free
-from marft.cli.template.teams import TEAM_TEMPLATES
+from marft.cli.template.files import TEAM_TEMPLATES, TemplateResult, check_free
 from marft.common import atomic
-from marft.common.first_party import PACKAGES
+from marft.common.packages import package_index
 
 TEAM_SHAPE = "reasoner-actor"
-RESERVED_NAMES = {*PACKAGES, "test", "tests", "src"}
+RESERVED_NAMES = {*package_index().packages.values(), "test", "tests", "src"}
 TRIPLE_QUOTES = '"' * 3
 
 
@@ -123,7 +122,7 @@ from marft.config.settings import Count
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 from marft.envs.scripted_policy import PolicyInput
 from marft.agents.answers import extract_answer, graded_text
-from marft.agents.environment import tool
+from marft.config.interfaces.environment import tool
 from marft.common.types import JointAction, Observation, Step, Task
 
 LINE = "State the final answer to the following arithmetic problem: {} ="  # in the words that the bundled model knows

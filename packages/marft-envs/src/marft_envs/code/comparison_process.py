@@ -12,8 +12,7 @@ from marft.common.processes.process_pool import limit_memory, serve
 from marft.common.texts import truncate
 from marft_envs.code.execution import FunctionCall, Outcome, StdinInput
 from marft_envs.code.plain_values import decode, safe_repr
-from marft_envs.code.problems import Case, outcome_passes
-from marft_envs.code.reports import MAX_VALUE
+from marft_envs.code.problems import MAX_VALUE, Case, outcome_passes
 
 MEMORY_BYTES = 2**30
 

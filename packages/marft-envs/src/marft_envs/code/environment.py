@@ -1,29 +1,173 @@
-"""Programming problems, generated or from a published dataset."""
+"""Programming problems, generated or from a published dataset: the environment, its sessions and its scripted policy.
+
+Agents write programs and tests, run them and revise them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.environment import Split
-from marft.agents.sandbox.runner import require_isolation
-from marft.agents.sandbox.settings import SandboxSettings
-from marft.common.types import Task
+from marft.agents.answers import graded_text
+from marft.agents.sandbox.runner import SandboxSettings, require_isolation
+from marft.common.types import JointAction, Observation, Step, Task
+from marft.config.interfaces.environment import Split
 from marft.config.settings import Fraction, NonNegative, NonNegativeCount, Positive
+from marft.envs.scripted_policy import PolicyInput
 from marft.envs.table_rows import TablePath
 from marft_envs.code.execution import Limits
-from marft_envs.code.generator import build_problem, generate_problem
-from marft_envs.code.grading import ProblemJudge
+from marft_envs.code.generator import (
+    ENTRY_NAME,
+    EXAMPLE_WORDS,
+    KIND_NAMES,
+    ChainStep,
+    Kind,
+    build_problem,
+    evaluate,
+    generate_problem,
+    make_program,
+    parse_steps,
+    to_code,
+    wrong_expressions,
+)
+from marft_envs.code.grading import Judgment, ProblemJudge
 from marft_envs.code.loading import Layout, LoadedProblems, ReadOptions, load_problems
-from marft_envs.code.phrases import Kind
-from marft_envs.code.script import CodeScript
-from marft_envs.code.session import CODER, REFLECTOR, TESTER, CodeRules, CodeSession
+from marft_envs.code.problems import Case, extract_program, extract_tests, format_report
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
+
+CODER, TESTER, REFLECTOR = "coder", "tester", "reflector"
+
+
+class CodeSession:
+    """Rounds of writing; with a reflector, each later round follows its comment.
+
+    A program runs on the shown cases and on the tester's cases. The team sees only these results. The episode ends when
+    all of them are right, or after the last round. Then the hidden tests determine the reward of the last program.
+    """
+
+    def __init__(self, judge: ProblemJudge, settings: Code) -> None:
+        self.judge, self.settings = judge, settings
+        self.program, self.report = "", ""
+        self.proposed_tests: list[Case] = []
+        self.round, self.awaits_comment = 0, False
+
+    async def reset(self) -> Observation:
+        """Return the problem statement."""
+        return self._build_observation()
+
+    async def step(self, actions: JointAction) -> Step:
+        """Judge the new program and tests, or continue after the reflector's comment."""
+        if self.awaits_comment:
+            self.awaits_comment = False
+            return Step(self._build_observation(), 0.0)
+        if actions.answer is not None:
+            self.program = extract_program(graded_text(actions.answer))
+        tests = actions.for_role(TESTER) if self.settings.tester else None
+        if tests is not None:
+            problem = self.judge.problem
+            names = problem.asserts.names if problem.asserts else ()
+            self.proposed_tests = extract_tests(graded_text(tests), problem.entry, names)
+        self.round += 1
+        visible_cases = [*self.judge.problem.examples, *self.proposed_tests]
+        verdict = await asyncio.to_thread(self.judge.judge, self.program, visible_cases)
+        cases = zip(visible_cases, verdict.shown, strict=True)
+        self.report = format_report(tuple((case, outcome, right) for case, (outcome, right) in cases))
+        over = verdict.passes_shown or self.round == self.settings.rounds
+        if over:
+            return await self._final_step(verdict)
+        self.awaits_comment = self.settings.reflector
+        return Step(self._build_observation(), 0.0, info={"progress": verdict.pass_rate})
+
+    async def _final_step(self, verdict: Judgment) -> Step:
+        solved = all(verdict.hidden)
+        agent_rewards: Mapping[str, float] = {}
+        if self.settings.tester:
+            test_score = await asyncio.to_thread(self.judge.score_tests, self.proposed_tests)
+            agent_rewards = {} if test_score is None else {TESTER: self.settings.tester_reward * test_score}
+        reward = verdict.pass_rate if self.settings.reward == "fraction" else float(solved)
+        return Step(
+            Observation(""),
+            reward,
+            terminated=True,
+            agent_rewards=agent_rewards,
+            success=solved,
+            info={"progress": verdict.pass_rate},
+        )
+
+    async def close(self) -> None:
+        """No-op: a program that is still running ends by its limits."""
+
+    def _build_observation(self) -> Observation:
+        problem = self.judge.problem
+        parts = [problem.statement]
+        if self.round:
+            parts += ["Your program:", self.program or "(none)", self.report]
+        return Observation("\n".join(parts), turn=self._roles_in_turn())
+
+    def _roles_in_turn(self) -> tuple[str, ...]:
+        """Return the roles in turn; empty if the recipe has neither tester nor reflector."""
+        if self.awaits_comment:
+            return (REFLECTOR,)
+        writers = (CODER, TESTER) if self.settings.tester else (CODER,)
+        return writers if self.settings.controls_turns else ()
+
+
+PROMPT_PATTERN = re.compile(r"Write f\(x\), where x is ([a-z ]+): (.+)\.")
+HINT_PATTERN = re.compile(r"Return (.+)\.$", re.MULTILINE)
+PROGRAM_PATTERN = re.compile(r"^def f\(x\): return .*$", re.MULTILINE)
+TEST_COUNT = 2  # number of tests written by the tester
+KIND_OF = {name: kind for kind, name in KIND_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeScript:
+    """Scripted coder, tester and reflector. With ``skill`` 1 it is always right; else it makes typical mistakes."""
+
+    skill: float = 1.0
+
+    def __call__(self, cue: PolicyInput) -> str:
+        text = "\n".join(str(message["content"]) for message in cue.messages)
+        match = PROMPT_PATTERN.search(text)
+        steps = parse_steps(match[2]) if match else None
+        if match is None or steps is None:
+            return "I do not see what to write."
+        is_good = cue.random.random() < self.skill
+        if cue.role == TESTER:
+            return self._write_tests(cue, KIND_OF[match[1]], steps, is_good)
+        if cue.role == REFLECTOR:
+            return f"Return {to_code(steps)}." if is_good else "Look at the tests again."
+        hint, last = HINT_PATTERN.search(cue.last_message), PROGRAM_PATTERN.search(cue.last_message)
+        if hint and is_good:
+            return make_program(hint[1])
+        if last and not is_good:  # a weak model repeats its previous program
+            return last[0]
+        return make_program(to_code(steps) if is_good else cue.random.choice(wrong_expressions(steps)))
+
+    def _write_tests(self, cue: PolicyInput, kind: Kind, steps: list[ChainStep], is_good: bool) -> str:
+        code = to_code(steps) if is_good else cue.random.choice(wrong_expressions(steps))
+        tests_by_input: dict[str, str] = {}
+        while len(tests_by_input) < TEST_COUNT:
+            x = _draw_small_input(cue, kind)
+            tests_by_input[repr(x)] = f"{ENTRY_NAME}({x!r}) == {evaluate(code, x)!r}"
+        return "\n".join(tests_by_input.values())
+
+
+def _draw_small_input(cue: PolicyInput, kind: Kind) -> Any:
+    """Draw an input that is easy to compute."""
+    if kind == "number":
+        return cue.random.randint(0, 2)
+    if kind == "text":
+        return cue.random.choice(EXAMPLE_WORDS)
+    return [cue.random.randint(0, 9) for _ in range(cue.random.randint(1, 3))]
+
 
 MAX_CACHED_JUDGES = 10_000  # maximum cached problems
 
@@ -123,8 +267,7 @@ class Code(GeneratedEnvironment):
 
     def start(self, task: Task, seed: int) -> CodeSession:  # noqa: ARG002  nothing here is random
         """Create a session."""
-        rules = CodeRules(self.rounds, self.tester, self.reflector, self.reward == "fraction", self.tester_reward)
-        return CodeSession(self._get_judge(task), rules)
+        return CodeSession(self._get_judge(task), self)
 
     def script(self, skill: float = 1.0) -> CodeScript | None:
         """Return the scripted policy for generated problems; None for dataset rows."""

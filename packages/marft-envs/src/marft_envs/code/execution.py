@@ -25,7 +25,7 @@ from marft_envs.code import plain_values, replay, sandbox_program
 from marft_envs.code.plain_values import encode
 
 if TYPE_CHECKING:
-    from marft.agents.sandbox.settings import SandboxSettings
+    from marft.agents.sandbox.runner import SandboxSettings
 
 OutcomeStatus = Literal["returned", "raised", "timed_out", "died", "too_much_output", "not_run"]
 START_CODE = """
@@ -123,7 +123,7 @@ class Limits:
     def sandbox_settings(self, programs: int, inputs: int) -> SandboxSettings:
         """Return limits for a jail with a number of programs and inputs."""
         # imported here: the comparison process does not need all settings
-        from marft.agents.sandbox.settings import SandboxSettings
+        from marft.agents.sandbox.runner import SandboxSettings
 
         cpu = math.ceil(self.seconds)
         return SandboxSettings(

@@ -1,24 +1,221 @@
-"""Published column layouts, with a function per layout that parses a row into a problem."""
+"""Published column layouts, with a function per layout that parses a row into a problem.
+
+Nothing is executed. EvalPlus's tests are code in a fixed form: inputs, results, and a loop that compares them. Liu et
+al. 2023 (arXiv:2305.01210); ``tools/humaneval/to_original_fmt.py`` and ``tools/mbpp/to_original_fmt.py`` write them.
+LiveCodeBench's tests are packed: JSON, or JSON in a pickle, compressed, as base64; nothing is unpickled. Some datasets'
+own judges provide imports to every program, such as the names for ``List[int]``.
+"""
 
 from __future__ import annotations
 
 import ast
+import base64
+import binascii
 import json
+import math
+import pickletools
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marft.config.settings import did_you_mean
 from marft.envs.table_rows import Row
-from marft_envs.code import judge_imports
 from marft_envs.code.assert_tests import find_functions, split_check
-from marft_envs.code.evalplus import parse_evalplus
 from marft_envs.code.execution import FunctionCall, StdinInput
-from marft_envs.code.extraction import parse_call_case
-from marft_envs.code.packed_tests import unpack_tests
-from marft_envs.code.problems import AssertTests, Case, Problem
-from marft_envs.code.reports import describe_case
+from marft_envs.code.plain_values import encode
+from marft_envs.code.problems import AssertTests, Case, Problem, describe_case, parse_call_case
+
+STAR_MODULES = (
+    "string",
+    "re",
+    "datetime",
+    "collections",
+    "heapq",
+    "bisect",
+    "copy",
+    "math",
+    "random",
+    "statistics",
+    "itertools",
+    "functools",
+    "operator",
+    "io",
+    "sys",
+    "json",
+)
+RECURSION_LIMIT = 50_000  # recursion limit, in calls
+
+
+def import_code(*more: str) -> str:
+    """Return the imports from LiveCodeBench's judge (``lcb_runner/evaluation/testing_util.py``).
+
+    They import all names from many modules, then restore the built-in names, then import the modules. The judge's
+    recursion limit is set too.
+
+    Args:
+        more: names of further modules.
+    """
+    names = [f"from {module} import *" for module in (*STAR_MODULES, "builtins", "typing")]
+    modules = [f"import {module}" for module in (*STAR_MODULES, *more)]
+    return "\n".join([*names, *modules, f"sys.setrecursionlimit({RECURSION_LIMIT})\n"])
+
+
+LIVECODEBENCH_IMPORTS = import_code()
+# The judge of APPS (eval/testing_util.py) also provides numpy, which is not available here.
+APPS_IMPORTS = import_code("fractions", "time")
+
+
+MAX_BYTES = 1 << 29  # maximum bytes of unpacked tests
+SAFE_OPCODES = {
+    "PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP",
+    "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE",
+}  # fmt: skip
+
+
+def unpack_tests(text: str) -> Any:
+    """Unpack a column of tests.
+
+    Unpickling would run foreign code. Therefore a pickle is only disassembled into its opcodes. If its only content is
+    a single text, that text is used; any other pickle is refused.
+
+    Raises:
+        ValueError: the column cannot be read. The message names the cause and the remedy.
+    """
+    if text.lstrip().startswith("["):
+        return _parse_json(text)
+    try:
+        decompressor = zlib.decompressobj()
+        decompressed = decompressor.decompress(base64.b64decode(text.encode(), validate=True), MAX_BYTES)
+    except (binascii.Error, zlib.error, UnicodeEncodeError) as error:
+        raise ValueError(f"is neither JSON nor compressed tests in base64 ({error})") from error
+    if decompressor.unconsumed_tail:
+        raise ValueError(f"unpacks to more than {MAX_BYTES >> 20} MiB")
+    if decompressed[:1] in (b"[", b"{"):
+        return _parse_json(decompressed.decode("utf-8", "replace"))
+    return _parse_json(_read_text_pickle(decompressed))
+
+
+def _read_text_pickle(pickled: bytes) -> str:
+    try:
+        steps = [(step.name, argument) for step, argument, _ in pickletools.genops(pickled)]
+    except ValueError as error:
+        raise ValueError(f"unpacks to what is neither JSON nor a pickle ({error})") from error
+    texts = [argument for name, argument in steps if "UNICODE" in name]
+    others = sorted({name for name, _ in steps} - SAFE_OPCODES)
+    if others or len(texts) != 1 or not isinstance(texts[0], str):
+        more = ", ".join(others[:5]) or "no text"
+        raise ValueError(
+            f"holds a pickle that is more than one text ({more}), and reading it would run it; where you trust its "
+            "source, write the column anew as JSON: json.dumps(…) of the unpickled tests"
+        )
+    return texts[0]
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from error
+
+
+COMPARISON_LOOP = re.compile(
+    r"for i, \(inp, exp\) in enumerate\(zip\(inputs, results\)\):\n    assertion\((\w+)\(\*inp\), exp, ([\w.+-]+)\)"
+)
+ELEMENTWISE_CALLS, SET_CALLS = (
+    {"is_floats", "allclose"},
+    {"is_floats", "allclose", "set"},
+)  # functions called by ``assertion``
+# tolerances for floats: the default if the row sets none, and numpy's relative tolerance
+ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-6, 1e-7
+SPECIAL_FLOATS = {"inf": math.inf, "nan": math.nan}
+
+
+def parse_evalplus(test: str, entry: str = "") -> list[Case] | None:
+    """Parse the cases in a test's code; None if the code is not from EvalPlus.
+
+    Args:
+        test: code of the test.
+        entry: function under test; "" for the name in the test.
+
+    Raises:
+        ValueError: the code is from EvalPlus, but compares neither value by value nor as sets.
+    """
+    try:
+        module = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    functions = {node.name: node for node in module if isinstance(node, ast.FunctionDef)}
+    if "assertion" not in functions:
+        return None
+    body = functions["check"].body if "check" in functions else module
+    inputs_list, expected = (_literal(body, name) for name in ("inputs", "results"))
+    loop = next((loop_match for node in body if isinstance(node, ast.For) and (loop_match := _match_loop(node))), None)
+    called_names = _called_names(functions["assertion"])
+    if loop is None or called_names not in (ELEMENTWISE_CALLS, SET_CALLS) or not _are_call_lists(inputs_list, expected):
+        raise ValueError("has tests of EvalPlus that are more than inputs, results and whether they are equal")
+    tolerance = float(loop[2])
+    return [
+        _make_case(FunctionCall(entry or loop[1], tuple(inputs)), result, tolerance, called_names == SET_CALLS)
+        for inputs, result in zip(inputs_list, expected, strict=True)
+    ]
+
+
+def _match_loop(node: ast.For) -> re.Match[str] | None:
+    return COMPARISON_LOOP.fullmatch(ast.unparse(node))
+
+
+def _literal(body: Sequence[ast.stmt], name: str) -> Any:
+    """Return the literal value assigned to a name; None if missing or not a literal."""
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            try:
+                value = ast.literal_eval(_Numbers().visit(node.value))
+                encode(value)
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                return None
+            return value
+    return None
+
+
+class _Numbers(ast.NodeTransformer):
+    """Transformer that replaces the names ``inf`` and ``nan`` with numbers."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(SPECIAL_FLOATS[node.id]) if node.id in SPECIAL_FLOATS else node
+
+
+def _called_names(function: ast.FunctionDef) -> set[str]:
+    """Return the names that an asserting function calls; empty if it asserts nothing."""
+    nodes = list(ast.walk(function))
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        return set()
+    return {
+        node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        for node in nodes
+        if isinstance(node, ast.Call)
+    }
+
+
+def _are_call_lists(inputs_list: Any, expected: Any) -> bool:
+    lists = isinstance(inputs_list, list) and isinstance(expected, list) and len(inputs_list) == len(expected)
+    return lists and all(isinstance(inputs, list) for inputs in inputs_list)
+
+
+def _make_case(call: FunctionCall, expected: Any, tolerance: float, as_set: bool) -> Case:
+    if as_set:
+        return Case(call, (expected,), as_set=True)
+    absolute = tolerance or (ABSOLUTE_TOLERANCE if _is_floats(expected) else 0.0)
+    return Case(call, (expected,), absolute=absolute, relative=RELATIVE_TOLERANCE if absolute else 0.0)
+
+
+def _is_floats(value: Any) -> bool:
+    """Return True if the value is a float, or a nonempty list or tuple with only floats."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(item, float) for item in value)
+    return isinstance(value, float)
+
 
 MAX_SECONDS, MAX_MB = 600, 65536  # maximum limits that a row may set
 STDIN_STATEMENT = "Write a Python program that reads standard input and prints."
@@ -119,7 +316,7 @@ def parse_apps(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  its 
     )
     statement = f"{row.text('question').strip()}\n\n{instruction}"
     name = next((row.text(key) for key in ("problem_id", "id") if key in row.cells), "")
-    problem = Problem(statement, entry, cases=tuple(cases), setup_code=judge_imports.APPS, reference=reference)
+    problem = Problem(statement, entry, cases=tuple(cases), setup_code=APPS_IMPORTS, reference=reference)
     return ParsedRow(f"apps/{name}" if name else "", problem)
 
 
@@ -145,7 +342,7 @@ def parse_livecodebench(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG
         f"Begin with:\n{starter}" if starter else STDIN_STATEMENT
     )
     public, private = cases["public_test_cases"], cases["private_test_cases"]
-    problem = Problem(statement, entry, public, private, setup_code=judge_imports.LIVECODEBENCH)
+    problem = Problem(statement, entry, public, private, setup_code=LIVECODEBENCH_IMPORTS)
     return ParsedRow(row.text("question_id") if "question_id" in row.cells else "", problem)
 
 

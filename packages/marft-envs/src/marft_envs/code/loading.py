@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.envs.content_digest import DIGEST_KEY
+from marft.config.interfaces.environment import Split
 from marft.envs.splits import assign_split
 from marft.envs.table_rows import Row, read_table
+from marft.envs.tasks import DIGEST_KEY
 from marft_envs.code.formats import FORMATS, ParsedRow, detect_format
 from marft_envs.code.problems import Problem
 

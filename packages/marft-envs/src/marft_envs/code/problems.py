@@ -1,15 +1,20 @@
-"""Programming problems, and the rules for right outputs."""
+"""Programming problems, the rules for right outputs, and their texts.
+
+Texts are short reports for the team on visible cases, and the programs and tests that agents write.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from marft_envs.code.execution import CaseInput, FunctionCall, Outcome
-from marft_envs.code.plain_values import tuples_to_lists, values_equal
+from marft.common.texts import truncate
+from marft_envs.code.execution import CaseInput, FunctionCall, Outcome, StdinInput
+from marft_envs.code.plain_values import encode, safe_repr, tuples_to_lists, values_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +157,128 @@ def _numbers_close(expected: Decimal, actual: Decimal, tolerance: float) -> bool
         return abs(expected - actual) <= Decimal(tolerance) * max(Decimal(1), abs(expected))
     except ArithmeticError:  # exponents out of range
         return False
+
+
+MAX_VALUE = 200  # maximum characters of a value
+MAX_CASES = 6  # maximum reported cases
+STATUS_TEXTS = {
+    "timed_out": "ran out of time",
+    "too_much_output": "printed too much",
+    "died": "ended the process",
+    "not_run": "was not run: no time was left",
+}
+RIGHT_TEXT = "right"
+
+
+def describe_case(case: Case) -> str:
+    """Describe a case: ``f(2) == 5``, or its input and output texts."""
+    if isinstance(case.input, FunctionCall):
+        return f"{describe_call(case.input)} == {truncate(safe_repr(case.expected[0]), MAX_VALUE)}"
+    expected = truncate(str(case.expected[0]), MAX_VALUE).rstrip()
+    return f"Input:\n{truncate(case.input.text, MAX_VALUE).rstrip()}\nOutput:\n{expected}"
+
+
+def describe_call(call: FunctionCall) -> str:
+    """Describe a call: ``f(2, y=[1])``."""
+    words = [*map(safe_repr, call.arguments), *(f"{key}={safe_repr(value)}" for key, value in call.keywords.items())]
+    return truncate(f"{call.entry}({', '.join(words)})", MAX_VALUE)
+
+
+def format_report(cases: tuple[tuple[Case, Outcome, bool], ...]) -> str:
+    """Report cases, one per line, wrong cases first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``.
+
+    Args:
+        cases: cases with their outcomes in report form (:class:`marft_envs.code.comparison.OutputReader`), and True if
+            right.
+    """
+    ordered = sorted(cases, key=lambda entry: entry[2])
+    return "\n".join(_format_line(*entry) for entry in ordered[:MAX_CASES])
+
+
+def _format_line(case: Case, outcome: Outcome, right: bool) -> str:
+    if isinstance(case.input, FunctionCall):
+        call_text, expected = describe_call(case.input), safe_repr(case.expected[0])
+    else:
+        call_text, expected = (
+            truncate(f"Input {case.input.text.strip()!r}", MAX_VALUE),
+            repr(str(case.expected[0]).strip()),
+        )
+    if outcome.status == "raised":
+        return f"{call_text} fails: {truncate(outcome.error, MAX_VALUE)}"
+    if not outcome.is_ok:
+        return f"{call_text} {STATUS_TEXTS[outcome.status]}"
+    gives_text = f"{call_text} gives {outcome.value}"
+    return f"{gives_text}: {RIGHT_TEXT}" if right else f"{gives_text}, not {truncate(expected, MAX_VALUE)}"
+
+
+CODE_BLOCK = re.compile(
+    r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
+)
+INPUT_OUTPUT = re.compile(
+    r"Input:[ \t]*\n?(.*?)\n[ \t]*+Output:[ \t]*\n?(.*?)(?=\n[ \t]*+Input:|\Z)", re.DOTALL | re.IGNORECASE
+)
+MAX_TEXT = 8000  # maximum characters of tests
+MAX_TESTS = 8  # maximum tests per agent
+
+
+def extract_program(text: str) -> str:
+    """Extract the program from an agent's text: the last Python code block, else the full text.
+
+    >>> extract_program("So:\\n```python\\nprint(1)\\n```\\nDone.")
+    'print(1)\\n'
+    """
+    blocks = [(language, code) for _, language, code in CODE_BLOCK.findall(text)]
+    python_blocks = [code for language, code in blocks if language.lower() in ("python", "py", "python3", "")]
+    return python_blocks[-1] if python_blocks else text.strip()
+
+
+def extract_tests(text: str, entry: str, names: Sequence[str]) -> list[Case]:
+    """Extract distinct tests from an agent's text, in order.
+
+    Tests are lines such as ``f(2) == 5``. Without an entry they are pairs with ``Input:`` and ``Output:``.
+
+    >>> [case.expected for case in extract_tests("assert f(2) == 5\\nf([1]) == [2]\\nnonsense", "f", ())]
+    [(5,), ([2],)]
+
+    Args:
+        text: text of the agent.
+        entry: function under test; "" for programs that read and print.
+        names: further functions that tests may call.
+    """
+    text = text[:MAX_TEXT]
+    if not entry:
+        pairs = [(input_text.strip("\n") + "\n", expected) for input_text, expected in INPUT_OUTPUT.findall(text)]
+        return [Case(StdinInput(input_text), (expected,)) for input_text, expected in dict(pairs).items()][:MAX_TESTS]
+    cases: dict[str, Case] = {}
+    for line in text.splitlines():
+        case = parse_call_case(line.strip(), {entry, *names})
+        if case is not None:
+            assert isinstance(case.input, FunctionCall)
+            cases.setdefault(encode([case.input.entry, list(case.input.arguments), dict(case.input.keywords)]), case)
+    return list(cases.values())[:MAX_TESTS]
+
+
+def parse_call_case(line: str, names: Container[str]) -> Case | None:
+    """Parse a case from a line ``f(2) == 5``, with or without ``assert``.
+
+    Return None if the line is not a call of a function in ``names`` with plain values.
+
+    >>> parse_call_case("assert f(2) == 5, 'why'", {"f"}).input.arguments
+    (2,)
+    """
+    try:
+        body = ast.parse(line).body
+        statement = body[0] if len(body) == 1 else None
+        test = statement.test if isinstance(statement, ast.Assert) else getattr(statement, "value", None)
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+            return None
+        call = test.left
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names):
+            return None
+        arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+        keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        expected = ast.literal_eval(test.comparators[0])
+        encode([list(arguments), keywords, expected])
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return Case(FunctionCall(call.func.id, arguments, keywords), (expected,))

@@ -1,26 +1,42 @@
-"""Collection of evidence on an environment. Checks judge it later."""
+"""Collection of evidence on an environment. Checks judge it later.
+
+The evidence includes external access by sessions (connections and started programs), resources that stay open, and
+reward terms that change the data of tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import random
+import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
-from marft.agents.environment import Split
+from marft.agents.loop_threads import CallTimeoutError, UserCodeError
+from marft.agents.task_copies import copy_task
 from marft.common.seeds import derive_seed
-from marft.common.types import AgentProfile, Task, ToolCall
+from marft.common.types import AgentProfile, Episode, Status, Task, ToolCall, Transition
+from marft.config.interfaces.environment import Split
 from marft.envs.scripted_policy import ScriptedPolicy
-from marft_envs.env_check import odd_inputs
-from marft_envs.env_check.audit_hook import watch_outside_access
-from marft_envs.env_check.episode_player import BeforeCall, CallGate, EpisodePlayer, seed_before_call, serial_gate
-from marft_envs.env_check.leaks import count_resources, find_leaks
-from marft_envs.env_check.limits import Limits
-from marft_envs.env_check.loading import LoadedTasks, load_tasks
+from marft_envs.env_check.episode_player import (
+    STREAM,
+    BeforeCall,
+    CallGate,
+    EpisodePlan,
+    EpisodePlayer,
+    seed_before_call,
+    serial_gate,
+)
+from marft_envs.env_check.loading import LoadedTasks, load_tasks, serialize_tasks
 from marft_envs.env_check.players import (
     FEW_VALUES,
     ODD_PLAYERS,
@@ -30,14 +46,131 @@ from marft_envs.env_check.players import (
     answer_player,
     fixed_player,
     load_script,
+    odd_calls,
     random_player,
     replay_player,
     silent_player,
 )
 from marft_envs.env_check.process_replay import ProcessResult, replay_in_processes
 from marft_envs.env_check.records import AgentReply, EpisodeRecord
-from marft_envs.env_check.reward_terms import find_writing_terms
-from marft_envs.env_check.target import CheckTarget
+from marft_envs.env_check.target import CheckTarget, Limits
+
+OUTSIDE_EVENTS = {
+    "socket.connect": "connects to",
+    "socket.getaddrinfo": "looks up",
+    "subprocess.Popen": "starts",
+    "os.system": "starts",
+    "os.posix_spawn": "starts",
+    "os.fork": "forks",
+}
+SESSION_THREADS = "marft-session"  # name of session threads
+_LISTENERS: list[list[str]] = []
+
+
+@contextmanager
+def watch_outside_access() -> Iterator[list[str]]:
+    """Collect descriptions for external access by sessions, until the context exits."""
+    _install_hook()
+    outside_events: list[str] = []
+    _LISTENERS.append(outside_events)
+    try:
+        yield outside_events
+    finally:
+        _LISTENERS.remove(outside_events)
+
+
+@cache
+def _install_hook() -> None:
+    """Install the audit hook once per process. Python cannot remove audit hooks."""
+    sys.addaudithook(_on_event)
+
+
+def _on_event(event: str, arguments: tuple[object, ...]) -> None:
+    if _LISTENERS and event in OUTSIDE_EVENTS and threading.current_thread().name == SESSION_THREADS:
+        target = arguments[1] if event == "socket.connect" else arguments[0] if arguments else "itself"
+        for outside_events in _LISTENERS:
+            outside_events.append(f"{OUTSIDE_EVENTS[event]} {target!s:.80}")
+
+
+def count_resources() -> Counter[str]:
+    """Count threads, child processes and file descriptors. Session threads are excluded."""
+    threads = sum(thread.name != SESSION_THREADS for thread in threading.enumerate())
+    return Counter({"threads": threads, "processes": _count_children(), "files": _count_descriptors()})
+
+
+def find_leaks(before: Counter[str]) -> Counter[str]:
+    """Return resources leaked since a count. Unreferenced resources are collected first and do not count."""
+    if count_resources() - before:
+        gc.collect()
+    return count_resources() - before
+
+
+def _count_children() -> int:
+    own_pid, count = str(os.getpid()), 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            count += entry.read_text().rpartition(")")[2].split()[1] == own_pid
+        except OSError:  # the process has exited
+            continue
+    return count
+
+
+def _count_descriptors() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+MAX_SCORED = 12  # maximum scored episodes
+
+
+async def find_writing_terms(player: EpisodePlayer, records: Sequence[EpisodeRecord]) -> dict[str, list[str]]:
+    """Return the reward terms that write into ``Task.data``, each with the tasks whose data it changed.
+
+    Terms that call an endpoint are skipped. Errors in a term are ignored, because terms are written for model outputs.
+    """
+    writing_terms: dict[str, list[str]] = {}
+    timed_out = set[str]()
+    for record in [record for record in records if record.is_valid and record.steps][:MAX_SCORED]:
+        for name, term in player.target.terms.items():
+            if term.own_timeout or name in timed_out:
+                continue
+            episode = replace(_make_episode(player, record), task=copy_task(record.task))
+            thread = player.threads.acquire()
+            overdue = False
+            try:
+                await thread.call_user_code(term.score, episode, timeout=player.limits.call_seconds)
+            except CallTimeoutError:
+                overdue = True
+                timed_out.add(name)
+            except UserCodeError:
+                pass
+            finally:
+                await player.threads.release(thread, failed=overdue)
+            if not overdue and serialize_tasks([episode.task]) != serialize_tasks([record.task]):
+                writing_terms.setdefault(name, []).append(record.task.id)
+    return writing_terms
+
+
+def _make_episode(player: EpisodePlayer, record: EpisodeRecord) -> Episode:
+    """Return an episode record as in a run, with replies as actions."""
+    observations = record.observations[: len(record.steps)]
+    transitions = [
+        Transition(observation, step.reward, step.agent_rewards)
+        for observation, step in zip(observations, record.steps, strict=True)
+    ]
+    actions = [
+        action
+        for place, replies in enumerate(record.replies[: len(record.steps)])
+        for action in player.build_joint_action(record.task, place, replies).actions
+    ]
+    status: Status = "terminated" if record.ended else "truncated"
+    return Episode(record.task, STREAM, 0, tuple(actions), status, tuple(transitions), record.success)
+
+
+def format_terms(terms: Mapping[str, Sequence[str]]) -> str:
+    """Describe terms and their tasks: ``'brevity' (sum/0, sum/1)``."""
+    return ", ".join(f"{name!r} ({', '.join(list(dict.fromkeys(tasks))[:3])})" for name, tasks in terms.items())
+
 
 SKILLS = (1.0, 0.5)
 MAX_ODD_TASKS = 1
@@ -61,7 +194,7 @@ class CheckData:
         concurrent: concurrent repetitions of ``repeatable``.
         odd_records: episodes with odd outputs.
         process_results: results of two new processes, or the reason why none ran.
-        outside_accesses: descriptions of external access by sessions.
+        outside_events: descriptions of external access by sessions.
         leaks: resources that grew with each round of the same episodes.
         writing_terms: reward terms that write into the data of tasks, with those tasks.
         has_script: True if the environment has its own scripted policy.
@@ -79,7 +212,7 @@ class CheckData:
     concurrent: Sequence[EpisodeRecord] = ()
     odd_records: Sequence[EpisodeRecord] = ()
     process_results: Sequence[ProcessResult] | str = "nothing was played"
-    outside_accesses: Sequence[str] = ()
+    outside_events: Sequence[str] = ()
     leaks: Counter[str] = field(default_factory=Counter)
     has_script: bool = False
     max_steps: int = 0
@@ -104,14 +237,13 @@ async def collect(target: CheckTarget, limits: Limits, advance: ProgressCallback
     if not tasks:
         return CheckData(target, limits, loaded)
     player = EpisodePlayer(target, limits)
-    with _preserve_global_rng(), watch_outside_access() as outside_accesses:
+    with _preserve_global_rng(), watch_outside_access() as outside_events:
         try:
             if player.team_unknown:
                 for split, task in tasks:  # the first observations name the roles
-                    await player.play_episode(
-                        task, split, _session_seed(task), "nobody", silent_player, seed_before_call(0), max_steps=0
-                    )
-            return await _collect_records(player, loaded, tasks, outside_accesses, advance)
+                    plan = _make_plan(task, split, "nobody", silent_player)
+                    await player.play_episode(plan, seed_before_call(0), max_steps=0)
+            return await _collect_records(player, loaded, tasks, outside_events, advance)
         finally:
             player.close()
 
@@ -124,12 +256,14 @@ async def _collect_records(
     advance: ProgressCallback,
 ) -> CheckData:
     scripts = {skill: await load_script(runner.target.environment, skill) for skill in SKILLS}
-    assignments = [
-        (split, task, name, player) for split, task in tasks for name, player in _make_players(runner, task, scripts)
+    plans = [
+        _make_plan(task, split, name, player)
+        for split, task in tasks
+        for name, player in _make_players(runner, task, scripts)
     ]
     records, timeouts = list[EpisodeRecord](), 0
-    for split, task, name, player in assignments:
-        records.append(await runner.play_episode(task, split, _session_seed(task), name, player, seed_before_call(0)))
+    for plan in plans:
+        records.append(await runner.play_episode(plan, seed_before_call(0)))
         timeouts += not _is_responsive(records[-1])
         advance()
         if timeouts == MAX_TIMEOUTS:
@@ -184,9 +318,8 @@ async def _replay(
     advance: ProgressCallback,
     gate: CallGate = nullcontext,
 ) -> EpisodeRecord:
-    record = await player.play_episode(
-        play.task, play.split, play.seed, play.player, replay_player(play.replies), before, gate
-    )
+    plan = EpisodePlan(play.task, play.split, play.seed, play.player, replay_player(play.replies))
+    record = await player.play_episode(plan, before, gate)
     advance()
     return record
 
@@ -209,6 +342,10 @@ def _session_seed(task: Task) -> int:
     return derive_seed(0, "vetting", task.id)
 
 
+def _make_plan(task: Task, split: Split, name: str, player: Player) -> EpisodePlan:
+    return EpisodePlan(task, split, _session_seed(task), name, player)
+
+
 def _make_players(
     runner: EpisodePlayer, task: Task, scripts: Mapping[float, ScriptedPolicy | None]
 ) -> Iterator[tuple[str, Player]]:
@@ -217,10 +354,7 @@ def _make_players(
     tools = tuple(runner.tools.tools) if runner.tools else ()
     for skill, script in scripts.items():
         if script is not None:
-            yield (
-                f"its script of skill {skill:g}",
-                ScriptPlayer(script, runner.target, tools, task, seed),
-            )
+            yield f"its script of skill {skill:g}", ScriptPlayer(script, runner.target, tools, task, seed)
     yield "somebody who chooses and says anything", random_player(seed)
     yield "somebody who says 'x'", fixed_player(["x"])
     for first in range(FEW_VALUES):
@@ -233,15 +367,14 @@ async def _play_odd(
     """Yield episodes with outputs that a model should not give."""
     players: dict[str, Player] = {name: fixed_player([text]) for name, text in ODD_PLAYERS.items()}
     players["a team that says nothing"] = silent_player
-    for call in [call for tool in (runner.tools.tools if runner.tools else ()) for call in odd_inputs.odd_calls(tool)]:
+    for call in [call for tool in (runner.tools.tools if runner.tools else ()) for call in odd_calls(tool)]:
         players[f"somebody who calls {call.name} with {call.arguments:.40}"] = _calling_player(call)
     for split, task in tasks:
         for name, player in players.items():
-            yield await runner.play_episode(task, split, _session_seed(task), name, player, seed_before_call(0))
+            yield await runner.play_episode(_make_plan(task, split, name, player), seed_before_call(0))
             advance()
-        yield await runner.play_episode(
-            task, split, _session_seed(task), "a team that leaves at once", silent_player, max_steps=0
-        )
+        plan = _make_plan(task, split, "a team that leaves at once", silent_player)
+        yield await runner.play_episode(plan, max_steps=0)
 
 
 def _calling_player(call: ToolCall) -> Player:

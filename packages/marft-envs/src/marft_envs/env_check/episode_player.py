@@ -1,7 +1,7 @@
 """Episode player for environment checks.
 
-As in a run, each session has its own thread. Each call is timed, and its result is validated by the same code as in a
-run.
+As in a run, each session has its own thread. Each call is timed: its total duration, and its longest blocking stretch.
+Its result is validated by the same code as in a run.
 """
 
 from __future__ import annotations
@@ -10,31 +10,98 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from marft.agents import environment_calls
-from marft.agents.environment import Split
 from marft.agents.loop_threads import CallTimeoutError, LoopThreadPool, UserCodeError
 from marft.agents.task_copies import copy_task
 from marft.agents.tools.functions import SessionSource
 from marft.common.texts import replace_surrogates
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, AgentProfile, JointAction, Observation, Step, Task, ToolCall
-from marft_envs.env_check.call_timer import CallTimer
-from marft_envs.env_check.limits import Limits
+from marft.config.interfaces.environment import Split
 from marft_envs.env_check.loading import serialize_tasks
 from marft_envs.env_check.players import Player, StepInput
 from marft_envs.env_check.records import AgentReply, EpisodeRecord, Fault, FaultKind, TimedCall
-from marft_envs.env_check.target import SINGLE_PROFILE, CheckTarget
+from marft_envs.env_check.target import SINGLE_PROFILE, CheckTarget, Limits
+
+
+class CallTimer:
+    """Stopwatch for a call. It measures each stretch between two awaits."""
+
+    def __init__(self) -> None:
+        self._started_at = self._blocking = self._cpu_seconds = 0.0
+
+    async def run(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call ``function(*arguments)`` and await the result if it is awaitable."""
+        self._started_at, self._blocking, self._cpu_seconds = time.perf_counter(), 0.0, 0.0
+        result = self._time_stretch(lambda: function(*arguments))
+        return await _TimedAwaitable(result, self._time_stretch) if isinstance(result, Awaitable) else result
+
+    def last_call(self, name: str) -> TimedCall:
+        """Return the timing for the last call, finished or not."""
+        return TimedCall(name, time.perf_counter() - self._started_at, self._blocking, self._cpu_seconds)
+
+    def _time_stretch(self, function: Callable[[], Any]) -> Any:
+        started_at, cpu_start = time.perf_counter(), time.thread_time()
+        try:
+            return function()
+        finally:
+            elapsed, cpu_seconds = time.perf_counter() - started_at, time.thread_time() - cpu_start
+            if elapsed > self._blocking:
+                self._blocking, self._cpu_seconds = elapsed, cpu_seconds
+
+
+class _TimedAwaitable:
+    """Awaitable that runs each stretch through a function."""
+
+    def __init__(self, awaitable: Awaitable[Any], time_stretch: Callable[[Callable[[], Any]], Any]) -> None:
+        self.awaitable, self.time_stretch = awaitable, time_stretch
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner: Any = self.time_stretch(self.awaitable.__await__)
+        step: Callable[[], Any] = partial(next, inner)
+        while True:
+            try:
+                waits_for = self.time_stretch(step)
+            except StopIteration as done:
+                return done.value
+            try:
+                sent = yield waits_for
+                step = partial(inner.send, sent)
+            except BaseException as error:  # noqa: BLE001  it is the inner one's, cancellation included
+                step = partial(inner.throw, error)
+
 
 STREAM = "vetting"
 BeforeCall = Callable[[], object]
 CallGate = Callable[[], AbstractAsyncContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """Episode to play.
+
+    Args:
+        task: task to play.
+        split: split of the task.
+        seed: seed of the session.
+        name: description of the player.
+        player: player of every role.
+    """
+
+    task: Task
+    split: Split
+    seed: int
+    name: str
+    player: Player
 
 
 class EpisodePlayer:
@@ -60,11 +127,7 @@ class EpisodePlayer:
 
     async def play_episode(
         self,
-        task: Task,
-        split: Split,
-        seed: int,
-        name: str,
-        player: Player,
+        plan: EpisodePlan,
         before_call: BeforeCall = lambda: None,
         gate: CallGate = nullcontext,
         max_steps: int | None = None,
@@ -72,17 +135,13 @@ class EpisodePlayer:
         """Play an episode to its end and return its record, faults included.
 
         Args:
-            task: task to play.
-            split: split of the task.
-            seed: seed of the session.
-            name: description of the player.
-            player: player of every role.
+            plan: episode to play.
             before_call: function that runs on the session's thread before each call.
             gate: context manager held during each call.
             max_steps: maximum steps; None for the episode limit.
         """
         step_limit = self.max_steps if max_steps is None else max_steps
-        return await _EpisodeRun(self, task, split, seed, name, before_call, gate, step_limit).run(player)
+        return await _EpisodeRun(self, plan, before_call, gate, step_limit).run()
 
     def add_roles(self, roles: Collection[str]) -> None:
         """Add roles named by the environment, if the team is not known."""
@@ -107,32 +166,21 @@ class _StoppedError(Exception):
 
 class _EpisodeRun:
     def __init__(
-        self,
-        player: EpisodePlayer,
-        task: Task,
-        split: Split,
-        seed: int,
-        name: str,
-        before_call: BeforeCall,
-        gate: CallGate,
-        max_steps: int,
+        self, player: EpisodePlayer, plan: EpisodePlan, before_call: BeforeCall, gate: CallGate, max_steps: int
     ) -> None:
-        self.player, self.task, self.split, self.seed, self.name = player, task, split, seed, name
-        self.task_copy = copy_task(task)
+        self.player, self.plan, self.task, self.task_copy = player, plan, plan.task, copy_task(plan.task)
         self.before_call, self.gate, self.max_steps = before_call, gate, max_steps
         self.thread = player.threads.acquire()
-        self.replies, self.observations, self.steps = (
-            list[Mapping[str, AgentReply]](),
-            list[Observation](),
-            list[Step](),
-        )
+        self.replies = list[Mapping[str, AgentReply]]()
+        self.observations = list[Observation]()
+        self.steps = list[Step]()
         self.calls, self.faults = list[TimedCall](), list[Fault]()
         self.session: Any = None
         self.ended = False
 
-    async def run(self, policy: Player) -> EpisodeRecord:
+    async def run(self) -> EpisodeRecord:
         try:
-            await self._run_steps(policy)
+            await self._run_steps()
         except _StoppedError:
             pass
         finally:
@@ -142,9 +190,9 @@ class _EpisodeRun:
             await self.player.threads.release(self.thread, failed=timed_out)
         return EpisodeRecord(
             self.task,
-            self.split,
-            self.seed,
-            self.name,
+            self.plan.split,
+            self.plan.seed,
+            self.plan.name,
             tuple(self.replies),
             tuple(self.observations),
             tuple(self.steps),
@@ -154,10 +202,10 @@ class _EpisodeRun:
             serialize_tasks([self.task_copy]) != serialize_tasks([self.task]),
         )
 
-    async def _run_steps(self, policy: Player) -> None:
+    async def _run_steps(self) -> None:
         environment = self.player.target.environment
         self.session = await self._call_session(
-            "start", environment_calls.start_session, environment, self.task_copy, self.seed
+            "start", environment_calls.start_session, environment, self.task_copy, self.plan.seed
         )
         observation = self._validate(
             "observation",
@@ -173,7 +221,7 @@ class _EpisodeRun:
             roles = observation.turn or self.player.roles
             step_input = StepInput(observation, len(self.steps), roles, self._use_tool)
             try:
-                self.replies.append(await policy(step_input))
+                self.replies.append(await self.plan.player(step_input))
             except UserCodeError as error:
                 raise self._record_fault("raised", "script", str(error)) from error
             step = await self._call_session(

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marft.agents.environment import Split
 from marft.common.error_origin import describe_error
 from marft.common.types import Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import MAX_DEPTH
 from marft.envs.tasks import read_tasks
 
@@ -40,7 +39,7 @@ class LoadedTasks:
         return [task for split in SPLITS for task in self.tasks.get(split, ())]
 
 
-def load_tasks(environment: EnvironmentPart) -> LoadedTasks:
+def load_tasks(environment: Environment) -> LoadedTasks:
     """Load every split, as in a run, then load again."""
     started_at = time.perf_counter()
     tasks, problems = dict[Split, Sequence[Task]](), dict[Split, str]()
@@ -56,7 +55,7 @@ def load_tasks(environment: EnvironmentPart) -> LoadedTasks:
     return LoadedTasks(tasks, problems, changed, seconds)
 
 
-def _reload(environment: EnvironmentPart, split: Split) -> list[str] | None:
+def _reload(environment: Environment, split: Split) -> list[str] | None:
     """Load a split again; return None if loading fails."""
     try:
         return serialize_tasks(read_tasks(environment, split))

@@ -1,4 +1,7 @@
-"""Players for environment checks: the environment's scripted policy, answer players and nonsense players."""
+"""Players for environment checks: the environment's scripted policy, answer players and nonsense players.
+
+Nonsense players use odd texts and tool calls, like those from weak models.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,75 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from marft.agents.loop_threads import UserCodeError, run_user_code
-from marft.agents.prompt_messages import Message, build_messages
+from marft.agents.prompt_messages import build_messages
 from marft.agents.task_copies import copy_task
 from marft.common.seeds import derive_seed
 from marft.common.types import AgentProfile, Observation, Task, Tool, ToolCall
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.environment import Environment
 from marft.config.settings import MAX_DEPTH
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply
-from marft_envs.env_check import odd_inputs
 from marft_envs.env_check.records import AgentReply
 from marft_envs.env_check.target import CheckTarget
+
+ODD_TEXTS: Mapping[str, str] = {
+    "an empty text": "",
+    "spaces": " \n\t ",
+    "a megabyte": "word " * 200_000,
+    "a megabyte without a space": "9" * 1_000_000,
+    "a number of 5,000 digits": r"\boxed{" + "7" * 5000 + "}",
+    "no number": "nan",
+    "infinity": "-inf",
+    "a negative number": "-1",
+    "a float for a whole number": "1e400",
+    "unicode": "Żółć 漢字 🦜 \u202eodd\u0000 ١٢٣ ½ ²",
+    "lone digits of other scripts": "²",
+    "open brackets": "[" * 5000,
+    "open braces": '{"a":' * 5000,
+    "an empty box": r"\boxed{}",
+    "an open box": r"\boxed{",
+    "JSON that is no object": "[1, null, {}]",
+    "a format string": "{0} %s {answer!r} $x",
+    "markup": "</answer><answer><|im_end|>",
+    "one letter": "x",
+    "lines": "\n".join(map(str, range(2000))),
+}
+_ODD_VALUES: Mapping[str, Sequence[Any]] = {
+    "string": ("", "x" * 100_000, "漢\u0000"),
+    "integer": (-1, 10**12, 0),
+    "number": (-1.0, 1e308, 0),
+    "boolean": (True,),
+    "array": ([], [None]),
+    "object": ({},),
+}
+
+
+def odd_calls(tool: Tool) -> Iterator[ToolCall]:
+    """Yield odd calls: without arguments, with unknown arguments, with invalid JSON, and with extreme values."""
+    import json
+
+    yield ToolCall(tool.name, "{}")
+    yield ToolCall(tool.name, '{"nobody": [1, 2], "knows": null}')
+    yield ToolCall(tool.name, '"text"')
+    yield ToolCall(tool.name, "{")
+    properties = tool.parameters.get("properties", {})
+    for turn in range(max(map(len, _ODD_VALUES.values()))):
+        values = {
+            name: (choices := _ODD_VALUES.get(schema.get("type", "string"), ("",)))[turn % len(choices)]
+            for name, schema in properties.items()
+        }
+        yield ToolCall(tool.name, json.dumps(values))
+
 
 MAX_ROUNDS = 8  # maximum rounds of tool calls per turn
 # keys that may hold answers
 ANSWER_KEY = re.compile(r"answer|solution|target|number|result|label|goal|expected", re.IGNORECASE)
 MAX_WORDS = 5
 PERFECT_PLAYER = "its script of skill 1"
-ODD_PLAYERS = {f"somebody who says {name}": text for name, text in odd_inputs.ODD_TEXTS.items()}
+ODD_PLAYERS = {f"somebody who says {name}": text for name, text in ODD_TEXTS.items()}
 NONSENSE_PLAYERS = {"somebody who says 'x'": "x", **ODD_PLAYERS}  # texts of players that do not try
 FEW_VALUES = 3  # number of answer players, each with another first value
 
@@ -118,7 +170,7 @@ class ScriptPlayer:
         return self.profiles.get(role, AgentProfile(role))
 
 
-async def load_script(environment: EnvironmentPart, skill: float) -> ScriptedPolicy | None:
+async def load_script(environment: Environment, skill: float) -> ScriptedPolicy | None:
     """Return the environment's scripted policy; None if absent.
 
     If its creation fails, return a script that raises the error.

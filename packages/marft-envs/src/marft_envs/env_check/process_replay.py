@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from marft.agents.environment import Split
-from marft.common.processes.python_command import module_path
+from marft.common.processes.child_process import module_path
 from marft.common.types import AgentProfile, ToolCall
-from marft_envs.env_check.episode_player import EpisodePlayer, seed_before_call
-from marft_envs.env_check.limits import Limits
+from marft.config.interfaces.environment import Split
+from marft_envs.env_check.episode_player import EpisodePlan, EpisodePlayer, seed_before_call
 from marft_envs.env_check.loading import SPLITS, load_tasks, serialize_tasks
 from marft_envs.env_check.players import replay_player
 from marft_envs.env_check.records import AgentReply, EpisodeRecord
-from marft_envs.env_check.target import CheckTarget, target_from_table
+from marft_envs.env_check.target import CheckTarget, Limits, target_from_table
 
 HASH_SEEDS = ("1", "2")  # PYTHONHASHSEED per process
 MAX_REPLAYED = 12  # maximum repeated episodes
@@ -102,9 +101,8 @@ async def _replay(target: CheckTarget, request: Mapping[str, Any]) -> list[list[
             outcomes.append(["no such task"])
             continue
         replies = [{role: _reply_from_dict(reply) for role, reply in step.items()} for step in record_data["said"]]
-        record = await player.play_episode(
-            task, split, record_data["seed"], "a fresh process", replay_player(replies), seed_before_call(0)
-        )
+        plan = EpisodePlan(task, split, record_data["seed"], "a fresh process", replay_player(replies))
+        record = await player.play_episode(plan, seed_before_call(0))
         outcomes.append(record.outcome)
     player.close()
     return outcomes

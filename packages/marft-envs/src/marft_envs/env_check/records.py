@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from marft.agents.environment import Split
 from marft.common.types import Observation, Step, Task, ToolCall
+from marft.config.interfaces.environment import Split
 
 FaultKind = Literal["raised", "hung", "observation", "reward", "step", "declared", "close"]
 
@@ -111,7 +111,7 @@ class EpisodeRecord:
         return ["shown", *observations, "earned", *rewards, "tools", *tools, "wrong", *faults]
 
 
-def first_difference(first: list[str], second: list[str]) -> str:
+def first_mismatch(first: list[str], second: list[str]) -> str:
     """Return the first difference between two outcomes; "" if equal."""
     if first == second:
         return ""

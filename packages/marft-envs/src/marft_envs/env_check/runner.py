@@ -9,11 +9,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from marft_envs.env_check.checks import determinism, leakage, observations, rewards, robustness, speed, tasks
+from marft_envs.env_check import episode_checks, task_checks
 from marft_envs.env_check.collection import CheckData, ProgressCallback, collect
-from marft_envs.env_check.limits import Limits
 from marft_envs.env_check.report import CheckResult, Finding, Report
-from marft_envs.env_check.target import CheckTarget
+from marft_envs.env_check.target import CheckTarget, Limits
 
 T = TypeVar("T")
 DEFAULT_LIMITS = Limits()
@@ -27,30 +26,30 @@ class Check(NamedTuple):
 
 
 CHECKS: Mapping[str, Check] = {
-    "tasks": Check(tasks.check_readable, needs_episodes=False),
-    "tasks stay": Check(tasks.check_stable, needs_episodes=False),
-    "plain data": Check(tasks.check_portable, needs_episodes=False),
-    "splits": Check(leakage.check_overlap, needs_episodes=False),
-    "likeness": Check(leakage.check_near_duplicates, needs_episodes=False),
-    "episodes": Check(robustness.check_episodes, needs_episodes=False),
-    "observations": Check(observations.check_observations, needs_episodes=False),
-    "steps": Check(observations.check_steps, needs_episodes=False),
-    "declared": Check(observations.check_step_info, needs_episodes=False),
-    "rewards": Check(rewards.check_numbers, needs_episodes=False),
-    "range": Check(rewards.check_range),
-    "signal": Check(rewards.check_signal),
-    "success": Check(rewards.check_success),
-    "nonsense": Check(rewards.check_nonsense),
-    "repeatable": Check(determinism.check_repeatable, needs_episodes=False),
-    "own numbers": Check(determinism.check_random_streams),
-    "nothing shared": Check(determinism.check_isolation),
-    "odd input": Check(robustness.check_odd_outputs),
-    "endings": Check(robustness.check_termination),
-    "closing": Check(robustness.check_closing, needs_episodes=False),
-    "left open": Check(robustness.check_leaks),
-    "speed": Check(speed.check_slow_calls),
-    "thread": Check(speed.check_blocking),
-    "outside": Check(speed.check_outside_access),
+    "tasks": Check(task_checks.check_readable, needs_episodes=False),
+    "tasks stay": Check(task_checks.check_stable, needs_episodes=False),
+    "plain data": Check(task_checks.check_portable, needs_episodes=False),
+    "splits": Check(task_checks.check_overlap, needs_episodes=False),
+    "likeness": Check(task_checks.check_near_duplicates, needs_episodes=False),
+    "episodes": Check(episode_checks.check_episodes, needs_episodes=False),
+    "observations": Check(episode_checks.check_observations, needs_episodes=False),
+    "steps": Check(episode_checks.check_steps, needs_episodes=False),
+    "declared": Check(episode_checks.check_step_info, needs_episodes=False),
+    "rewards": Check(episode_checks.check_numbers, needs_episodes=False),
+    "range": Check(episode_checks.check_range),
+    "signal": Check(episode_checks.check_signal),
+    "success": Check(episode_checks.check_success),
+    "nonsense": Check(episode_checks.check_nonsense),
+    "repeatable": Check(episode_checks.check_repeatable, needs_episodes=False),
+    "own numbers": Check(episode_checks.check_random_streams),
+    "nothing shared": Check(episode_checks.check_isolation),
+    "odd input": Check(episode_checks.check_odd_outputs),
+    "endings": Check(episode_checks.check_termination),
+    "closing": Check(episode_checks.check_closing, needs_episodes=False),
+    "left open": Check(episode_checks.check_leaks),
+    "speed": Check(episode_checks.check_slow_calls),
+    "thread": Check(episode_checks.check_blocking),
+    "outside": Check(episode_checks.check_outside_access),
 }
 
 
@@ -77,7 +76,7 @@ def build_report(data: CheckData, seconds: float = 0.0) -> Report:
         seconds: time that its collection took, in seconds.
     """
     verdicts = tuple(_run_check(name, check, data) for name, check in CHECKS.items())
-    call_seconds = speed.call_seconds(data)
+    call_seconds = episode_checks.call_seconds(data)
     numbers = {"tasks": float(len(data.loaded.all_tasks)), "load_seconds": data.loaded.seconds}
     for name, calls in call_seconds.items():
         numbers |= {f"{name}_seconds_middle": median(calls), f"{name}_seconds_longest": max(calls)}
@@ -87,7 +86,7 @@ def build_report(data: CheckData, seconds: float = 0.0) -> Report:
 
 def _run_check(name: str, check: Check, data: CheckData) -> CheckResult:
     description = (check.run.__doc__ or "").split("\n")[0].removesuffix(".")
-    if check.run is not tasks.check_readable and not data.loaded.all_tasks:
+    if check.run is not task_checks.check_readable and not data.loaded.all_tasks:
         return CheckResult(name, description, (Finding("skipped", "there are no tasks"),))
     if check.needs_episodes and not data.valid_records:
         return CheckResult(name, description, (Finding("skipped", "no episode could be played to its end"),))

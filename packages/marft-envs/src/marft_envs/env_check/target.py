@@ -1,31 +1,50 @@
-"""Subject for checks: an environment and its team."""
+"""Subject for checks: an environment and its team; and the limits of the checks."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from marft.common.types import AgentProfile
 from marft.config.bundled import bundled_names
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.reward import RewardTerm
 from marft.config.load import format_errors, load_recipe
 from marft.config.paths import RECIPE_FOLDER, register_module_folder
-from marft.config.plugin_types import EnvironmentPart, EnvironmentPlugin
 from marft.config.plugins import find_plugin
 from marft.config.python_objects import PLACEHOLDER_PREFIX, ObjectPlaceholder
 from marft.config.run import RunSettings
-from marft.rewards.terms import Term, unique_names
+from marft.rewards.terms import unique_names
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Amount of play, and thresholds for findings. Times are wall-clock seconds."""
+
+    tasks: int = 4  # number of training tasks to play
+    held_out_tasks: int = 1  # number of validation tasks, and of test tasks, to play
+    most_steps: int = 200  # maximum steps per episode, unless the recipe sets its own
+    middle_seconds: float = 0.1  # maximum median time of a kind of call
+    longest_seconds: float = 1.0  # maximum time of any call
+    load_seconds: float = 60.0  # maximum time to load the tasks of all splits
+    hold_seconds: float = 0.01  # maximum time that a call blocks its thread without awaiting
+    call_seconds: float = 20.0  # timeout of a call
+    shown_characters: int = 20_000  # maximum characters of an observation, as a single agent sees it
+    alike: float = 0.8  # minimum Jaccard similarity of near-duplicates, without common shingles
+    compared: int = 2000  # maximum tasks per split in the near-duplicate search
+    processes: bool = True  # True to repeat episodes in new processes
+
 
 SINGLE_PROFILE = AgentProfile("solver")
 PARALLEL_ORGANIZATIONS = (
     "parallel",
 )  # organizations in which agents of the same step do not receive each other's messages
-ENVIRONMENT_ADAPTER: TypeAdapter[EnvironmentPart] = TypeAdapter(EnvironmentPlugin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +62,14 @@ class CheckTarget:
         terms: reward terms of the recipe, by name.
     """
 
-    environment: EnvironmentPart
+    environment: Environment
     profiles: tuple[AgentProfile, ...] = ()
     max_steps: int = 0
     no_step_messages: bool = False
     visible: str = "none"
     memory_roles: frozenset[str] = frozenset()
     folder: str = ""
-    terms: Mapping[str, Term] = field(default_factory=dict)
+    terms: Mapping[str, RewardTerm] = field(default_factory=dict)
 
     @property
     def settings_table(self) -> dict[str, Any] | None:
@@ -68,7 +87,7 @@ def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
     visible = getattr(run.team, "visible", "none")
     memory_roles = frozenset(agent.role for agent in run.agents if agent.memory != "none")
     folder = folder or str(Path.cwd())
-    reward_terms = cast("Sequence[Term]", run.rewards)
+    reward_terms = run.rewards
     terms = dict(zip(unique_names(reward_terms), reward_terms, strict=True))
     return CheckTarget(
         run.environment, profiles, run.rollout.max_steps, no_step_messages, str(visible), memory_roles, folder, terms
@@ -112,7 +131,7 @@ def _is_recipe(target: str) -> bool:
     return path.is_file() or target in bundled_names() or path.suffix == ".toml"
 
 
-def target_from_object(environment: EnvironmentPart) -> CheckTarget:
+def target_from_object(environment: Environment) -> CheckTarget:
     """Return the subject for an environment created in Python.
 
     If other processes can import the class, and the settings describe the whole object, the subject uses the import
@@ -127,7 +146,7 @@ def target_from_object(environment: EnvironmentPart) -> CheckTarget:
     return target_from_table(settings, "")
 
 
-def importable_name(kind: type[EnvironmentPart]) -> str:
+def importable_name(kind: type[Environment]) -> str:
     """Return an importable class's import path; else a reference to the inline class."""
     module_attribute = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
     return (
@@ -145,13 +164,13 @@ def target_from_table(table: Mapping[str, Any], folder: str) -> CheckTarget:
     """
     register_module_folder(folder)
     try:
-        environment = ENVIRONMENT_ADAPTER.validate_python(dict(table), context={RECIPE_FOLDER: folder})
+        environment = Environment.model_validate(dict(table), context={RECIPE_FOLDER: folder})
     except ValidationError as error:
         raise ValueError(f"environment {str(table['name'])!r}:\n{format_errors(error, table)}") from None
     return CheckTarget(environment, folder=folder)
 
 
-def _is_restorable(table: Mapping[str, Any], environment: EnvironmentPart, folder: str) -> bool:
+def _is_restorable(table: Mapping[str, Any], environment: Environment, folder: str) -> bool:
     """Return True if the settings recreate an equal environment. An object may have state beyond its settings."""
     try:
         restored = target_from_table(table, folder).environment
@@ -162,6 +181,6 @@ def _is_restorable(table: Mapping[str, Any], environment: EnvironmentPart, folde
     )
 
 
-def _settings_values(environment: EnvironmentPart) -> dict[str, Any]:
+def _settings_values(environment: Environment) -> dict[str, Any]:
     settings = environment.model_dump(mode="json")
     return {key: settings[key] for key in type(environment).model_fields}

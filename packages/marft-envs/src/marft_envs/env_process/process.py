@@ -1,19 +1,30 @@
-"""Parent side of an environment process: requests from many threads, each with a timeout."""
+"""Parent side of environments in a process on a separate Python: settings, requests, sessions and text forms.
+
+Requests come from many threads, each with a timeout.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import os
+import re
 import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 
 from marft.common.processes.child_process import ChildProcess
+from marft.config.interfaces.environment import Environment
+from marft.config.settings import NonEmptyString, Positive
 
 WORKER_FOLDER = Path(__file__).with_name("worker")
 # The folder becomes a package under a fixed name, so packages on the other Python cannot shadow it. Modules are not
@@ -27,6 +38,7 @@ spec.loader.exec_module(sys.modules["marft_env_worker"])
 from marft_env_worker.server import serve
 asyncio.run(serve(package, int(descriptor)))"""
 START_SECONDS = 120.0  # minimum timeout, in seconds, for importing the package and loading an environment
+EPISODE_COUNTER = count()  # episode counter of this process
 OUTPUT_LINES = 5  # number of last printed lines in an error message
 
 
@@ -197,6 +209,45 @@ class _RunningProcess:
         self._child.close()
 
 
+class ProcessSession:
+    """Base class for the team's side of an episode in an environment process.
+
+    Args:
+        process: the environment process.
+        timeout: timeout of a request, in seconds.
+    """
+
+    def __init__(self, process: EnvProcess, timeout: float) -> None:
+        self.process, self.timeout = process, timeout
+        self.key = f"{next(EPISODE_COUNTER)}"
+        self._running: _RunningProcess | None = None
+
+    async def begin_episode(self, **request: object) -> dict[str, Any]:
+        """Start the episode and return the first reply."""
+        self._running = self.process.get_running()
+        return await self.request("begin", **request)
+
+    async def request(self, action: str, **content: object) -> dict[str, Any]:
+        """Send a request about the episode and return the reply."""
+        assert self._running, "the episode has begun"
+        return await self._running.request_async({"do": action, **content, "episode": self.key}, self.timeout)
+
+    async def close(self) -> None:
+        """Drop the episode in the process."""
+        if self._running is not None:
+            self._running.send_only({"do": "drop", "episode": self.key})
+
+    def read_outcome(self, outcome: object) -> tuple[dict[str, Any], float]:
+        """Return the outcome of the episode, and its reward.
+
+        Raises:
+            EnvProcessError: the outcome is no table, or has no finite reward.
+        """
+        if not isinstance(outcome, dict):
+            raise EnvProcessError(f"{self.process.package} gave {outcome!r:.100}, which is no score")
+        return outcome, finite_number(outcome, "reward")
+
+
 def finite_number(table: Mapping[str, Any], key: str) -> float:
     """Return a finite number from a reply.
 
@@ -207,3 +258,66 @@ def finite_number(table: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     raise EnvProcessError(f"the environment gave the {key} {value!r:.100}, which is no finite number")
+
+
+# shown once, with the first prompt
+TOOLS_TEMPLATE = 'Tools, called as <tool_call>{{"name": NAME, "arguments": {{…}}}}</tool_call>:\n{}'
+MAX_METRIC = 1e300  # metrics with a larger magnitude, and values that are not numbers, are dropped
+
+
+def format_tool(tool: Mapping[str, Any]) -> str:
+    """Describe a tool in one or two lines: name, description, and any arguments as a JSON schema.
+
+    >>> format_tool({"name": "add", "description": "Adds.", "parameters": {"properties": {"a": {"type": "number"}}}})
+    'add: Adds. Arguments: {"properties":{"a":{"type":"number"}}}'
+    """
+    schema = tool.get("parameters") or {}
+    text = f"{tool['name']}: {tool.get('description') or ''}".rstrip()
+    if not schema.get("properties"):
+        return text
+    return f"{text} Arguments: {json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
+
+
+def format_messages(messages: Sequence[Mapping[str, str]]) -> str:
+    """Join messages into one text; roles are named if a role besides user, system and tool occurs.
+
+    >>> format_messages([{"role": "user", "content": "2 + 3?"}])
+    '2 + 3?'
+    """
+    if all(message["role"] in ("user", "system", "tool") for message in messages):
+        return "\n\n".join(message["content"] for message in messages if message["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def clean_metrics(metrics: object) -> dict[str, float]:
+    """Return the numeric metrics of a rubric under valid metric names.
+
+    Names keep word characters only and are cut to 64 characters.
+    """
+    if not isinstance(metrics, dict):
+        return {}
+    named = {re.sub(r"\W", "_", str(name))[:64]: value for name, value in metrics.items()}
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if -MAX_METRIC < value < MAX_METRIC}
+
+
+class SubprocessEnvironment(Environment):
+    """Base class for an environment in a separate Python, because its package needs other library versions."""
+
+    install_command: ClassVar[str]  # command that creates such a Python environment, for error messages
+
+    python: NonEmptyString  # path to the Python executable of an environment that has the package
+    timeout_seconds: Positive = 120.0  # timeout of a request; the process is ended after it
+
+    @field_validator("python")
+    @classmethod
+    def _check_python(cls, python: str) -> str:
+        if not os.path.isfile(expand_home(python)):  # noqa: PTH113  returns False for a path that is too long
+            words = {"python": python, "installs": cls.install_command}
+            raise PydanticCustomError("python", "there is no {python}; make one:  {installs}", words)
+        return python
+
+
+def expand_home(path: str) -> str:
+    """Expand a leading ``~`` in a path; paths with unknown users stay unchanged."""
+    return os.path.expanduser(path)  # noqa: PTH111

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marft.common.texts import replace_surrogates
-from marft.envs.content_digest import digest_content
+from marft.envs.tasks import digest_content
 from marft_envs.shop.search import SearchIndex
 
 # characters of a page or file shown at once; the part fits into the default limit of a tool reply (512 tokens)

@@ -8,11 +8,9 @@ from typing import Any
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.plugins import import_object
-from marft.config.settings import did_you_mean
-from marft_envs.gyms.actions import ActionSpace, enumerate_actions, parse_choice
-from marft_envs.gyms.creation import make_gymnasium_env, supports_ansi
-from marft_envs.gyms.formatting import format_value, strip_colors
-from marft_envs.gyms.seeded import SeededEnvironment
+from marft_envs.generated import find_unknown_roles
+from marft_envs.gyms.seeded import SeededEnvironment, make_gymnasium_env, supports_ansi
+from marft_envs.gyms.texts import ActionSpace, enumerate_actions, format_value, parse_choice, strip_colors
 
 NO_ACTION = "That was no action that is possible."
 
@@ -31,8 +29,7 @@ class Gymnasium(SeededEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error if the actor is unknown."""
-        if self.actor not in roles:
-            yield f"environment.actor: no agent is called {self.actor!r}{did_you_mean(self.actor, roles)}"
+        return find_unknown_roles({"actor": (self.actor,)}, roles)
 
     def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
         """Return a game's first observation."""

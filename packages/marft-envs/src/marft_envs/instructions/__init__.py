@@ -1,1 +1,1 @@
-"""Verifiable instructions, as in IFEval (Zhou et al. 2023), with a module per family."""
+"""Verifiable instructions, as in IFEval (Zhou et al. 2023)."""

@@ -13,26 +13,24 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
+from marft.config.interfaces.environment import Split
 from marft.config.settings import NonNegativeCount, did_you_mean
 from marft.envs.splits import assign_split, normalize_question
 from marft.envs.table_rows import Row, TablePath, read_table
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
-from marft_envs.instructions.kinds import Topic
-from marft_envs.instructions.registry import (
+from marft_envs.instructions.kinds import (
     JSON_SCHEMA_KIND,
     KINDS,
     Instruction,
+    Topic,
     check_instructions,
     from_dicts,
     to_dicts,
 )
-from marft_envs.instructions.script import InstructionsScript
-from marft_envs.instructions.topics import TOPICS
-from marft_envs.instructions.writer import write_text
+from marft_envs.instructions.writer import TOPICS, InstructionsScript, write_text
 
-MAX_TRIES = 1000  # maximum draws of compatible instructions
+MAX_ATTEMPTS = 1000  # maximum draws of compatible instructions
 GENERATED_KINDS = tuple(name for name in KINDS if name != JSON_SCHEMA_KIND)
 
 
@@ -112,7 +110,7 @@ class Instructions(GeneratedEnvironment):
         Raises:
             ValueError: no draw found such instructions.
         """
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             topic = random.choice(TOPICS)
             instructions = self._draw_instructions(random, topic)
             is_short = all(instruction.parameters.get("num_words", 0) <= self.max_words for instruction in instructions)

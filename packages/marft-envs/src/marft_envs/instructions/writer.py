@@ -1,4 +1,4 @@
-"""Scripted writer that follows instructions.
+"""Scripted writer that follows instructions, and the scripted drafter, editor and solver.
 
 It lays out the requested parts, fills them with words and checks the result. Its texts have no meaning. They show that
 a task is solvable, and give a small model an example.
@@ -7,17 +7,59 @@ a task is solvable, and give a small model an example.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from marft_envs.instructions.counting import split_words
-from marft_envs.instructions.kinds import Parameters, Topic
-from marft_envs.instructions.languages import SAMPLE_TEXTS
-from marft_envs.instructions.markup import FIXED_RESPONSES
-from marft_envs.instructions.registry import Instruction, check_instructions
-from marft_envs.instructions.topics import FILLER_WORDS
+from marft.agents.prompt_messages import split_messages
+from marft.envs.scripted_policy import PolicyInput
+from marft_envs.instructions.kinds import (
+    FIXED_RESPONSES,
+    Instruction,
+    Parameters,
+    Topic,
+    check_instructions,
+    from_dicts,
+)
+from marft_envs.instructions.texts import SAMPLE_TEXTS, split_words
+
+TOPICS = tuple(
+    Topic(name, tuple(words.split()))
+    for name, words in {
+        "the sea": "waves salt blue fish deep storm sand ship",
+        "a garden": "rose green soil bees grass plant sun bird",
+        "winter": "snow cold ice white coat wind dark frost",
+        "a train": "rails fast seat ticket track horn bridge steel",
+        "music": "song drum tune voice dance piano loud sing",
+        "the kitchen": "bread soup knife oven spoon sugar flour pan",
+        "a dog": "bark tail paw fetch run fur bone walk",
+        "the city": "street tower bus crowd light shop noise park",
+        "a mountain": "peak rock climb trail steep hut view path",
+        "school": "book pencil class chalk learn bell desk read",
+        "the moon": "night round silver orbit dust glow crater tide",
+        "a river": "flow stone boat mud bank swim reed cold",
+    }.items()
+)
+FILLER_WORDS = (
+    "old",
+    "small",
+    "far",
+    "calm",
+    "good",
+    "kind",
+    "new",
+    "long",
+    "full",
+    "high",
+    "much",
+    "guy",
+    "jump",
+    "why",
+    "hymn",
+)
+
 
 MAX_ATTEMPTS = 4  # maximum attempts per text
 DEFAULT_LENGTH = 5  # words of a text without a requested length
@@ -175,3 +217,39 @@ def _apply_case(text: str, parameters: dict[str, Parameters]) -> str:
     if "english_capital" in parameters:
         return text.upper()
     return text.lower() if "english_lowercase" in parameters else text
+
+
+EDITOR_ROLE = "editor"
+REQUEST_PATTERN = re.compile(r"Write about ([a-z ]+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionsScript:
+    """Scripted writer; with probability ``skill`` it follows every instruction.
+
+    Else it forgets the last instruction, and an editor returns the draft unchanged. An editor always keeps a right
+    draft.
+    """
+
+    skill: float = 1.0
+
+    def __call__(self, cue: PolicyInput) -> str:
+        text = "\n".join(str(message["content"]) for message in cue.messages)
+        request_match = REQUEST_PATTERN.search(text)
+        topic = next(
+            (topic_option for topic_option in TOPICS if request_match and topic_option.name == request_match[1]), None
+        )
+        if topic is None:
+            return "I do not see what to write about."
+        instructions = from_dicts(cue.task.data["instructions"])  # the same instructions as in the prompt
+        is_good = cue.random.random() < self.skill
+        if cue.role == EDITOR_ROLE:
+            _, messages = split_messages(cue.last_message)
+            draft_text = next((message.text.strip() for message in messages if message.role == "drafter"), "")
+            if draft_text and (not is_good or all(check_instructions(instructions, draft_text))):
+                return draft_text
+        return _write_text(topic, instructions if is_good else instructions[:-1], cue.random)
+
+
+def _write_text(topic: Topic, instructions: Sequence[Instruction], random: Random) -> str:
+    return write_text(topic, instructions, random) or " ".join(topic.words[:4])

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from marft.agents.environment import Split
 from marft.common.atomic import read_text
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
-from marft.envs.content_digest import DIGEST_KEY, digest_content
-from marft.envs.text_tables import find_duplicate
+from marft.config.interfaces.environment import Split
+from marft.envs.table_files import find_duplicate
+from marft.envs.tasks import DIGEST_KEY, digest_content
 from marft.rewards.text_match import normalize_words
-from marft_envs.memory.conversations import Chunk, Kind, Question
-from marft_envs.memory.grading import NOT_MENTIONED
+from marft_envs.memory.conversations import NOT_MENTIONED, Chunk, Kind, Question
 
 Layout = Literal["locomo", "longmemeval"]
 LOCOMO_KINDS: Mapping[int, Kind] = {

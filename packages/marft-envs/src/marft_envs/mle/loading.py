@@ -21,12 +21,17 @@ from pathlib import Path, PurePath
 
 import yaml
 
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import SandboxSettings
 from marft.common.atomic import check_regular_file, read_text
 from marft.config.settings import did_you_mean
-from marft_envs.mle.competition import Competition, InvalidSubmissionError, parse_predictions
-from marft_envs.mle.medals import Leaderboard
-from marft_envs.mle.metrics import METRIC_ALIASES, METRICS
+from marft_envs.mle.competition import (
+    METRIC_ALIASES,
+    METRICS,
+    Competition,
+    InvalidSubmissionError,
+    Leaderboard,
+    parse_predictions,
+)
 
 SAMPLE_NAMES = ("sample_submission.csv", "sampleSubmission.csv")
 ANSWER_FILES = ("answers.csv", "test.csv", "gold_submission.csv")

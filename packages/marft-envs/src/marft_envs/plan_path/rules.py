@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from marft_envs.grids.maps import Cell, find_cells
-from marft_envs.grids.moves import DIRECTIONS, adjacent_cell
-from marft_envs.grids.search import compute_distances
+from marft_envs.grids.maps import DIRECTIONS, Cell, adjacent_cell, compute_distances, find_cells
 
 STEP_REWARD, ILLEGAL_REWARD, GOAL_REWARD, SHORTEST_REWARD, DISCOUNT = -0.01, -0.10, 1.00, 0.50, 0.99
 UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD = -2.0, 10_000, -1.0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
-from marft_envs.rooms.layout import KitchenLayout, soup_name
-from marft_envs.rooms.state import LIFT, PUT_IN_POT, TAKE_SOUP, Kitchen, Player
+from marft_envs.rooms.kitchen import LIFT, PUT_IN_POT, TAKE_SOUP, Kitchen, KitchenLayout, Player, soup_name
 from marft_envs.rooms.views import (
     HELP_REQUEST,
     POT_PREFIX,
@@ -24,41 +22,16 @@ from marft_envs.rooms.views import (
     parse_actions,
 )
 
-
-@dataclass(frozen=True)
-class RoomsRules:
-    """Rules of play.
-
-    Args:
-        players: names of the players. Each is controlled by the agent of that role, or all by ``controller``.
-        controller: role that controls all players; "" for none.
-        order: turn order: all free players decide at once, or each sees the result of the previous action.
-        offers_options: True if agents choose a possible action instead of writing.
-        walk: time steps to go through a door.
-        boil: time steps to cook a full pot.
-        time_bonus: fraction of the reward for the time left at the end.
-        by_progress: True to reward each part of the work instead of served dishes only.
-        by_item: True if views list the way to each thing instead of the things behind each door. A player then acts
-            by naming a thing.
-    """
-
-    players: tuple[str, ...]
-    controller: str = ""
-    order: Literal["simultaneous", "sequential"] = "simultaneous"
-    offers_options: bool = False
-    walk: int = 1
-    boil: int = 0
-    time_bonus: float = 0.0
-    by_progress: bool = False
-    by_item: bool = False
+if TYPE_CHECKING:
+    from marft_envs.rooms.environment import Rooms
 
 
 class RoomsSession:
     """A kitchen from opening until the last dish or the deadline."""
 
-    def __init__(self, layout: KitchenLayout, deadline: int, rules: RoomsRules) -> None:
-        self.rules, self.deadline = rules, deadline
-        self.kitchen = Kitchen.from_layout(layout, rules.players, rules.walk, rules.boil)
+    def __init__(self, layout: KitchenLayout, deadline: int, settings: Rooms) -> None:
+        self.settings, self.deadline = settings, deadline
+        self.kitchen = Kitchen.from_layout(layout, settings.players, settings.walk, settings.boil)
         self.message_count = 0  # number of messages
         self._players_in_turn: list[Player] = []
         self._possible_actions: dict[str, tuple[str, ...]] = {}
@@ -85,21 +58,19 @@ class RoomsSession:
         kitchen, served_count, before = self.kitchen, 0, self.kitchen.progress()
         for player in self._players_in_turn:
             action, message = answers[player.name]
-            if self.rules.by_item:
+            if self.settings.by_item:
                 action = actions_by_item(kitchen, player).get(action, action)
             served_count += kitchen.apply_action(player, action, self._possible_actions[player.name])
-            if self.rules.offers_options:
+            if self.settings.offers_options:
                 message = self._automatic_message(player, action)
             if message:
                 player.message, self.message_count = message, self.message_count + 1
         self._select_players()
         solved = not kitchen.open_orders
         over = solved or kitchen.time >= self.deadline
-        bonus = self.rules.time_bonus
-        reward_share = (
-            kitchen.progress() - before if self.rules.by_progress else served_count / len(kitchen.layout.dishes)
-        )
-        reward = (1 - bonus) * reward_share
+        bonus, by_progress = self.settings.time_bonus, self.settings.reward == "progress"
+        share = kitchen.progress() - before if by_progress else served_count / len(kitchen.layout.dishes)
+        reward = (1 - bonus) * share
         if solved:
             reward += bonus * max(0, self.deadline - kitchen.time) / self.deadline
         return Step(
@@ -134,7 +105,7 @@ class RoomsSession:
 
     def _parse_actions(self, actions: JointAction) -> Mapping[str, PlayerAction]:
         """Return each player's action; a missing text counts as an invalid action."""
-        leader = self.rules.controller
+        leader = self.settings.controller
         if leader:
             action = actions.for_role(leader)
             text = graded_text(action)
@@ -156,7 +127,7 @@ class RoomsSession:
         first = kitchen.time % len(kitchen.players)
         turn_order = [*kitchen.players[first:], *kitchen.players[:first]]
         free_players = [player for player in turn_order if player.free_at <= kitchen.time]
-        self._players_in_turn = free_players if self.rules.order == "simultaneous" else free_players[:1]
+        self._players_in_turn = free_players if self.settings.order == "simultaneous" else free_players[:1]
         self._possible_actions = {
             player.name: tuple(kitchen.possible_actions(player)) for player in self._players_in_turn
         }
@@ -165,14 +136,16 @@ class RoomsSession:
         names = [player.name for player in self._players_in_turn]
         order_text = format_orders(self.kitchen, self.deadline)
         views = {player.name: self._format_player_view(player) for player in self._players_in_turn}
-        leader = self.rules.controller
+        leader = self.settings.controller
         if leader:
             views = {leader: "\n".join(f"{name}: {view}" for name, view in views.items())}
-        turn = (leader,) if leader else tuple(sorted(names, key=self.rules.players.index))
-        options = {leader or name: self._possible_actions[name] for name in names} if self.rules.offers_options else {}
-        if self.rules.by_item:
+        turn = (leader,) if leader else tuple(sorted(names, key=self.settings.players.index))
+        options = (
+            {leader or name: self._possible_actions[name] for name in names} if self.settings.offers_options else {}
+        )
+        if self.settings.by_item:
             return Observation("", {name: f"{view}\n{order_text}" for name, view in views.items()}, turn, options)
         return Observation(order_text, views, turn, options)
 
     def _format_player_view(self, player: Player) -> str:
-        return (format_item_view if self.rules.by_item else format_view)(self.kitchen, player)
+        return (format_item_view if self.settings.by_item else format_view)(self.kitchen, player)

@@ -1,7 +1,8 @@
-"""Shop pages; text in brackets marks a clickable label."""
+"""Shop pages, where text in brackets marks a clickable label, and actions on them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from marft_envs.shop.catalog import Product
 
 BACK, PREVIOUS, NEXT = "back to search", "< prev", "next >"
 DESCRIPTION, FEATURES, BUY = "description", "features", "buy now"
+_ACTION = re.compile(r"\b(search|click)\[([^\[\]]*)\]", re.IGNORECASE)
 
 
 class Page(NamedTuple):
@@ -68,3 +70,23 @@ def part_page(product: Product, part: str) -> Page:
 
 def _format_buttons(buttons: Sequence[str]) -> str:
     return " ".join(f"[{button}]" for button in buttons)
+
+
+class ParsedAction(NamedTuple):
+    """A parsed action; an empty ``verb`` means no action."""
+
+    verb: str
+    words: str
+
+
+def parse_action(text: str) -> ParsedAction:
+    """Parse the last action in a text, in WebShop's notation.
+
+    >>> parse_action("Not click[7], but search[red  scarf]"), parse_action("buy it")
+    (ParsedAction(verb='search', words='red scarf'), ParsedAction(verb='', words=''))
+    """
+    actions = _ACTION.findall(text)
+    if not actions:
+        return ParsedAction("", "")
+    verb, words = actions[-1]
+    return ParsedAction(verb.lower(), " ".join(words.lower().split()))

@@ -1,23 +1,33 @@
-"""Sokoban environment: generated rooms, views of each agent, and step limits."""
+"""Sokoban environment: generated rooms, views of each agent, step limits, and a scripted policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from random import Random
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.agents.prompt_messages import split_messages
 from marft.common.types import Observation, Task
 from marft.config.settings import Names, NonNegative
+from marft.envs.scripted_policy import PolicyInput
 from marft_envs.generated import GeneratedTask
-from marft_envs.grids.environment import GridEnvironment
-from marft_envs.grids.maps import find_cells, format_cell, format_cells
-from marft_envs.grids.moves import describe_offset
-from marft_envs.grids.session import GridRules, GridSession, TerminationRules
-from marft_envs.grids.settings import find_unknown_roles
-from marft_envs.sokoban.generator import canonical_content, draw_start, generate_room
+from marft_envs.grids.environment import GridEnvironment, GridSession, TerminationRules
+from marft_envs.grids.maps import (
+    adjacent_cell,
+    describe_offset,
+    find_cells,
+    first_directions,
+    format_cell,
+    format_cells,
+    parse_cell,
+    parse_moves,
+)
+from marft_envs.grids.script import plays_well, random_move
 from marft_envs.sokoban.rules import (
     FAILURE_REWARD,
     MAX_MOVES,
@@ -26,11 +36,108 @@ from marft_envs.sokoban.rules import (
     published_reward,
     render_rows,
 )
-from marft_envs.sokoban.script import SokobanScript
-from marft_envs.sokoban.solver import list_pushes
+from marft_envs.sokoban.solver import Push, best_directions, canonical_content, draw_start, generate_room, list_pushes
 
-PUBLISHED_RULES = TerminationRules(UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD)
-MAX_TRIES = 500  # maximum rooms drawn for one task
+STATE_PATTERN = re.compile(r"At (\d+,\d+)\. Box(?:es)? ([\d,; ]+)\. Open: ([^.]*)\.")
+PUSH_PATTERN = re.compile(r"(here|(?:(?:up|down|left|right) \d+ ?){1,2}), then (up|down|left|right)")
+STEP_PATTERN = re.compile(r"(\w+) (\d+)")
+FAR_MOVES = 2  # moves above which a walk is a tempting mistake to skip
+MANY_PUSHES = 2  # number of pushes above which comparing them is a tempting mistake to skip
+
+
+@dataclass(frozen=True)
+class SokobanScript:
+    """Scripted policy for ``tool``, ``plan`` and ``solver``; further roles play as solvers.
+
+    A tool agent names the next push and its position. A planner walks there and pushes. A solver does both. Weak
+    players make mistakes: the tool agent names only the position of a box, and the planner moves at random.
+
+    Args:
+        skill: fraction of well-played turns.
+        moves: "one" for one move per answer, "list" for a list.
+    """
+
+    skill: float
+    moves: Literal["one", "list"]
+
+    def __call__(self, cue: PolicyInput) -> str:
+        """Return the agent's next text."""
+        match = STATE_PATTERN.search(cue.last_message)
+        if not match:
+            return "left"
+        boxes = frozenset(map(parse_cell, match[2].split("; ")))
+        state = SokobanState(SokobanState.from_map(cue.task.data["map"]).room, parse_cell(match[1]), boxes)
+        if cue.role == "plan":
+            return self._follow_message(cue, state)
+        known_pushes = [] if self.moves == "list" else list_pushes(state)
+        is_good = plays_well(cue, self.skill, has_mistake=len(known_pushes) > MANY_PUSHES)
+        if cue.role == "tool":
+            return self._next_push(cue, state, known_pushes) if is_good else f"Box at {format_cell(min(boxes))}."
+        if not is_good:
+            return random_move(cue, state.legal_moves)
+        hint = self._next_push(cue, state, known_pushes)
+        next_moves = self._next_moves(cue, state, hint)
+        return next_moves if cue.options or self.moves == "list" else f"{hint}, so the answer is {next_moves}."
+
+    def _next_push(self, cue: PolicyInput, state: SokobanState, known_pushes: list[Push]) -> str:
+        """Return the next push, or all moves for lists."""
+        if self.moves == "list":
+            return ", ".join(_solve(state)) or random_move(cue, state.legal_moves)
+        if not known_pushes:
+            return f"Box at {format_cell(min(state.boxes))}."
+        return f"{describe_offset(state.player, known_pushes[0].stand)}, then {known_pushes[0].direction}"
+
+    def _follow_message(self, cue: PolicyInput, state: SokobanState) -> str:
+        """Follow the message; without one, use a visible map, or else move at random."""
+        _, messages = split_messages(cue.last_message)
+        hint = "\n\n".join(message.text for message in messages)
+        if not messages and "Goal" in cue.last_message:
+            hint = self._next_push(cue, state, [] if self.moves == "list" else list_pushes(state))
+        push = PUSH_PATTERN.search(hint)
+        is_far = push is not None and len(walk_and_push(state, push)) > FAR_MOVES
+        return (
+            self._next_moves(cue, state, hint)
+            if plays_well(cue, self.skill, has_mistake=is_far)
+            else random_move(cue, state.legal_moves)
+        )
+
+    def _next_moves(self, cue: PolicyInput, state: SokobanState, hint: str) -> str:
+        """Return the next move toward a push, or the stated moves for lists."""
+        push = PUSH_PATTERN.search(hint)
+        if push:
+            return (walk_and_push(state, push) or [random_move(cue, state.legal_moves)])[0]
+        moves = parse_moves(hint) if self.moves == "list" else None
+        return ", ".join(moves) if moves else random_move(cue, state.legal_moves)
+
+
+def walk_and_push(state: SokobanState, push: re.Match[str]) -> list[str]:
+    """Return the walk to a push and the push itself; empty if no path exists."""
+    stand, moves = state.player, list[str]()
+    for direction, count in STEP_PATTERN.findall(push[1]):
+        for _ in range(int(count)):
+            stand = adjacent_cell(stand, direction)
+    while state.player != stand:
+        directions = first_directions(state.room.floor - state.boxes, state.player, stand)
+        if not directions:
+            return []
+        moves.append(directions[0])
+        state, _ = state.apply_move(directions[0])
+    return [*moves, push[2]]
+
+
+def _solve(state: SokobanState) -> list[str]:
+    """Return a shortest solution; empty if none is known."""
+    moves = list[str]()
+    while not state.solved:
+        best = best_directions(state)
+        if not best:
+            return []
+        moves.append(best[0])
+        state, _ = state.apply_move(best[0])
+    return moves
+
+
+MAX_ATTEMPTS = 500  # maximum rooms drawn for one task
 MAX_MEASURED_SIZE = 8  # maximum room size with measured pushes, because they are computed during play
 
 
@@ -41,6 +148,9 @@ class Sokoban(GridEnvironment):
     """
 
     stream: ClassVar[str] = "Sokoban"
+    instrument: ClassVar[str] = "pushes_for"
+    published_rules: ClassVar[TerminationRules] = TerminationRules(UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD)
+
     size: Annotated[int, Field(ge=4, le=20)] = 6  # rows, and columns, of the room, including the outer walls
     boxes: Annotated[int, Field(ge=1, le=6)] = 1  # number of boxes, and of goals
     min_moves: Annotated[int, Field(ge=1, le=900)] = 3  # minimum number of moves in a room's shortest solution
@@ -59,22 +169,13 @@ class Sokoban(GridEnvironment):
             )
         return self
 
-    @property
-    def instrument_roles(self) -> Sequence[str]:
-        """Roles with access to the measured pushes."""
-        return self.pushes_for
-
-    def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Yield an error for each setting with an unknown role."""
-        return [*super().problems(roles), *find_unknown_roles({"pushes_for": self.pushes_for}, roles)]
-
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a room with a shortest solution between ``min_moves`` and ``max_moves`` moves.
 
         Raises:
-            ValueError: no such room was found in ``MAX_TRIES`` draws.
+            ValueError: no such room was found in ``MAX_ATTEMPTS`` draws.
         """
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             empty_room = generate_room(self.size, self.boxes, random)
             start_found = draw_start(empty_room, self.min_moves, self.max_moves, random) if empty_room else None
             if start_found:
@@ -88,19 +189,15 @@ class Sokoban(GridEnvironment):
                 }
                 return GeneratedTask(canonical_content(state), self._build_observation(state, "").text, data)
         raise ValueError(
-            f"environment {self.name!r}: of {MAX_TRIES} rooms of size {self.size} with {self.boxes} boxes none takes "
-            f"{self.min_moves} to {self.max_moves or 'any number of'} moves; lower min_moves or boxes, or raise "
+            f"environment {self.name!r}: of {MAX_ATTEMPTS} rooms of size {self.size} with {self.boxes} boxes none "
+            f"takes {self.min_moves} to {self.max_moves or 'any number of'} moves; lower min_moves or boxes, or raise "
             "max_moves or size"
         )
 
     def start(self, task: Task, seed: int) -> GridSession[SokobanState]:  # noqa: ARG002  no randomness in an episode
         """Start an attempt at a room."""
-        steps, termination = (
-            self.step_limit(task.data["fewest_moves"]),
-            PUBLISHED_RULES if self.reward == "published" else TerminationRules(),
-        )
-        rules = GridRules(self.moves, steps, self._build_observation, self._move_reward, self.local_reward, termination)
-        return GridSession(SokobanState.from_map(task.data["map"]), rules)
+        state = SokobanState.from_map(task.data["map"])
+        return self.start_session(state, task.data["fewest_moves"], self._build_observation, self._move_reward)
 
     def script(self, skill: float = 1.0) -> SokobanScript:
         """Return a scripted policy for ``tool``, ``plan`` and ``solver``."""

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from marft_envs.grids.maps import Cell, find_cells, format_cell, format_cells
-from marft_envs.grids.moves import DIRECTIONS, adjacent_cell
+from marft_envs.grids.maps import DIRECTIONS, Cell, adjacent_cell, find_cells, format_cell, format_cells
 
 STEP_REWARD, ILLEGAL_REWARD, ON_GOAL_REWARD, OFF_GOAL_REWARD, SOLVED_REWARD = -0.01, -0.05, 1.0, -0.5, 10.0
 UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD = -2.0, 200, -5.0

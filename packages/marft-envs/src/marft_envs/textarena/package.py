@@ -1,6 +1,8 @@
 """Adapter for games from the TextArena package (Guertler et al. 2025, arXiv 2504.11442).
 
-The package is imported only if a recipe names one of its games. The network is not used.
+The package is imported only if a recipe names one of its games. The network is not used. Each match draws from its own
+random stream, though the package uses Python's global stream: sessions run on several threads, and seeding a shared
+stream would make a match depend on the others.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +24,38 @@ from marft.common.error_origin import describe_error
 from marft.common.packages import install_command
 from marft.config.settings import did_you_mean
 from marft_envs.textarena.games import LOSS_PAYOFF, WIN_PAYOFF
-from marft_envs.textarena.randomness import patch_random, use_stream
+
+_thread_state = threading.local()
+
+
+class MatchRandom:
+    """Replacement for the module ``random`` inside the package.
+
+    Its functions draw from the stream of the current thread's match. Without a match they use the global stream.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_thread_state, "random", random), name, None) or getattr(random, name)
+
+
+@contextmanager
+def use_stream(stream: random.Random) -> Iterator[None]:
+    """Context manager: the package draws from ``stream`` on this thread."""
+    previous = getattr(_thread_state, "random", random)
+    _thread_state.random = stream
+    try:
+        yield
+    finally:
+        _thread_state.random = previous
+
+
+def patch_random(package: str) -> None:
+    """Make every loaded module in a package draw from its match's stream."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    for module in modules:
+        if getattr(module, "random", None) is random:
+            vars(module)["random"] = MatchRandom()
+
 
 MODEL_JUDGE_NAMES = ("OpenRouter", "OpenAI")  # words in the code of games that query a remote model
 _creation_lock = threading.Lock()  # held while a game's modules are imported and nltk downloads are disabled

@@ -14,10 +14,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from marft.agents.environment import tool
-from marft_envs.tool_use.service import ServiceToolbox
-from marft_envs.tool_use.tables import Record
-from marft_envs.tool_use.toolbox import write_tool
+from marft.config.interfaces.environment import tool
+from marft_envs.tool_use.toolbox import Record, ServiceToolbox, write_tool
 
 CURRENT_TIME = "2024-05-15T15:00:00"
 YESTERDAY = "2024-05-14T15:00:00"

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from marft.common.texts import format_error, replace_surrogates
 from marft.config.plugins import import_object
-from marft_envs.tool_use.tables import LARGE_INT
-from marft_envs.tool_use.toolbox import Error, tool_names, write_tool
+from marft_envs.tool_use.toolbox import LARGE_INT, Error, tool_names, write_tool
 
 
 class ClassToolbox:

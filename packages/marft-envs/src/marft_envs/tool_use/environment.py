@@ -1,11 +1,15 @@
-"""Multi-turn tasks with tools over a database, a simulated user, and a checker of the final database."""
+"""Multi-turn tasks with tools over a database, a simulated user, and a checker of the final database.
+
+In a session the team acts and uses tools, and the user replies until the user ends the conversation.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,18 +17,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.environment import Split
-from marft.common.types import Task
-from marft.config.paths import resolve_recipe_path
+from marft.common.texts import MAX_ERROR_LENGTH, single_line, truncate
+from marft.common.types import Action, JointAction, Observation, Step, Task
+from marft.config.interfaces.environment import Split
 from marft.config.plugins import import_object
 from marft.config.settings import Fraction, Names, Settings, did_you_mean
 from marft.envs.scripted_policy import ScriptedPolicy
 from marft.envs.splits import assign_split_by_share
+from marft.envs.table_rows import AbsolutePath
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
-from marft_envs.tool_use.checkers import Checker, ExpectedOutcome, FinalStateChecker, compute_expected
-from marft_envs.tool_use.class_toolbox import ClassToolbox, build_toolbox_class, create_toolbox, task_tool_names
-from marft_envs.tool_use.goals import Calls, Goal, generate_task_data
-from marft_envs.tool_use.loading import (
+from marft_envs.tool_use.airline_goals import AIRLINE
+from marft_envs.tool_use.benchmarks import (
     Benchmark,
     Format,
     check_records,
@@ -33,28 +36,42 @@ from marft_envs.tool_use.loading import (
     read_tau2_splits,
     reference_calls,
 )
-from marft_envs.tool_use.retail_tau2 import RetailTau2
+from marft_envs.tool_use.checkers import (
+    Checker,
+    ExpectedOutcome,
+    ExpectedTurn,
+    FinalStateChecker,
+    TaskProgress,
+    TurnChecker,
+    compute_expected,
+    compute_expected_turns,
+)
+from marft_envs.tool_use.class_toolbox import ClassToolbox, build_toolbox_class, create_toolbox, task_tool_names
+from marft_envs.tool_use.goals import Calls, Goal, ServiceWorld, generate_task_data
+from marft_envs.tool_use.retail import RetailTau2
+from marft_envs.tool_use.retail_goals import RETAIL
 from marft_envs.tool_use.script import make_script
-from marft_envs.tool_use.session import USER, ToolUseSession
-from marft_envs.tool_use.tables import EpisodeTables
-from marft_envs.tool_use.toolbox import Toolbox, tool_names
-from marft_envs.tool_use.turn_checker import ExpectedTurn, TurnChecker, compute_expected_turns
+from marft_envs.tool_use.shop import SHOP
+from marft_envs.tool_use.toolbox import (
+    EpisodeTables,
+    RecordedCall,
+    Toolbox,
+    ToolCallRecorder,
+    tool_names,
+    write_tool_names,
+)
 from marft_envs.tool_use.users import (
     DEFAULT_PATIENCE,
     OUT_OF_SCOPE,
     STOP,
     TRANSFER,
+    USER,
     FixedMessagesUser,
     User,
     generated_user_prompt,
     make_scripted_user,
     user_prompt,
 )
-from marft_envs.tool_use.worlds import WORLDS
-
-
-def _resolve_file(path: str, info: ValidationInfo) -> str:
-    return resolve_recipe_path(path, info.context) if path else ""
 
 
 def _check_class(path: str, info: ValidationInfo) -> str:
@@ -68,7 +85,7 @@ def _check_class(path: str, info: ValidationInfo) -> str:
     return path
 
 
-FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_file)]
+WORLDS: Mapping[str, ServiceWorld] = {"shop": SHOP, "retail": RETAIL, "airline": AIRLINE}
 ClassPath = Annotated[str, AfterValidator(_check_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
 READ_PREFIXES = ("find_", "get_", "list_", "search_")  # name prefixes of the benchmarks' read-only tools
@@ -86,16 +103,16 @@ class Data(Settings):
     """Public benchmark tasks from files."""
 
     format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn tasks of the Berkeley function-calling leaderboard
-    tasks: FilePath  # task file
+    tasks: AbsolutePath  # task file
     # split_tasks.json of τ²-bench; default: none. Its test list is the test split. A tenth of its train list is the
     # validation split.
-    splits: FilePath = ""
+    splits: AbsolutePath = ""
     # Task file of the test split. Default: a tenth of the tasks is the test split, and another tenth the validation
     # split.
-    test_tasks: FilePath = ""
-    database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
-    answers: FilePath = ""  # possible_answer file; bfcl only
-    rules: FilePath = ""  # file with the rules shown to agents; default: no rules
+    test_tasks: AbsolutePath = ""
+    database: AbsolutePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
+    answers: AbsolutePath = ""  # possible_answer file; bfcl only
+    rules: AbsolutePath = ""  # file with the rules shown to agents; default: no rules
     classes: dict[str, ClassPath] = {}  # import path of each involved class, as my_package.module:Class; bfcl only
 
     @model_validator(mode="after")
@@ -190,28 +207,27 @@ class ToolUse(GeneratedEnvironment):
         is_generated = "goals" in data
         database = world.generate_tables(data["database"]) if is_generated else self._benchmark.tables
 
-        def create_toolbox() -> tuple[Any, EpisodeTables]:
-            tables = EpisodeTables(database)
-            return self._toolbox_class(tables, strict=is_generated), tables
+        def create_toolbox() -> Toolbox:
+            return self._toolbox_class(EpisodeTables(database), strict=is_generated)
 
         goals = [Goal(**goal) for goal in data["goals"]] if is_generated else []
         calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if is_generated else data["calls"]
         outputs = [output for goal in goals for output in goal.outputs] if is_generated else data["outputs"]
-        toolbox, tables = create_toolbox()
+        toolbox = create_toolbox()
         expected_outcome = self._expected_cache.get(task.id) or compute_expected(create_toolbox, calls, outputs)
         if self.data:  # cached: benchmark states are large, and benchmark tasks are few
             self._expected_cache[task.id] = expected_outcome
-        return self._make_session(
+        prompt = generated_user_prompt(data) if is_generated else user_prompt(data["instruction"], self.end_markers)
+        conversation = Conversation(
             toolbox,
             tool_names(type(toolbox)),
-            FinalStateChecker(expected_outcome, tables),
-            calls,
+            FinalStateChecker(expected_outcome, toolbox.tables),
             make_scripted_user(data, self.patience) if is_generated else FixedMessagesUser(["Hello."]),
+            calls,
             world.policy if is_generated else self._benchmark.policy,
-            (generated_user_prompt(data) if is_generated else user_prompt(data["instruction"], self._end_markers))
-            if self.user == "agent"
-            else "",
+            prompt if self.user == "agent" else "",
         )
+        return ToolUseSession(self, conversation)
 
     @property
     def _toolbox_class(self) -> type[Toolbox]:
@@ -220,8 +236,14 @@ class ToolUse(GeneratedEnvironment):
         return WORLDS[self.world].toolbox
 
     @property
-    def _end_markers(self) -> tuple[str, ...]:
+    def end_markers(self) -> tuple[str, ...]:
+        """Markers with which the user ends the conversation."""
         return END_MARKERS.get(self.data.format if self.data else "", (STOP,))
+
+    @property
+    def ending_tools(self) -> tuple[str, ...]:
+        """Names of tools that end the conversation at once; the team's message in that turn is not delivered."""
+        return ENDING_TOOLS.get(self.data.format, ()) if self.data else ()
 
     def script(self, skill: float = 1.0) -> ScriptedPolicy | None:
         """Return the scripted policy for planner, agent, solver and user; None for benchmark tasks."""
@@ -241,40 +263,8 @@ class ToolUse(GeneratedEnvironment):
         first = task_tool_names(toolbox)
         if len(first) < len(tool_names(self.tool_class)):  # agents need the list if some tools are missing
             policy = f"{policy}\n\nYour tools here, and no others: {', '.join(first)}.".strip()
-        return self._make_session(
-            toolbox,
-            tools,
-            TurnChecker(self._turns_cache[task.id], toolbox),
-            reference_calls(data),
-            FixedMessagesUser(data["messages"]),
-            policy,
-            "",
-        )
-
-    def _make_session(
-        self,
-        toolbox: Any,
-        tools: Sequence[str],
-        checker: Checker,
-        calls: Calls,
-        user: User,
-        policy: str,
-        user_prompt: str,
-    ) -> ToolUseSession:
-        return ToolUseSession(
-            toolbox,
-            tools,
-            checker,
-            user,
-            rules=dict.fromkeys(self.rules_for, policy) if policy else {},
-            max_turns=self.max_turns,
-            reference=[call[0] for call in calls],
-            all_or_nothing=self.reward == "all",
-            needs_confirmation=self.confirmation and not self.data,
-            user_prompt=user_prompt,
-            end_markers=self._end_markers,
-            ending_tools=ENDING_TOOLS.get(self.data.format, ()) if self.data else (),
-        )
+        checker, user = TurnChecker(self._turns_cache[task.id], toolbox), FixedMessagesUser(data["messages"])
+        return ToolUseSession(self, Conversation(toolbox, tools, checker, user, reference_calls(data), policy))
 
     @cached_property
     def _expected_cache(self) -> dict[str, ExpectedOutcome]:
@@ -351,3 +341,156 @@ class ToolUse(GeneratedEnvironment):
                     f"{self.data.test_tasks} too, and nothing is left to train on; give other tasks, or leave it out"
                 )
         return tasks_by_split
+
+
+CONFIRM_WORDS = {"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"}
+REFUSE_WORDS = {"no", "not", "don't", "never", "wait"}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Parts of a conversation.
+
+    Args:
+        toolbox: object whose methods are the tools.
+        tools: names of the task's tools.
+        checker: checker of the conversation.
+        user: simulated user.
+        calls: reference calls.
+        policy: rules shown to agents; "" for none.
+        user_prompt: prompt of the agent that plays the user; "" for a simulated user.
+    """
+
+    toolbox: Toolbox | ClassToolbox
+    tools: Sequence[str]
+    checker: Checker
+    user: User
+    calls: Calls
+    policy: str
+    user_prompt: str = ""
+
+
+class ToolUseSession:
+    """Single attempt at a task: the team acts and uses tools, and the user replies until the user ends it."""
+
+    def __init__(self, settings: ToolUse, conversation: Conversation) -> None:
+        self.settings, self.conversation = settings, conversation
+        self.checker, self.user, self.tool_object = conversation.checker, conversation.user, conversation.toolbox
+        needs_confirmation = settings.confirmation and not settings.data
+        self.toolbox = ToolCallRecorder(
+            self.tool_object, lambda: self.confirmed or not needs_confirmation, settings.ending_tools
+        )
+        self.confirmed = self.user.confirmed and not conversation.user_prompt
+        self.turns, self.last_progress = 0, 0.0
+        self.write_tools = write_tool_names(type(self.tool_object))
+        self._reported_calls = 0  # calls already reported
+
+    async def reset(self) -> Observation:
+        """Return the user's first message, with the rules or the user's prompt for their roles."""
+        policy, user_prompt = self.conversation.policy, self.conversation.user_prompt
+        views = dict.fromkeys(self.settings.rules_for, policy) if policy else {}
+        views |= {USER: user_prompt} if user_prompt else {}
+        return Observation(f"User: {single_line(self.user.first_message())}", views)
+
+    async def step(self, actions: JointAction) -> Step:
+        """Deliver the team's message to the user, after its tool calls."""
+        right_tools = self._right_tools()
+        message = "" if self.toolbox.ended else _answer_text(actions)
+        self.turns += 1
+        answer = STOP if self.toolbox.ended else self._user_answer(actions, message)
+        is_over, at_limit = (
+            any(ending in answer for ending in self.settings.end_markers),
+            self.turns >= self.settings.max_turns,
+        )
+        verdict = self.checker.check_turn(message)
+        solved = is_over and self.user.is_satisfied and verdict.solved
+        observation = Observation(f"User: {shorten_message(answer)}", self._agent_reports(actions, message))
+        return Step(
+            observation,
+            self._reward(verdict, is_over or at_limit, solved),
+            terminated=is_over,
+            truncated=at_limit and not is_over,
+            success=solved if is_over or at_limit else None,
+            info={
+                "progress": verdict.completed,
+                "right_tools": right_tools,
+                "allowed_tools": self._allowed_tools(actions),
+                "measures": self._metrics(),
+            },
+        )
+
+    async def close(self) -> None:
+        """No-op: the session holds no resources."""
+
+    def _user_answer(self, actions: JointAction, message: str) -> str:
+        if not self.conversation.user_prompt:
+            answer = self.user.reply(message)
+            self.confirmed = self.user.confirmed
+            return answer
+        user_action = last_action(actions, USER)
+        answer = user_action.text.strip() if user_action else ""
+        self.confirmed = is_confirmation(answer)
+        return answer
+
+    def _reward(self, verdict: TaskProgress, at_end: bool, solved: bool) -> float:
+        """Return the reward for a step.
+
+        With ``reward = "all"``, the reward is 1 at the end of a solved task. Else it is the step's increase in the
+        completed fraction. If a wrong change was made and the task ends unsolved, the last step takes the total back.
+        """
+        if self.settings.reward == "all":
+            return float(solved)
+        increase, self.last_progress = verdict.completed - self.last_progress, verdict.completed
+        return increase - verdict.completed if at_end and not solved and verdict.has_wrong_change else increase
+
+    def _right_tools(self) -> list[str]:
+        """Return the tools in the reference: readers, and writers after the user's agreement."""
+        names = {call[0] for call in self.conversation.calls}
+        return sorted(name for name in names if name not in self.write_tools or self.confirmed)
+
+    def _allowed_tools(self, actions: JointAction) -> dict[str, list[str]]:
+        """Return the allowed tools by agent: every tool for the agent that answers the user, none for the rest."""
+        answering_agent = actions.answer.agent if actions.answer else ""
+        return {
+            action.agent: list(self.conversation.tools) if action.agent == answering_agent else []
+            for action in actions.actions
+        }
+
+    def _metrics(self) -> dict[str, float]:
+        return {
+            "user_turns": float(self.turns),
+            "tool_calls": float(len(self.toolbox.calls)),
+            "policy_violations": float(len(self.tool_object.violations) + self.toolbox.unconfirmed_writes),
+        }
+
+    def _agent_reports(self, actions: JointAction, message: str) -> dict[str, str]:
+        """Return a report with calls and message, for agents that did not answer the user."""
+        calls, self._reported_calls = self.toolbox.calls[self._reported_calls :], len(self.toolbox.calls)
+        answering_agent = actions.answer.agent if actions.answer else ""
+        report = "\n".join([*map(_format_call, calls), f"Agent: {shorten_message(message)}"])
+        return {action.agent: report for action in actions.actions if action.agent not in (answering_agent, USER)}
+
+
+def shorten_message(text: str) -> str:
+    """Return a message on a single line, shortened to a maximum length."""
+    return truncate(single_line(text), MAX_ERROR_LENGTH)
+
+
+def last_action(actions: JointAction, role: str) -> Action | None:
+    """Return an agent's last action in a step; None if absent."""
+    return next((action for action in reversed(actions.actions) if action.agent == role), None)
+
+
+def is_confirmation(text: str) -> bool:
+    """Return True if a user's message expresses agreement."""
+    words = set(re.findall(r"[\w']+", text.lower()))
+    return bool(CONFIRM_WORDS & words) and not REFUSE_WORDS & words
+
+
+def _answer_text(actions: JointAction) -> str:
+    return actions.answer.message.strip() if actions.answer and actions.answer.agent != USER else ""
+
+
+def _format_call(call: RecordedCall) -> str:
+    values = ", ".join(map(str, call.arguments.values()))
+    return shorten_message(f"{call.name}({values}){f': {call.error}' if call.error else ''}")

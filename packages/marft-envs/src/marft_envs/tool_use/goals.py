@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from random import Random
 from typing import Any
 
-from marft_envs.tool_use.slots import contains_all
-from marft_envs.tool_use.tables import Database, EpisodeTables
-from marft_envs.tool_use.toolbox import apply_calls
+from marft_envs.tool_use.toolbox import Database, EpisodeTables, Record, RecordView, apply_calls
 
-Calls = list[list[Any]]  # each a tool's name and its arguments
+Call = list[Any]  # a tool's name and its arguments
+Calls = list[Call]
 MAX_ATTEMPTS = 200  # maximum draws until a generated database supports the goals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """Single request from a user.
 
@@ -35,12 +36,12 @@ class Goal:
     aim: str
     says: str
     facts: Mapping[str, str]
-    withheld: Sequence[str]
+    withheld: Sequence[str] = field(default_factory=list)
     keys: Sequence[str]
     reads: Calls
-    writes: Calls
-    outputs: Sequence[str]
-    offer: str
+    writes: Calls = field(default_factory=list)
+    outputs: Sequence[str] = field(default_factory=list)
+    offer: str = ""
     report: str
 
 
@@ -60,7 +61,7 @@ class GoalSampler:
 
     random: Random
     database: Database
-    user: Mapping[str, Any]
+    user: RecordView
     explicit_rate: float  # probability that the user states a fact without being asked
     used: set[str] = field(default_factory=set)
 
@@ -68,7 +69,11 @@ class GoalSampler:
         """Draw: True if the user states a fact without being asked."""
         return self.random.random() < self.explicit_rate
 
-    def draw_record(self, table: str, *statuses: str) -> Mapping[str, Any] | None:
+    def draw_hidden(self, *slots: str) -> list[str]:
+        """Draw the slots that the user states only if asked."""
+        return [slot for slot in slots if not self.draw_explicit()]
+
+    def draw_record(self, table: str, *statuses: str) -> RecordView | None:
         """Draw an unused record from a user's table and mark it as used; None if no record fits.
 
         Args:
@@ -84,11 +89,37 @@ class GoalSampler:
             return None
         chosen = self.random.choice(ids)
         self.used.add(chosen)
-        record: Mapping[str, Any] = self.database[table][chosen]
+        record: RecordView = self.database[table][chosen]
         return record
 
 
-GoalMaker = Callable[[GoalSampler], Goal | None]
+GoalGenerator = Callable[[GoalSampler], Goal | None]
+
+
+def about_record(
+    table: str, *statuses: str
+) -> Callable[[Callable[[GoalSampler, RecordView], Goal | None]], GoalGenerator]:
+    """Return a decorator that draws an unused record for a goal; without such a record there is no goal.
+
+    Args:
+        table: name of the user's table.
+        statuses: accepted statuses; empty accepts every status.
+    """
+
+    def decorate(make_goal: Callable[[GoalSampler, RecordView], Goal | None]) -> GoalGenerator:
+        @wraps(make_goal)
+        def draw_goal(sampler: GoalSampler) -> Goal | None:
+            record = sampler.draw_record(table, *statuses)
+            return None if record is None else make_goal(sampler, record)
+
+        return draw_goal
+
+    return decorate
+
+
+def make_call(tool: str, /, **arguments: object) -> Call:
+    """Return a reference call: the tool's name and its arguments."""
+    return [tool, arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +129,21 @@ class ServiceWorld:
     Args:
         toolbox: class with the tool methods.
         generate_tables: generator of a database from a seed.
-        goal_makers: generators of goals; each returns None if the database does not support the goal.
+        goal_generators: generators of goals; each returns None if the database does not support the goal.
         build_identity: builder of the user's identity; its flag is True if the user states it in the first message.
         policy: rules shown to agents.
     """
 
     toolbox: type
     generate_tables: Callable[[int], Database]
-    goal_makers: Sequence[GoalMaker]
-    build_identity: Callable[[Mapping[str, Any], bool], Identity]
+    goal_generators: Sequence[GoalGenerator]
+    build_identity: Callable[[RecordView, bool], Identity]
     policy: str
 
 
 def generate_task_data(
     random: Random, world: ServiceWorld, goals: int, explicit_rate: float, together: float
-) -> dict[str, Any]:
+) -> Record:
     """Generate the data for a task with ``goals`` goals.
 
     Args:
@@ -129,7 +160,7 @@ def generate_task_data(
         sampler = GoalSampler(random, database, user, explicit_rate)
         identity = world.build_identity(user, sampler.draw_explicit())
         drawn_goals = [
-            goal for _ in range(20 * goals) if (goal := random.choice(world.goal_makers)(sampler)) is not None
+            goal for _ in range(20 * goals) if (goal := random.choice(world.goal_generators)(sampler)) is not None
         ][:goals]
         if len(drawn_goals) == goals and _is_feasible(world, database, drawn_goals):
             break
@@ -156,14 +187,14 @@ def count_min_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence
     Each batch of goals needs up to three steps: ask for missing facts, offer, and write. A question or a forbidden
     request needs no write step.
     """
-    steps, stated_text = 0, identity.says
+    steps, user_text = 0, identity.says
     for number, batch in enumerate(batches):
         batch_goals = [goals[index] for index in batch]
-        stated_text += "".join(f" {goal.says}" for goal in batch_goals)
+        user_text += "".join(f" {goal.says}" for goal in batch_goals)
         needed_facts = [identity.facts[slot] for slot in identity.needs] if number == 0 else []
         needed_facts += [goal.facts[slot] for goal in batch_goals for slot in goal.withheld]
-        unknown = [fact for fact in needed_facts if not contains_all(stated_text, [fact])]
-        stated_text += "".join(f" {fact}" for fact in unknown)
+        unknown = [fact for fact in needed_facts if not contains_all(user_text, [fact])]
+        user_text += "".join(f" {fact}" for fact in unknown)
         steps += bool(unknown) + 1 + any(goal.writes for goal in batch_goals)
     return steps
 
@@ -178,3 +209,12 @@ def _is_feasible(world: ServiceWorld, database: Database, goals: Sequence[Goal])
         if bool(goal.writes) != (tables.digest() != before) or toolbox.violations:
             return False
     return True
+
+
+def contains_all(text: str, keys: Sequence[str]) -> bool:
+    """Return True if a text contains every key as whole words; case is ignored.
+
+    >>> contains_all("cancel w12?", ["W12"]), contains_all("cancel w123?", ["W12"])
+    (True, False)
+    """
+    return all(re.search(rf"(?<!\w){re.escape(key.lower())}(?!\w)", text.lower()) for key in keys)

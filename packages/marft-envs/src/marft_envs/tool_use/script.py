@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from marft.agents.prompt_messages import split_messages
 from marft.common.types import ToolCall
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedReply
-from marft_envs.tool_use.goals import Calls, Goal, Identity
-from marft_envs.tool_use.session import USER
-from marft_envs.tool_use.slots import contains_all
-from marft_envs.tool_use.users import DEFAULT_PATIENCE, make_scripted_user
+from marft_envs.tool_use.goals import Calls, Goal, Identity, contains_all
+from marft_envs.tool_use.users import DEFAULT_PATIENCE, USER, make_scripted_user
 
 QUESTIONS = {
     "email": "What is your e-mail?",
@@ -69,10 +68,9 @@ class ConversationView:
             [*own_messages, *(line for text in user_messages for line in AGENT_LINE.findall(text))]
         )
         self.has_tool_results = any(message["role"] == "tool" for message in cue.messages)
-        self.plan = (
-            user_messages[-1].rpartition("Message from planner:\n")[2].partition("\n\n")[0] if user_messages else ""
-        )
-        self.has_plan = bool(user_messages) and "Message from planner:\n" in user_messages[-1]
+        received = split_messages(user_messages[-1])[1] if user_messages else []
+        plans = [message.text.partition("\n\n")[0] for message in received if message.role == "planner"]
+        self.has_plan, self.plan = bool(plans), plans[-1] if plans else ""
 
     @property
     def open_goals(self) -> list[Goal]:
@@ -131,10 +129,8 @@ def _user_reply(cue: PolicyInput) -> str:
     """Return the scripted user's reply to the conversation so far."""
     simulated_user = make_scripted_user(cue.task.data, DEFAULT_PATIENCE)
     user_messages = [str(message["content"]) for message in cue.messages if message["role"] == "user"]
-    agent_messages = [
-        text.rpartition("Message from ")[2].partition("\n")[2] for text in user_messages if "Message from " in text
-    ]
-    answers = [simulated_user.reply(agent_message) for agent_message in agent_messages]
+    received = filter(None, (split_messages(text)[1] for text in user_messages))
+    answers = [simulated_user.reply(messages[-1].text) for messages in received]
     return answers[-1] if answers else simulated_user.first_message()
 
 

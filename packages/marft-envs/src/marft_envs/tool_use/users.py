@@ -1,47 +1,109 @@
-"""Simulated users: by script or from a list of messages, and prompts for agents that play a user."""
+"""Simulated users: by script or from a list of messages, and prompts for agents that play a user.
+
+A scripted user detects requests, offers and refusals in a service's messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import re
+from collections.abc import Sequence
 
-from marft_envs.tool_use.goals import Goal, Identity
-from marft_envs.tool_use.slots import (
-    FACT_SENTENCES,
-    contains_all,
-    is_refusal,
-    offers_more_help,
-    reports_completion,
-    requested_slots,
-    split_sentences,
+from marft_envs.tool_use.goals import Goal, Identity, contains_all
+from marft_envs.tool_use.toolbox import RecordView
+
+FACT_SENTENCES = {  # user's statement of a fact, by slot
+    "email": "My e-mail is {}.",
+    "name": "My name is {}.",
+    "zip": "My zip code is {}.",
+    "user": "My user id is {}.",
+    "order": "It is {}.",
+    "reservation": "It is {}.",
+    "item": "It is the {}.",
+    "reason": "The reason: {}.",
+    "payment": "Use {}.",
+    "new": "I want {}.",
+    "address": "The address is {}.",
+    "bags": "I take {}.",
+    "insurance": "I book {}.",
+    "passenger": "It is {}.",
+    "date": "The day is {}.",
+    "cabin": "The cabin is {}.",
+}
+SLOT_WORDS = {
+    "email": r"e-?mail",
+    "name": r"(?:full |first |last )?names?(?! of)",
+    "zip": r"zip(?: ?code)?|postal code",
+    "user": r"(?:user|customer|member) ?(?:id|name|number)",
+    "order": r"orders?(?: (?:id|number)s?)?|order",
+    "reservation": r"reservations?(?: (?:id|number|code)s?)?|booking",
+    "item": r"(?:items?|products?)",
+    "reason": r"reasons?",
+    "payment": r"(?:payment|refund)(?: methods?)?|pay",
+    "new": r"(?:variants?|options?)",
+    "address": r"address(?:es)?",
+    "bags": r"(?:bags?|baggage)",
+    "insurance": r"insurance",
+    "passenger": r"passengers?",
+    "date": r"(?:dates?|days?)",
+    "cabin": r"cabin",
+}
+QUESTION_WORDS = r"(?:which|what(?: is| are)?|whose|how many|your|the|provide|tell me|share|give me|and|for)"
+SLOT_PATTERNS = {
+    slot: re.compile(rf"\b{QUESTION_WORDS} (?:\w+ ){{0,2}}(?:{words})\b") for slot, words in SLOT_WORDS.items()
+}
+REQUEST_PHRASE = re.compile(
+    r"\b(?:please|provide|tell me|share|give me|need to know|could i have|may i have|let me know)\b"
 )
+REFUSAL_PHRASE = re.compile(r"\b(?:sorry|cannot|can not|can't|unable|not possible|not allowed|unfortunately)\b")
+COMPLETION_PHRASE = re.compile(
+    r"\b(?:done|cancell?ed|returned|changed|booked|added|requested|updated|processed|exchanged|modified|refunded)\b"
+)
+OFFER_PHRASE = re.compile(r"\b(?:anything|something) else|what else|further help|help you with\b")
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split text roughly into sentences.
+
+    >>> split_sentences("Sorry, W1 is delivered. Cancel W2?")
+    ['Sorry, W1 is delivered.', 'Cancel W2?']
+    """
+    return [sentence for sentence in re.split(r"(?<=[.?!])\s+|\n+", text.strip()) if sentence]
+
+
+def requested_slots(message: str) -> list[str]:
+    """Return the slots requested in a message.
+
+    >>> requested_slots("Which order, and what is your e-mail?")
+    ['email', 'order']
+    """
+    questions = [
+        sentence
+        for sentence in split_sentences(message.lower())
+        if sentence.endswith("?") or REQUEST_PHRASE.search(sentence)
+    ]
+    return [slot for slot, pattern in SLOT_PATTERNS.items() if any(pattern.search(sentence) for sentence in questions)]
+
+
+def is_refusal(sentence: str) -> bool:
+    """Return True if a sentence is a refusal."""
+    return bool(REFUSAL_PHRASE.search(sentence))
+
+
+def reports_completion(text: str) -> bool:
+    """Return True if a text reports a completed action."""
+    return bool(COMPLETION_PHRASE.search(text))
+
+
+def offers_more_help(text: str) -> bool:
+    """Return True if a text asks for further requests."""
+    return bool(OFFER_PHRASE.search(text))
+
 
 STOP = "###STOP###"  # marker at the end of the user's last message
 # further markers with which a user of τ²-bench ends a conversation
 TRANSFER, OUT_OF_SCOPE = "###TRANSFER###", "###OUT-OF-SCOPE###"
 DEFAULT_PATIENCE = 2
-
-
-class User(Protocol):
-    """Interface for simulated users."""
-
-    def first_message(self) -> str:
-        """Return the first message."""
-        ...
-
-    def reply(self, message: str) -> str:
-        """Return the reply to the team's message; the last reply ends with ``STOP``."""
-        ...
-
-    @property
-    def confirmed(self) -> bool:
-        """Return True if the last message agrees to the team's offer."""
-        ...
-
-    @property
-    def is_satisfied(self) -> bool:
-        """Return True if the user has not given up."""
-        ...
+USER = "user"  # role of the agent that plays the user
 
 
 class ScriptedUser:
@@ -66,12 +128,7 @@ class ScriptedUser:
         self.confirmed_goals = set[int]()
         self.finished_goals = set[int]()
         self._own_text = ""
-        self._confirmed = False
-
-    @property
-    def confirmed(self) -> bool:
-        """Return True if the last reply was an agreement."""
-        return self._confirmed
+        self.confirmed = False  # True if the last reply was an agreement
 
     @property
     def is_satisfied(self) -> bool:
@@ -90,7 +147,7 @@ class ScriptedUser:
         return answer
 
     def _make_reply(self, message: str) -> str:
-        self._confirmed = False
+        self.confirmed = False
         open_goals = [index for index in self.batches[self.batch_index] if index not in self.finished_goals]
         text = message.lower()
         self._mark_finished(open_goals, text)
@@ -101,7 +158,7 @@ class ScriptedUser:
         offered_goals = [] if offers_more_help(text) else self._offered_goals(open_goals, text)
         if offered_goals and "?" in message:
             self.confirmed_goals |= set(offered_goals)
-            self._confirmed = True
+            self.confirmed = True
             return "Yes."
         if slots:
             return self._state_facts(slots, open_goals)
@@ -174,7 +231,10 @@ class FixedMessagesUser:
         return self._remaining.pop(0) if self._remaining else STOP
 
 
-def make_scripted_user(data: Mapping[str, Any], patience: int) -> ScriptedUser:
+User = ScriptedUser | FixedMessagesUser
+
+
+def make_scripted_user(data: RecordView, patience: int) -> ScriptedUser:
     """Create the scripted user for a generated task."""
     goals = [Goal(**goal) for goal in data["goals"]]
     return ScriptedUser(Identity(**data["identity"]), goals, data["batches"], patience)
@@ -202,7 +262,7 @@ def user_prompt(words: str, end_markers: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def generated_user_prompt(data: Mapping[str, Any]) -> str:
+def generated_user_prompt(data: RecordView) -> str:
     """Return the prompt for an agent that plays the user in a generated task."""
     goals, identity = [Goal(**goal) for goal in data["goals"]], Identity(**data["identity"])
     lines = ["You are a customer, and talk to a service."]

@@ -6,20 +6,126 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from marft.agents.environment import Split
-from marft.common.types import Task
+from marft.common.types import JointAction, Observation, Step, Task
+from marft.config.interfaces.environment import Split
 from marft.config.settings import Bounded, Names, NonNegativeCount, did_you_mean
 from marft.envs.splits import normalize_question, split_small_set
-from marft_envs.env_process.process import EnvProcess, EnvProcessError
-from marft_envs.env_process.settings import SubprocessEnvironmentPart, expand_home
-from marft_envs.toolsandbox.grouping import group_related
-from marft_envs.toolsandbox.session import USER, ToolSandboxSession
+from marft_envs.env_process.process import (
+    TOOLS_TEMPLATE,
+    EnvProcess,
+    EnvProcessError,
+    ProcessSession,
+    SubprocessEnvironment,
+    clean_metrics,
+    expand_home,
+    format_tool,
+)
+
+USER = "user"  # role of the agent that plays the user
+END_TEXT = "end_conversation"  # text with which a user ends the conversation, as instructed by the package
+ROLE_PREFIXES = {"user": "User: ", "agent": "Agent: ", "execution_environment": "Tool: "}
+
+
+class ToolSandboxSession(ProcessSession):
+    """One scenario.
+
+    Args:
+        settings: the environment.
+        process: the environment process.
+        name: name of the scenario.
+        seed: seed of the scenario.
+    """
+
+    def __init__(self, settings: ToolSandbox, process: EnvProcess, name: str, seed: int) -> None:
+        super().__init__(process, settings.timeout_seconds)
+        self.name, self.seed, self.success_threshold = name, seed, settings.success_threshold
+        # roles that serve an agent as user; () for a user that leaves after the first message to it
+        self.serves = settings.serves if settings.user == "agent" else ()
+        self.turn = "agent"
+        self._user_prompt = ""
+        # by role: the agent's last message to the user, not yet shown to the role
+        self._pending_views: dict[str, str] = {}
+
+    async def reset(self) -> Observation:
+        """Start the scenario and return the user's request and the available tools."""
+        reply = await self.begin_episode(name=self.name, seed=self.seed)
+        self._user_prompt = str(reply.get("brief", ""))
+        tools = "\n".join(map(format_tool, reply.get("tools") or ()))
+        return self._build_observation(reply, TOOLS_TEMPLATE.format(tools) if tools else "")
+
+    async def step(self, actions: JointAction) -> Step:
+        """Send the team's calls or message to the process, or the user's message."""
+        action = actions.for_role(USER) if self.turn == "user" else actions.answer
+        text = action.message if action else ""
+        ends = self.turn == "user" and END_TEXT in text
+        reply = await self.request("say", speaker=self.turn, text=text, answered=bool(self.serves), ends=ends)
+        if "done" in reply:
+            return self._final_step(reply["done"])
+        if self.turn == "agent" and action:
+            other_agents = [item.agent for item in actions.actions if item.agent != action.agent]
+            self._pending_views = dict.fromkeys(other_agents, f"Agent: {text}")
+        observation = self._build_observation(reply)
+        views: dict[str, str] = {}
+        if self.turn == "agent":
+            views, self._pending_views = self._pending_views, {}
+        return Step(Observation(observation.text, views, observation.turn), 0.0)
+
+    def _final_step(self, done: object) -> Step:
+        outcome, reward = self.read_outcome(done)
+        ended = outcome.get("ended") is True
+        return Step(
+            Observation(""),
+            reward,
+            terminated=ended,
+            truncated=not ended,
+            success=reward >= self.success_threshold,
+            info={"measures": clean_metrics(outcome.get("metrics"))},
+        )
+
+    def _build_observation(self, reply: Mapping[str, Any], extra: str = "") -> Observation:
+        messages, turn = reply.get("messages"), reply.get("turn")
+        if not isinstance(messages, list) or turn not in ("agent", "user"):
+            raise EnvProcessError(f"toolsandbox gave {messages!r:.100} to {turn!r:.20}, which nobody can read")
+        self.turn = turn
+        lines = [f"{ROLE_PREFIXES.get(message['role'], '')}{message['content']}" for message in messages]
+        if turn == "user" and self._user_prompt:
+            lines, self._user_prompt = [self._user_prompt, *lines], ""
+        roles = () if not self.serves else (USER,) if turn == "user" else self.serves
+        return Observation("\n\n".join(part for part in ("\n".join(lines), extra) if part), turn=roles)
+
+
+def group_related(marks: Sequence[Sequence[str]]) -> list[str]:
+    """Return each task's group: the smallest mark among its related tasks.
+
+    Two tasks are related if they share a mark, or if both are related to a third task.
+
+    Args:
+        marks: marks of each task, at least one.
+
+    >>> group_related([["of a", "asks 1"], ["of b", "asks 1"], ["of c", "asks 2"]])
+    ['asks 1', 'asks 1', 'asks 2']
+    """
+    parents: dict[str, str] = {}
+
+    def find_root(mark: str) -> str:
+        """Return the root of a mark, with path compression."""
+        while (parent := parents.setdefault(mark, mark)) != mark:
+            parents[mark] = parents[parent]
+            mark = parent
+        return mark
+
+    for task_marks in marks:
+        roots = [find_root(mark) for mark in task_marks]
+        for mark in roots:
+            parents[mark] = min(roots)
+    return [find_root(task_marks[0]) for task_marks in marks]
+
 
 MAX_MESSAGES = 30  # maximum messages in a conversation of the package; each step of the team adds at least one
 MULTI_TURN_CATEGORY = "multiple_user_turn"  # category of scenarios that need several user messages
 
 
-class ToolSandbox(SubprocessEnvironmentPart):
+class ToolSandbox(SubprocessEnvironment):
     """ToolSandbox scenarios: tools on the state of a phone, a user, and milestones.
 
     Some tools depend on others. The milestones measure how much of the request was fulfilled. A step is the team's
@@ -126,8 +232,7 @@ class ToolSandbox(SubprocessEnvironmentPart):
 
     def start(self, task: Task, seed: int) -> ToolSandboxSession:
         """Start a conversation; ``seed`` decides the ids of added records."""
-        serves = self.serves if self.user == "agent" else ()
-        return ToolSandboxSession(self._process, task.id, seed, serves, self.success_threshold, self.timeout_seconds)
+        return ToolSandboxSession(self, self._process, task.id, seed)
 
 
 def _first_messages(row: Mapping[str, Any]) -> str:

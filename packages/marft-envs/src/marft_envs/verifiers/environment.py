@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from typing import Any, ClassVar, Literal
 
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.api_keys import fill_variables
+from marft.config.interfaces.environment import Split
 from marft.config.settings import Bounded, NonEmptyString, NonNegativeCount, PlainTable
 from marft.envs.splits import assign_split, normalize_question
-from marft_envs.env_process.formatting import TOOLS_TEMPLATE, clean_metrics, format_messages, format_tool
-from marft_envs.env_process.process import EnvProcess, EnvProcessError, finite_number
-from marft_envs.env_process.settings import SubprocessEnvironmentPart, expand_home
+from marft_envs.env_process.process import (
+    TOOLS_TEMPLATE,
+    EnvProcess,
+    EnvProcessError,
+    ProcessSession,
+    SubprocessEnvironment,
+    clean_metrics,
+    expand_home,
+    format_messages,
+    format_tool,
+)
 
-EPISODE_COUNTER = count()  # episode counter of this process
 
-
-class Verifiers(SubprocessEnvironmentPart):
+class Verifiers(SubprocessEnvironment):
     """An environment from ``verifiers``, on a separate Python because it needs other library versions.
 
     The environment's rollout sends its model requests to the team, over any number of turns. Its rubric scores the
@@ -99,21 +104,18 @@ class Verifiers(SubprocessEnvironmentPart):
         return VerifiersSession(self, self._process, task)
 
 
-class VerifiersSession:
+class VerifiersSession(ProcessSession):
     """Team side of one rollout."""
 
     def __init__(self, settings: Verifiers, process: EnvProcess, task: Task) -> None:
-        self.settings, self.process, self.task = settings, process, task
-        self.key = f"{next(EPISODE_COUNTER)}"
-        self._running: Any = None
+        super().__init__(process, settings.timeout_seconds)
+        self.settings, self.task = settings, task
         self._shown_count = 0  # number of messages already shown
-        self._outcome: Mapping[str, Any] | None = None
 
     async def reset(self) -> Observation:
         """Start the rollout and return its first request."""
-        self._running = self.process.get_running()
         data = self.task.data
-        reply = await self._request({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
+        reply = await self.begin_episode(held_out=data["held_out"], row=data["row"])
         if "done" in reply:
             raise EnvProcessError("verifiers: the rollout was over before the team was asked")
         return self._build_observation(reply)
@@ -121,14 +123,10 @@ class VerifiersSession:
     async def step(self, actions: JointAction) -> Step:
         """Send the team's text to the rollout, as its model's reply."""
         action = actions.answer  # including its reasoning, because the package's own parsers look for it
-        text = action.text if action and not action.only_thought else ""
-        reply = await self._request({"do": "say", "text": text})
+        reply = await self.request("say", text=action.text if action and not action.only_thought else "")
         if "done" not in reply:
             return Step(self._build_observation(reply), 0.0)
-        outcome = reply["done"]
-        if not isinstance(outcome, dict):
-            raise EnvProcessError(f"verifiers gave {outcome!r:.100}, which is no score")
-        reward = finite_number(outcome, "reward")
+        outcome, reward = self.read_outcome(reply["done"])
         return Step(
             Observation(""),
             reward,
@@ -136,17 +134,6 @@ class VerifiersSession:
             success=reward >= self.settings.success_threshold,
             info={"measures": clean_metrics(outcome.get("metrics"))},
         )
-
-    async def close(self) -> None:
-        """Drop the rollout in the process."""
-        if self._running is not None:
-            self._running.send_only({"do": "drop", "episode": self.key})
-
-    async def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._running.request_async(
-            {**message, "episode": self.key}, self.settings.timeout_seconds
-        )
-        return answer
 
     def _build_observation(self, reply: Mapping[str, Any]) -> Observation:
         messages = reply.get("messages")

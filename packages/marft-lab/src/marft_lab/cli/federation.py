@@ -32,7 +32,7 @@ def federate(path: Path, resume: bool, dry_run: bool, output_mode: OutputMode) -
     folder = settings.folder
     with open_output(output_mode) as out:
         if dry_run or not resume:  # checked before the folder exists, so that a corrected file does not collide with it
-            from marft_lab.federated.recipes import check_recipes
+            from marft_lab.federated.settings import check_recipes
 
             check_recipes(settings, folder)
         if dry_run:

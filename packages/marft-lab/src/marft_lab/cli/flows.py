@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,10 @@ from marft.config.settings import did_you_mean
 from marft.runs.run_folder import RunFolder
 from marft_lab.flows.growth import GrowthOptions, grow_network
 from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
+
+if TYPE_CHECKING:
+    from marft.agents.game import Attempt
+    from marft.common.types import Episode
 
 MAX_EXAMPLE_CHARS = 60  # maximum characters of an example in the table
 console = wide_console()
@@ -112,11 +117,15 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
     from marft.envs.tasks import read_tasks
     from marft.rollout.local_runner import LocalRolloutRunner
     from marft_lab.flows.critics import PolicyCritic
-    from marft_lab.flows.evaluator import FlowEvaluator
     from marft_lab.flows.organization import Flow
-    from marft_lab.flows.path_learning import PathLearningOptions, learn_paths
-    from marft_lab.flows.rewording import RewordingOptions, reword_nodes
-    from marft_lab.flows.skipping import skip_nodes
+    from marft_lab.flows.tuning import (
+        FlowEvaluator,
+        PathLearningOptions,
+        RewordingOptions,
+        learn_paths,
+        reword_nodes,
+        skip_nodes,
+    )
 
     flow = run.team
     if not isinstance(flow, Flow) or flow.router:
@@ -130,14 +139,14 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
     with LocalRolloutRunner(run) as rollouts:
         rollouts.publish(0)
 
-        def play(organization: Flow, attempts: Sequence[object]) -> list[object]:
-            return rollouts.play(attempts, replace(rollouts.team, organization=organization))  # type: ignore[arg-type, return-value]
+        def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
+            return rollouts.play(attempts, replace(rollouts.team, organization=organization))
 
         def save_change(change: Change, network: FlowNetwork) -> None:
             console.print(_format_change(change), soft_wrap=True)
             write_network(to, network)
 
-        board = FlowEvaluator(flow, play, train, held_out[: run.evaluation.validation_tasks], run.seed)  # type: ignore[arg-type]
+        board = FlowEvaluator(flow, play, train, held_out[: run.evaluation.validation_tasks], run.seed)
         with progress_bar("learning paths") as advance:
             advance(options.steps)
             learning = PathLearningOptions(options.steps, options.batch)

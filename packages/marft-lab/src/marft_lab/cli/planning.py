@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +15,29 @@ from rich.text import Text
 from marft.cli.errors import set_run_folder
 from marft.cli.output import Output, OutputMode, open_output
 from marft.config import RunSettings, load_recipe
-from marft.models.device_specs import find_device_spec
 from marft.runs.run_folder import RunFolder
 from marft_lab.planning.changes import GPUS_PER_MACHINE, PlanChange, suggest_changes
-from marft_lab.planning.efficiencies import Efficiencies
 from marft_lab.planning.memory import ProcessMemory
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
-from marft_lab.planning.recorded_lengths import read_recorded_lengths
-from marft_lab.planning.workload import KnownLengths
+from marft_lab.planning.workload import read_recorded_lengths
 
 MAX_SHOWN_PARTS = 12  # maximum components shown per process
 
 
-def run_plan(
-    path: Path,
-    overrides: Sequence[str],
-    gpus: int,
-    gpu: str,
-    given_lengths: KnownLengths,
-    environment_seconds: float | None,
-    lag: int | None,
-    efficiencies: Sequence[str],
-    model_config: Path | None,
-    output_mode: OutputMode,
-) -> None:
+def run_plan(path: Path, overrides: Sequence[str], request: PlanRequest, output_mode: OutputMode) -> None:
     """Print the plan of a recipe or a run.
 
     Args:
         path: recipe file, name of a bundled recipe, or run folder.
         overrides: command-line overrides of recipe keys.
-        gpus: number of GPUs.
-        gpu: GPU type.
-        given_lengths: lengths set on the command line; they override recorded lengths.
-        environment_seconds: seconds per environment step; None for the recorded value of a run, else 0.
-        lag: maximum age of training data, in policy versions; None for the recipe's value.
-        efficiencies: overrides of the hardware efficiencies, as ``name=value``.
-        model_config: ``config.json`` of a model with unknown size.
+        request: request for the plan; its lengths and seconds override recorded values.
         output_mode: output format.
 
     Raises:
-        ValueError: an option is not a finite number, or names an unknown GPU or efficiency.
+        ValueError: an option is not a finite number.
     """
-    _check_finite(given_lengths, environment_seconds)
-    run, lengths, measured_seconds = _load_recipe_or_run(path, overrides, given_lengths)
-    seconds = environment_seconds if environment_seconds is not None else measured_seconds
-    reached = Efficiencies().with_overrides(efficiencies)
-    request = PlanRequest(gpus, find_device_spec(gpu), lengths, seconds, lag, reached, model_config)
+    _check_finite(request)
+    run, request = _load_recipe_or_run(path, overrides, request)
     capacity_plan = make_plan(run, request)
     suggestions = suggest_changes(capacity_plan)
     with open_output(output_mode) as out:
@@ -67,35 +45,32 @@ def run_plan(
         _print_plan(out, capacity_plan, suggestions)
 
 
-def _load_recipe_or_run(
-    path: Path, overrides: Sequence[str], given_lengths: KnownLengths
-) -> tuple[RunSettings, KnownLengths, float]:
-    """Return the settings, the known lengths, and the seconds per environment step.
-
-    For a run, recorded lengths fill in the values that are not given.
-    """
+def _load_recipe_or_run(path: Path, overrides: Sequence[str], request: PlanRequest) -> tuple[RunSettings, PlanRequest]:
+    """Return the settings, and the request; for a run, recorded values fill in the values that are not given."""
     if not path.is_dir():
-        return load_recipe(path, overrides), given_lengths, 0.0
+        return load_recipe(path, overrides), request
     folder = RunFolder.open(path)
     set_run_folder(folder.path)
     run, recording = folder.relocated_settings(overrides), read_recorded_lengths(folder)
     if recording is None:
-        return run, given_lengths, 0.0
-    return run, recording.lengths.with_overrides(given_lengths), recording.environment_seconds
+        return run, request
+    seconds = recording.environment_seconds if request.environment_seconds is None else request.environment_seconds
+    lengths = recording.lengths.with_overrides(request.lengths)
+    return run, replace(request, lengths=lengths, environment_seconds=seconds)
 
 
-def _check_finite(given_lengths: KnownLengths, environment_seconds: float | None) -> None:
+def _check_finite(request: PlanRequest) -> None:
     """Check numeric options for NaN and infinity.
 
     Raises:
         ValueError: an option is NaN or infinite.
     """
     for option, value in (
-        ("--prompt-tokens", given_lengths.prompt),
-        ("--action-tokens", given_lengths.action),
-        ("--max-action-tokens", given_lengths.longest),
-        ("--environment-steps", given_lengths.environment_steps),
-        ("--environment-seconds", environment_seconds),
+        ("--prompt-tokens", request.lengths.prompt),
+        ("--action-tokens", request.lengths.action),
+        ("--max-action-tokens", request.lengths.longest),
+        ("--environment-steps", request.lengths.environment_steps),
+        ("--environment-seconds", request.environment_seconds),
     ):
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{option}: {value} is no number; write {option} 512")

@@ -14,7 +14,7 @@ from marft.cli.evaluation import EvaluationOptions, EvaluationTarget, resolve_ta
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
 from marft.common.texts import single_line
-from marft.evaluation.checkpoint_results import format_percent
+from marft.evaluation.checkpoint_results import format_interval, format_percent
 
 if TYPE_CHECKING:
     from marft.evaluation.evaluate import Evaluation
@@ -27,10 +27,8 @@ COLUMNS = (  # columns: heading, metric over all attacks, metric of one attack
     ("solved", "utility_under_attack", "attacks/{}/utility"),
     ("rules broken", "content_violation_rate_under_attack", ""),
 )
-BASELINE_METRICS = {
-    "solved": "accuracy",
-    "rules broken": "content_violation_rate",
-}  # metric without an attack, by heading
+# metric without an attack, by heading
+BASELINE_METRICS = {"solved": "accuracy", "rules broken": "content_violation_rate"}
 
 
 def evaluate(
@@ -104,16 +102,12 @@ def _evaluate_target(
     target: EvaluationTarget, options: EvaluationOptions, suite: Suite, out: Output
 ) -> list[Evaluation]:
     from marft.evaluation.evaluate import parse_modes
-    from marft.evaluation.session import StorageOptions
     from marft_lab.safety.session import SuiteSize, evaluate_suite
 
     modes = parse_modes(options.mode.split(","), "--mode") if options.mode else suite.settings.modes
     size = SuiteSize(options.tasks or suite.settings.tasks, options.attempts or suite.settings.attempts, modes)
-    keeping = StorageOptions(target.output_folder.evaluations, options.again)
     with progress_bar("evaluating", enabled=not out.mode) as advance:
-        results = evaluate_suite(
-            target.run, target.folder, target.checkpoints, suite, size, keeping, advance, out.note, target.check
-        )
+        results = evaluate_suite(target, suite, size, advance, out.note, overwrite=options.again)
     save_recipe(target, out.note)
     return results
 
@@ -137,7 +131,7 @@ def _build_table(results: Sequence[Evaluation], suite: Suite) -> Table:
     Cells are rates with 95 % intervals.
     """
     from marft.evaluation.gates import group_by_metric
-    from marft.evaluation.shares import clustered_interval
+    from marft.evaluation.ratios import clustered_interval
 
     table = Table(box=None, pad_edge=False)
     for heading in ("checkpoint", "mode", "attack", *(heading for heading, *_ in COLUMNS)):
@@ -148,11 +142,7 @@ def _build_table(results: Sequence[Evaluation], suite: Suite) -> Table:
         def cell(metric: str, ratios: Mapping[str, Any] = ratios, attempts: int = result.attempts) -> str:
             per = max((int(ratio.denominator) for ratio in ratios.get(metric, {}).values()), default=attempts)
             estimate = clustered_interval([*ratios.get(metric, {}).values()], per)
-            return (
-                f"{format_percent(estimate[0])} ({format_percent(estimate[1][0])} to {format_percent(estimate[1][1])})"
-                if estimate
-                else ""
-            )
+            return f"{format_percent(estimate[0])} ({format_interval(estimate[1], format_percent)})" if estimate else ""
 
         rows = [("none", [cell(BASELINE_METRICS.get(heading, "")) for heading, *_ in COLUMNS])]
         attacks = [name for name in suite.settings.attacks if f"attacks/{name}/reached" in ratios]

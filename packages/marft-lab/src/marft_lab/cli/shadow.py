@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -11,36 +10,17 @@ from rich.text import Text
 
 from marft.cli.handlers import silence_transformers
 from marft.cli.output import OutputMode, open_output
+from marft.evaluation.checkpoint_results import format_number, format_signed
 from marft_lab.shadow.settings import ShadowSettings
-from marft_serve.serving.sidecars import ShadowTeam, Sidecar, SidecarSpec
+from marft_serve.serving.options import ShadowTeam, SidecarSpec
 
 if TYPE_CHECKING:
     from marft_lab.shadow.sequential_test import Verdict
-    from marft_lab.shadow.session_log import SessionEvent
+    from marft_lab.shadow.sessions import SessionEvent
     from marft_lab.shadow.setup import ShadowRequest
 
-DEFAULT_FOLDER = "shadow"  # default output folder, inside the sessions folder
 PROGRESS_INTERVAL = 10  # sessions between progress lines
 STYLES = {"promote": "green", "stop": "red", "hold": "yellow"}
-
-
-def build_request(
-    team: Path,
-    checkpoint: str,
-    overrides: Sequence[str],
-    trust_code: bool,
-    sessions: Path,
-    folder: Path | None,
-    grade: Path | None,
-    feedback: Path | None,
-    follow: bool,
-) -> ShadowRequest:
-    """Return the shadow request of a command's options."""
-    from marft_lab.shadow.setup import ShadowRequest
-
-    return ShadowRequest(
-        team, checkpoint, overrides, trust_code, sessions, folder or sessions / DEFAULT_FOLDER, grade, feedback, follow
-    )
 
 
 def open_sidecar(shadow_team: ShadowTeam) -> SidecarSpec:
@@ -49,37 +29,26 @@ def open_sidecar(shadow_team: ShadowTeam) -> SidecarSpec:
     The team and its settings are checked at once, before the server starts.
 
     Raises:
-        ValueError: the team cannot be served, or its shadow settings are invalid.
+        ValueError: the team cannot be served, its shadow settings are invalid, or they score by feedback.
     """
-    request = build_request(
+    from marft_lab.shadow.setup import DEFAULT_FOLDER, ShadowRequest
+    from marft_lab.shadow.supervisor import ShadowSupervisor
+
+    request = ShadowRequest(
         shadow_team.team,
         shadow_team.checkpoint,
         shadow_team.overrides,
         shadow_team.trust_code,
         shadow_team.sessions,
-        shadow_team.output,
+        shadow_team.output or shadow_team.sessions / DEFAULT_FOLDER,
         shadow_team.grade,
-        None,
         follow=True,
     )
-    message = f"{shadow_team.team} plays them as a shadow; what comes of it is in {request.output.absolute()}"
-    return SidecarSpec(make_launcher(request), message)
-
-
-def make_launcher(request: ShadowRequest) -> Callable[[], Sidecar]:
-    """Return a function that starts a shadow process beside a server.
-
-    The team and its settings are checked at once.
-
-    Raises:
-        ValueError: the team cannot be served, its shadow settings are invalid, or they score by feedback.
-    """
-    from marft_lab.shadow.supervisor import ShadowSupervisor
-
     settings = ShadowSettings.from_run(request.load_team().run)
     if settings.score == "feedback":
         raise ValueError("shadow.score: users say what they think later; shadow with feedback afterwards: marft shadow")
-    return lambda: ShadowSupervisor(request, settings)
+    message = f"{shadow_team.team} plays them as a shadow; what comes of it is in {request.output.absolute()}"
+    return SidecarSpec(lambda: ShadowSupervisor(request, settings), message)
 
 
 def shadow(request: ShadowRequest, output_mode: OutputMode) -> bool:
@@ -90,16 +59,18 @@ def shadow(request: ShadowRequest, output_mode: OutputMode) -> bool:
     """
     silence_transformers()
     from marft_lab.shadow.report import PLOT_FILE, REPORT_FILE, build_report, explain_report
-    from marft_lab.shadow.setup import run_shadow as run_shadow
+    from marft_lab.shadow.setup import run_shadow
 
     settings = ShadowSettings.from_run(request.load_team().run)
     with open_output(output_mode) as out:
 
         def report_line(line: SessionEvent, verdict: Verdict) -> None:
-            event = {"session": line.session, "kind": line.kind, "served": line.served, "shadow": line.shadow}
             out.emit(
                 "session",
-                **event,
+                session=line.session,
+                kind=line.kind,
+                served=line.served,
+                shadow=line.shadow,
                 verdict=verdict.word,
                 sessions=verdict.sessions,
                 lower=verdict.lower,
@@ -131,13 +102,13 @@ def build_table(report: Mapping[str, Any]) -> Table:
     cells: dict[str, Text | str] = {
         "verdict": Text(verdict["word"], style=STYLES[verdict["word"]]),
         "sessions": str(verdict["sessions"]),
-        "served": _format_number(report["served"]),
-        "shadow": _format_number(report["shadow"]),
+        "served": format_number(report["served"]),
+        "shadow": format_number(report["shadow"]),
         "better": str(report["better"]),
         "worse": str(report["worse"]),
-        "difference": _format_signed(verdict["mean"]),
-        "at least": _format_signed(verdict["lower"]),
-        "at most": _format_signed(verdict["upper"]),
+        "difference": format_signed(verdict["mean"]),
+        "at least": format_signed(verdict["lower"]),
+        "at most": format_signed(verdict["upper"]),
         "p, better": f"{verdict['p_better']:.3g}",
         "p, worse": f"{verdict['p_worse']:.3g}",
     }
@@ -145,11 +116,3 @@ def build_table(report: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     table.add_row(*cells.values())
     return table
-
-
-def _format_number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _format_signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.3f}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -15,34 +17,43 @@ from marft.cli.output import Output, OutputMode, open_output
 from marft.config import RunSettings, load_recipe
 from marft.config.load import override_keys
 from marft.runs.run_folder import RunFolder
-from marft_lab.synthesis.filtering import FilterCounts
-from marft_lab.synthesis.manifest import SynthesisResult
 from marft_lab.synthesis.overrides import check_teacher, teacher_overrides
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_serve.cli.traces import run_sft as sft_command
+from marft_serve.cli.traces import RecipeWithTraces, run_sft
+
+if TYPE_CHECKING:
+    from marft_lab.synthesis.filtering import FilterCounts
+    from marft_lab.synthesis.rows import SynthesisResult
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisOptions:
+    """Options of ``marft synthesize``.
+
+    Args:
+        teacher: teacher to play; "" for ``synthesis.teacher``.
+        resume: True to resume an interrupted run.
+        overwrite: True to replace an existing run.
+        trust_code: True to run code of an exported teacher.
+        output_mode: output format.
+    """
+
+    teacher: str = ""
+    resume: bool = False
+    overwrite: bool = False
+    trust_code: bool = False
+    output_mode: OutputMode = ""
 
 
 def synthesize(
-    recipe: Path,
-    overrides: Sequence[str],
-    teacher: str,
-    *,
-    resume: bool,
-    overwrite: bool,
-    trust_code: bool,
-    output_mode: OutputMode = "",
-    continues: bool = False,
+    recipe: Path, overrides: Sequence[str], options: SynthesisOptions, *, continues: bool = False
 ) -> RunFolder:
     """Create imitation rows from a teacher's episodes.
 
     Args:
         recipe: recipe, or with ``resume`` the folder of the rows.
         overrides: command-line overrides of recipe keys.
-        teacher: teacher to play; "" for ``synthesis.teacher``.
-        resume: True to resume an interrupted run.
-        overwrite: True to replace an existing run.
-        trust_code: True to run code of an exported teacher.
-        output_mode: output format.
+        options: options of the command.
         continues: True with ``--train``: resume if the rows exist.
 
     Returns:
@@ -51,11 +62,12 @@ def synthesize(
     Raises:
         ValueError: unknown teacher, missing folder with ``resume``, or existing folder without ``overwrite``.
     """
+    resume, overwrite, changes = options.resume, options.overwrite, teacher_overrides(options.teacher)
     if recipe.is_dir() and resume:
         folder = RunFolder.open(recipe)
-        run = folder.relocated_settings(overrides, teacher_overrides(teacher))
+        run = folder.relocated_settings(overrides, changes)
     else:
-        run = load_named_recipe(recipe, overrides, "rows", teacher_overrides(teacher))
+        run = load_named_recipe(recipe, overrides, "rows", changes)
         check_teacher(SynthesisSettings.from_run(run).teacher)
         folder = RunFolder(Path(run.output) / run.name)
         resume = resume or (continues and not overwrite and folder.is_run())
@@ -65,12 +77,18 @@ def synthesize(
         folder.check_free(overwrite)
     set_run_folder(folder.path)
     silence_transformers()
-    from marft_lab.synthesis.session import synthesize as make
+    from marft_lab.synthesis import session
 
-    with open_output(output_mode) as out:
-        with progress_bar("playing", enabled=not output_mode) as advance:
-            result = make(
-                run, folder, resume=resume, overwrite=overwrite, trust_code=trust_code, advance=advance, note=out.note
+    with open_output(options.output_mode) as out:
+        with progress_bar("playing", enabled=not options.output_mode) as advance:
+            result = session.synthesize(
+                run,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                trust_code=options.trust_code,
+                advance=advance,
+                note=out.note,
             )
         _print_summary(result, out)
         if not continues:
@@ -78,15 +96,7 @@ def synthesize(
     return folder
 
 
-def cold_start(
-    recipe: Path,
-    overrides: Sequence[str],
-    teacher: str,
-    *,
-    overwrite: bool,
-    trust_code: bool,
-    output_mode: OutputMode = "",
-) -> None:
+def cold_start(recipe: Path, overrides: Sequence[str], options: SynthesisOptions) -> None:
     """Run ``marft synthesize --train``: rows, supervised fine-tuning, and reinforcement learning from there.
 
     Each part is a separate run. Existing parts are resumed.
@@ -95,7 +105,7 @@ def cold_start(
         SystemExit: a part was interrupted after saving its progress.
         ValueError: the last part's run exists and started from a different checkpoint.
     """
-    run = load_recipe(recipe, overrides)
+    run, overwrite, output_mode = load_recipe(recipe, overrides), options.overwrite, options.output_mode
     rl_folder = RunFolder(Path(run.output) / run.name)
     sft_folder = RunFolder(rl_folder.path.with_name(f"{run.name}-sft"))
     if (
@@ -107,22 +117,10 @@ def cold_start(
             f"{rl_folder.path} is a run that began with something else than what is imitated here; give this one "
             "another name (--name), or let that one go (--overwrite)"
         )
-    rows = synthesize(
-        recipe,
-        [*overrides, "--name", f"{run.name}-rows"],
-        teacher,
-        resume=False,
-        overwrite=overwrite,
-        trust_code=trust_code,
-        output_mode=output_mode,
-        continues=True,
-    )
+    rows = synthesize(recipe, [*overrides, "--name", f"{run.name}-rows"], options, continues=True)
     resume = not overwrite and sft_folder.should_resume(begins_with=False)
-    sft_command(
-        recipe,
-        [*overrides, "--name", sft_folder.path.name],
-        [rows.path],
-        [],
+    run_sft(
+        RecipeWithTraces(recipe, [*overrides, "--name", sft_folder.path.name], [rows.path]),
         resume=resume,
         start_from=None,
         overwrite=overwrite or (not resume and sft_folder.is_run()),

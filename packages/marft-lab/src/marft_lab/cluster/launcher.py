@@ -1,13 +1,20 @@
-"""Starter for processes in a Ray placement group, with an actor per process."""
+"""Processes of a run on a Ray cluster: the connection, and an actor in a placement group per process."""
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import platform
+import signal
+import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -15,20 +22,275 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marft.common.errors import RunError
-from marft.common.processes.child_process import Command
+from marft.common.processes.child_process import END_SECONDS, OUTPUT_TAIL_LINES, Command, module_path, print_line
 from marft.common.processes.launcher import NoResourcesError
-from marft.common.processes.python_command import module_path
 from marft.common.texts import single_line
 from marft.common.version import __version__
 from marft.config.placement import ProcessKind
 from marft.config.run import RunSettings
-from marft_lab.cluster.connection import connect, disconnect
-from marft_lab.cluster.relay import CONCURRENCY_GROUPS, NodeInfo, Relay
-from marft_lab.cluster.remote_process import RemoteProcess
+from marft_lab.cluster.relay import CHUNK_BYTES, CONCURRENCY_GROUPS, NodeInfo, ProcessOutput, Relay
 from marft_lab.cluster.settings import ClusterSettings
 
+CONNECT_TIMEOUT = 10.0  # timeout for an answer of the cluster
+ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`
+# object store of a cluster started here, in bytes; holds data for transfer to processes
+OBJECT_STORE_BYTES = 256 * 2**20
+_LOCK = threading.Lock()
+_users = 0
+FILE_CHUNK_BYTES = 8 * 2**20  # bytes per call of a file transfer
+MAX_PENDING_WRITES = 4  # maximum pending calls that write input
+PENDING_READS = 2
 UNIT_BYTES = {"memory": 2**30}  # bytes per GiB
 RETRY_SECONDS = 1.0  # delay before a retry after the loss of a node
+
+
+def connect(run: RunSettings, settings: ClusterSettings) -> None:
+    """Connect this process to the cluster, if not connected yet.
+
+    Call :func:`disconnect` once per call.
+
+    Raises:
+        ValueError: the cluster cannot be reached.
+    """
+    global _users
+    with _LOCK:
+        if not _users:
+            _start_ray(settings.address or os.environ.get(ADDRESS_VARIABLE, ""), count_cpus(run, settings))
+        _users += 1
+
+
+def disconnect() -> None:
+    """Release a use count; the last release disconnects."""
+    global _users
+    with _LOCK:
+        _users -= 1
+        if not _users:
+            ray.shutdown()
+
+
+def count_cpus(run: RunSettings, settings: ClusterSettings) -> int:
+    """Return the CPU count for a local cluster: the machine's CPUs, or more if the recipe's processes need more."""
+    engines = len(run.policies) * getattr(run.engine, "replicas", 1)
+    required = run.rollout.workers * settings.worker.cpus + engines * settings.engine.cpus
+    required += (run.training.ranks - 1) * settings.learner.cpus
+    return max(os.cpu_count() or 1, math.ceil(required))
+
+
+def _start_ray(address: str, cpus: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+    options: dict[str, object] = {"address": address}
+    if not address:
+        options = {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    try:
+        _check_reachable(address)
+        with _keep_signal_handlers():
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        ray.shutdown()
+        raise ValueError(_describe_connect_error(address, error)) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Check that the address answers, because Ray itself retries for minutes.
+
+    Raises:
+        OSError: no answer.
+        ValueError: invalid port.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
+
+
+def _describe_connect_error(address: str, error: Exception) -> str:
+    reason = single_line(str(error)).rstrip(".")
+    if not address:
+        return f"[cluster]: Ray cannot be started on this machine: {reason}"
+    return (
+        f"cluster.address: no Ray cluster can be joined at {address!r}: {reason}; it is joined from one of its "
+        "machines, with the same versions of Python and Ray (ray status), and with RAY_AUTH_MODE=token where it was "
+        "started so. Without an address, and without $RAY_ADDRESS, one is started here"
+    )
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the SIGTERM handler, because Ray replaces the handler; SIGTERM ends a run like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class RemoteProcess:
+    """Proxy of a process on another machine, with the interface of
+    :class:`~marft.common.processes.child_process.ChildProcess`.
+
+    The connection and the output lines of the process are available locally.
+
+    Args:
+        name: name of the process, for messages.
+        actor: :class:`~marft_lab.cluster.relay.Relay` with a started process.
+        node: node of the actor, for messages.
+        quiet: True to keep the output without showing the output.
+    """
+
+    def __init__(self, name: str, actor: Any, node: str, *, quiet: bool = False) -> None:
+        self.name, self.node, self.quiet = name, node, quiet
+        self.output_tail: deque[str] = deque(maxlen=OUTPUT_TAIL_LINES)
+        self.socket, self._peer_socket = socket.socketpair()
+        self._actor = actor
+        self._outcome = ""
+        self._outcome_lock = threading.Lock()
+        self._closed = threading.Event()
+        self._forwarders = [
+            threading.Thread(target=forwarder, name="marft-relay", daemon=True)
+            for forwarder in (self._forward_output, self._forward_input)
+        ]
+        for forwarder in self._forwarders:
+            forwarder.start()
+
+    def end(self) -> None:
+        """Terminate the process and its children within a second.
+
+        If the machine does not answer, the actor is killed after twice ``END_SECONDS``.
+        """
+        self._call("end", "end")
+        threading.Thread(target=self._kill_if_stuck, name="marft-relay", daemon=True).start()
+
+    def _kill_if_stuck(self) -> None:
+        if not self._closed.wait(2 * END_SECONDS):
+            self._kill()
+
+    def close(self) -> None:
+        """Terminate the process, wait for its exit and close the connection."""
+        self.end()
+        self.outcome()
+        self.socket.close()
+
+    def outcome(self) -> str:
+        """Wait for the process to exit and return the outcome; then stop the actor."""
+        with self._outcome_lock:
+            if not self._outcome:
+                self._outcome = self._wait_for_outcome()
+                self._closed.wait(END_SECONDS)  # until all output has arrived
+                self._kill()
+                with suppress(OSError):
+                    self._peer_socket.shutdown(socket.SHUT_RDWR)
+                for forwarder in self._forwarders:
+                    forwarder.join(END_SECONDS)
+                self._peer_socket.close()
+            return self._outcome
+
+    def _wait_for_outcome(self) -> str:
+        try:
+            outcome, lines = ray.get(self._actor.outcome.remote())
+        except RayError as error:
+            return f"was lost with its place on node {self.node} ({_describe_error(error)})"
+        self._show_lines(lines)
+        return f"{outcome} on node {self.node}"
+
+    def _kill(self) -> None:
+        with suppress(RayError, RuntimeError, ValueError):  # the actor or the cluster is gone
+            ray.kill(self._actor)
+
+    def share_folder(self, folder: Path) -> str:
+        """Copy a folder to the node, file by file, in bounded chunks.
+
+        Returns:
+            The path of the copy on the node.
+
+        Raises:
+            RunError: the process is gone.
+        """
+        try:
+            remote_path: str = ray.get(self._actor.folder.remote(folder.name))
+            pending: deque[Any] = deque()
+            for name, chunk in _read_chunks(folder):
+                pending.append(self._actor.write.remote(folder.name, name, chunk))
+                if len(pending) > 1:
+                    ray.get(pending.popleft())
+            ray.get(list(pending))
+        except RayError as error:
+            raise RunError(
+                f"{self.name}: weights cannot be carried to node {self.node}: {_describe_error(error)}"
+            ) from error
+        return remote_path
+
+    def release_folder(self, folder: Path) -> None:
+        """Remove a copied folder from the node."""
+        with suppress(RayError):
+            self._actor.drop.remote(folder.name)
+
+    def _call(self, group: str, method: str, *arguments: object) -> Any:
+        return getattr(self._actor, method).options(concurrency_group=group).remote(*arguments)
+
+    def _forward_output(self) -> None:
+        """Forward data and output lines of the process to the run, until the connection closes."""
+        pending = deque(self._call("out", "read_output") for _ in range(PENDING_READS))
+        output = ProcessOutput()
+        try:
+            while not output.closed:
+                output = ray.get(pending.popleft())
+                pending.append(self._call("out", "read_output"))
+                self._show_lines(output.lines)
+                with suppress(OSError):  # the run has closed the connection; lines are still shown
+                    self._peer_socket.sendall(output.data)
+            for last_read in pending:  # output printed during exit
+                self._show_lines(ray.get(last_read).lines)
+        except (RayError, RuntimeError):  # the actor or the connection to the cluster is gone
+            pass
+        finally:
+            self._closed.set()
+            with suppress(OSError):
+                self._peer_socket.shutdown(socket.SHUT_WR)
+
+    def _forward_input(self) -> None:
+        """Forward data of the run to the process, until the run closes the connection."""
+        pending: deque[Any] = deque()
+        data = b"begun"
+        try:
+            while data:
+                try:
+                    data = self._peer_socket.recv(CHUNK_BYTES)
+                except OSError:
+                    data = b""
+                pending.append(self._call("in", "write_input", data))
+                if len(pending) > MAX_PENDING_WRITES:
+                    ray.get(pending.popleft())
+        except (RayError, RuntimeError):
+            with suppress(OSError):
+                self._peer_socket.shutdown(socket.SHUT_RD)
+
+    def _show_lines(self, lines: tuple[str, ...]) -> None:
+        for line in lines:
+            self.output_tail.append(line)
+            if not self.quiet:
+                print_line(self.name, line)
+
+
+def _read_chunks(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with file.open("rb") as source:
+            chunk = b"begun"
+            while chunk:
+                chunk = source.read(FILE_CHUNK_BYTES)
+                yield file.relative_to(folder).as_posix(), chunk
+
+
+def _describe_error(error: Exception) -> str:
+    return single_line(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
 
 
 class RayProcessLauncher:

@@ -21,11 +21,8 @@ CHUNK_BYTES = 2**18  # bytes per read
 MAX_BUFFER_BYTES = 4 * 2**20  # maximum buffered bytes; further output waits
 MAX_BUFFER_LINES = 1000  # maximum buffered lines
 IDLE_SECONDS = 5.0  # timeout of a read; without output the read returns empty data
-CONCURRENCY_GROUPS = {
-    "in": 1,
-    "out": 1,
-    "end": 1,
-}  # concurrency groups with one thread each, in which calls keep their order
+# concurrency groups with one thread each, in which calls keep their order
+CONCURRENCY_GROUPS = {"in": 1, "out": 1, "end": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,13 @@ Reading the settings does not import Ray.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.packages import install_command
 from marft.common.processes.launcher import Launcher
 from marft.config.placement import Cluster, ProcessKind
 from marft.config.settings import NonNegative, Positive, Settings
@@ -91,12 +93,16 @@ class ClusterSettings(Cluster):
             gpus: GPUs per process; None for the recipe's number.
 
         Raises:
-            ValueError: the cluster cannot be reached.
+            ValueError: Ray is not installed, or the cluster cannot be reached.
             RunError: the cluster has no free resources.
         """
         settings = self
         if gpus is not None:
             settings = self.model_copy(update={kind: self.resources_for(kind).model_copy(update={"gpus": gpus})})
+        if find_spec("ray") is None:
+            raise ValueError(
+                f"[cluster] needs Ray: {install_command('ray')}; without the table processes are started here"
+            )
         from marft_lab.cluster.launcher import RayProcessLauncher  # imported here because only this method needs Ray
 
         return RayProcessLauncher(run, settings, kind, count)

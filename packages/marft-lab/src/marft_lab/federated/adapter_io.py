@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from marft.common import atomic
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from marft.runs.run_files import STATE_FILE
+from marft.runs.state import CheckpointRecord, digest_of_file, write_state_table
 
 CONFIG_KEYS = ("peft_type", "r", "lora_alpha", "target_modules")
 FIXED_CONFIG = {"task_type": "CAUSAL_LM", "base_model_name_or_path": "", "inference_mode": True, "bias": "none"}
@@ -142,3 +145,34 @@ def write_adapters(folder: Path, files: Files) -> None:
         for name, data in files.items():
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(data)
+
+
+def replace_adapters(record: CheckpointRecord, adapters: Mapping[str, Path]) -> None:
+    """Replace adapters in a checkpoint, atomically.
+
+    Critic, optimizer and progress are kept. If the checkpoint is the best one, its score is reset, because it belongs
+    to the old weights.
+
+    Args:
+        adapters: by policy, folders with weights of the same layers and shapes.
+    """
+    table = atomic.read_json(record.path / STATE_FILE)
+    del table["digest"]
+    with atomic.new_folder(record.path) as staging:
+        shutil.copytree(record.path, staging, dirs_exist_ok=True)
+        for policy, folder in adapters.items():
+            name = f"policies/{policy}/{WEIGHTS_FILE}"
+            assert name in table["files"], name
+            shutil.copyfile(folder / WEIGHTS_FILE, staging / name)
+            table["files"][name] = digest_of_file(staging / name)
+        if table["best_step"] == record.state.step:
+            table |= {"best_step": 0, "best_score": -1.0, "best_by": ""}
+        write_state_table(staging, table)
+
+
+def recover_checkpoint(checkpoint: Path) -> None:
+    """Restore the old checkpoint after a crash during :func:`replace_adapters`."""
+    for before in checkpoint.parent.glob(f"{atomic.TEMP_PREFIX}*{atomic.BACKUP_SUFFIX}"):
+        if not checkpoint.exists():
+            before.rename(checkpoint)
+            atomic.sync_folder(checkpoint.parent)

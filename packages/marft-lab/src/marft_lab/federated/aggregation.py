@@ -80,10 +80,8 @@ def average_products(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence
     q_wide, r_wide = torch.linalg.qr(wide)
     q_tall, r_tall = torch.linalg.qr(tall.T)  # tall = r_tallᵀ·q_tallᵀ
     u, s, v = torch.linalg.svd(r_wide @ r_tall.T, full_matrices=False)
-    left, right = (
-        q_wide @ u[:, :rank] * s[:rank],
-        v[:rank] @ q_tall.T,
-    )  # [out, r], [r, in]; a smaller rank for small layers
+    # [out, r], [r, in]; a smaller rank for small layers
+    left, right = q_wide @ u[:, :rank] * s[:rank], v[:rank] @ q_tall.T
     spread = math.sqrt(
         sum(weight * float(factor.double().norm()) ** 2 for factor, weight in zip(a, weights, strict=True))
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft.inference.subprocess_engine.frames import LENGTHS, MAX_FRAME_BYTES, decode_frame, encode_frame
+from marft.inference.subprocess_engine.messages import LENGTHS, MAX_FRAME_BYTES, decode_frame, encode_frame
 
 Numbers = npt.NDArray[Any]
 Files = Mapping[str, bytes]

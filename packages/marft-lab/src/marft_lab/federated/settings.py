@@ -1,10 +1,12 @@
-"""Settings of a federation: sites with their own tasks, and the exchange of adapters; read from a TOML file."""
+"""Settings of a federation: sites with their recipes, and the exchange of adapters; read from a TOML file."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,17 +14,20 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.atomic import read_text
-from marft.config.load import format_errors
+from marft.common.seeds import derive_seed
+from marft.config.load import format_errors, load_recipe
 from marft.config.names import Name, RunName, name_conflicts
 from marft.config.paths import ExpandUser, expand_user
-from marft.config.plugin_types import CombinerPlugin
+from marft.config.run import RunSettings, check_trainable
 from marft.config.secrets import check_no_secrets
 from marft.config.settings import Count, NonEmptyString, NonNegative, NonNegativeCount, PlainTable, Settings
+from marft_lab.federated.combiner import Combiner
 
 # keys that may change on resume
 MUTABLE_KEYS = ("name", "output", "rounds", "min_sites", "round_timeout_seconds", "max_retries", "keep_last")
 MIN_NOISE = 1e-3  # minimum noise, relative to clip
 NoiseLevel = Annotated[float, Field(ge=0, le=1e9)]
+RUN_NAME = "run"  # name of a site's run, in the site's folder
 
 
 class SiteSettings(Settings):
@@ -63,7 +68,7 @@ class FederationSettings(Settings):
     rounds: Count = 10  # number of rounds; in each round sites train separately, and their adapters are aggregated
     steps: Count = 5  # training steps of each site per round
     sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # sites, by name
-    combine: CombinerPlugin  # aggregation rule for the adapters of each site
+    combine: Combiner  # aggregation rule for the adapters of each site
     privacy: PrivacySettings = PrivacySettings()  # clipping and noise of updates
     min_sites: NonNegativeCount = 0  # minimum number of replying sites per round; 0 requires all sites
     # timeout of a round, after which missing sites are skipped; 0 waits without limit
@@ -194,3 +199,82 @@ def check_unchanged(before: Mapping[str, Any], current: Mapping[str, Any]) -> No
             f"a federation goes on with the settings that it learned with so far, but {', '.join(different)} "
             f"{'is another' if len(different) == 1 else 'are others'}: take that back, or give it another name"
         )
+
+
+def load_site_recipe(
+    recipe: str, changes: Mapping[str, Any], *, name: str, seed: int, steps: int, folder: Path
+) -> RunSettings:
+    """Load a site's recipe, with training steps for the whole federation.
+
+    Args:
+        recipe: recipe file or name of a bundled recipe.
+        changes: overrides of the recipe.
+        name: name of the site.
+        seed: seed of the federation.
+        steps: training steps of all rounds together.
+        folder: parent folder of the run.
+
+    Raises:
+        ValueError: the recipe is invalid, or trains weights other than adapters.
+    """
+    overrides = {
+        "seed": derive_seed(seed, "site", name),
+        **changes,
+        "name": RUN_NAME,
+        "output": str(folder),
+        "training.steps": steps,
+    }
+    run = load_recipe(recipe, changes=overrides)
+    check_trainable(run)
+    for policy in run.trained_policies:
+        if run.policies[policy].train != "lora":
+            raise ValueError(f"policies.{policy}: adapters alone leave a site; set train = 'lora'")
+    return run
+
+
+def check_recipes(settings: FederationSettings, folder: Path) -> None:
+    """Validate each site's recipe in a separate process.
+
+    Separate processes keep the imports of recipes apart.
+
+    Args:
+        settings: settings of the federation.
+        folder: folder of the federation.
+
+    Raises:
+        ValueError: invalid recipes; the message lists the sites and the reasons.
+    """
+    folders = settings.site_folders(folder)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+        futures = {
+            name: processes.submit(
+                _find_problem,
+                site.recipe,
+                site.overrides,
+                name=name,
+                seed=settings.seed,
+                steps=settings.rounds * settings.steps,
+                folder=folders[name],
+            )
+            for name, site in settings.sites.items()
+        }
+        problems = [
+            f"sites.{name}: {problem}" for name, future in futures.items() if (problem := _read_problem(future))
+        ]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _find_problem(recipe: str, changes: Mapping[str, Any], **options: Any) -> str:
+    try:
+        load_site_recipe(recipe, changes, **options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _read_problem(future: Future[str]) -> str:
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return "its recipe was not read to its end: a process that reads one has ended"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,19 @@ from marft.common import atomic
 from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config.models import local_model
-from marft.config.run import RunSettings
+from marft.config.run import CheckpointSettings, RunSettings
 from marft.runs import lock
-from marft.runs.checkpoints import CheckpointRecord
-from marft.runs.resume import resolve_start
-from marft_lab.federated.adapter_io import build_files, parse_files, read_adapters
+from marft.runs.checkpoints import CheckpointManager
+from marft.runs.run_folder import RunFolder, resolve_start
+from marft.runs.state import CheckpointRecord, checkpoint_name
+from marft_lab.federated.adapter_io import (
+    build_files,
+    parse_files,
+    read_adapters,
+    recover_checkpoint,
+    replace_adapters,
+    write_adapters,
+)
 from marft_lab.federated.messages import (
     Assignment,
     TrainFailure,
@@ -36,8 +46,126 @@ from marft_lab.federated.messages import (
     unpack_files,
 )
 from marft_lab.federated.privacy import privatize_update
-from marft_lab.federated.recipes import load_site_recipe
-from marft_lab.federated.site_folder import RoundProgress, SiteFolder
+from marft_lab.federated.settings import RUN_NAME, load_site_recipe
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProgress:
+    """Round in progress at a site; the given adapters replace the weights of checkpoint ``since``."""
+
+    round: int
+    since: int
+    until: int  # training step at which the site sends its update
+
+
+class SiteFolder:
+    """Folder of a site.
+
+    ::
+
+        run/           run of the site, as `marft train` writes it
+        start/         initial adapters of the run
+        given/         last given adapters
+        round.json     round in progress
+        sent.jsonl     log of sent files
+        noise.key      secret key of the noise
+        federation.id  identifier of the federation
+        site.log       output of the process
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = RunFolder(path / RUN_NAME)
+        self.initial_adapters = path / "start"
+        self.given_adapters = path / "given"
+        self.round_file = path / "round.json"
+        self.sent_log = path / "sent.jsonl"
+        self.process_log = path / "site.log"
+
+    def join_federation(self, federation_id: str) -> None:
+        """Assign the site to a federation, permanently.
+
+        Raises:
+            ValueError: the folder belongs to a different federation.
+        """
+        id_file = self.path / "federation.id"
+        if not id_file.is_file():
+            atomic.write_file(id_file, federation_id + "\n")
+        elif id_file.read_text(encoding="ascii", errors="replace").strip() != federation_id:
+            raise ValueError(
+                f"{self.path} is of another federation, whose rounds it counts; give the site another folder (or move "
+                "this one away)"
+            )
+
+    def read_progress(self) -> RoundProgress | None:
+        """Return the round in progress; None before the first round.
+
+        Raises:
+            ValueError: damaged round file.
+        """
+        if not self.round_file.is_file():
+            return None
+        try:
+            return RoundProgress(**atomic.read_json(self.round_file))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.round_file} is damaged: {error}; take the site's folder from a backup") from error
+
+    def newest_checkpoint(self) -> CheckpointRecord | None:
+        """Return the newest checkpoint in the site's run; None before the first checkpoint."""
+        if not self.run.is_run():
+            return None
+        if (progress := self.read_progress()) is not None:
+            recover_checkpoint(self.run.checkpoints / checkpoint_name(progress.since))
+        return CheckpointManager(self.run, CheckpointSettings()).newest()[0]
+
+    def start_round(self, round_: int, steps: int, files: Mapping[str, bytes]) -> RoundProgress:
+        """Begin or resume a round, and put the given adapters in place.
+
+        The method is safe to repeat after any interrupt.
+
+        Args:
+            round_: number of the round.
+            steps: training steps of the round.
+            files: given adapter files, by name.
+
+        Raises:
+            ValueError: the checkpoint at the start of the round is missing.
+        """
+        newest, progress = self.newest_checkpoint(), self.read_progress()
+        step = newest.state.step if newest else 0
+        # the last adapters are given in a round without steps; its number may be reused by a later round with steps
+        if progress is None or progress.round != round_ or (steps and progress.until == progress.since):
+            write_adapters(self.given_adapters, files)
+            progress = RoundProgress(round_, step, step + steps)
+            atomic.write_file(self.round_file, json.dumps(asdict(progress)) + "\n")
+        if step < progress.since:
+            raise ValueError(
+                f"{self.run.checkpoints}: the checkpoint of step {progress.since}, from which round {round_} began, is "
+                "gone or damaged; put it back"
+            )
+        if newest is None:
+            write_adapters(self.initial_adapters, {name: (self.given_adapters / name).read_bytes() for name in files})
+        elif step == progress.since:
+            replace_adapters(newest, {policy.name: policy for policy in sorted(self.given_adapters.iterdir())})
+        return progress
+
+    def read_noise_key(self) -> bytes:
+        """Return the noise generator's key: 256 bits from the operating system, created on first use.
+
+        With a fixed key, a repeated round sends the same update.
+
+        Raises:
+            ValueError: damaged key file.
+        """
+        path = self.path / "noise.key"
+        if not path.is_file():
+            atomic.write_file(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
+        data = path.read_bytes()
+        if len(data) != KEY_BYTES:
+            raise ValueError(f"{path} is damaged; put it back from a copy, or remove it and another one is drawn")
+        return data
 
 
 def main(descriptor: int) -> None:
@@ -155,7 +283,7 @@ class SiteTrainer:
         with atomic.new_folder(self.folder.path / "beginning") as draft:
             for policy in run.trained_policies:
                 models.save_policy(policy, draft / policy)
-        return _make_update(0, {}, build_files(*read_adapters(self.folder.path / "beginning")))
+        return Update(0, {}, *pack_files(build_files(*read_adapters(self.folder.path / "beginning"))))
 
     def train_round(self, request: TrainRequest) -> Update:
         """Train from the given adapters and return the update.
@@ -178,7 +306,7 @@ class SiteTrainer:
         return self._build_update(request, newest, progress)
 
     def _train(self, progress: RoundProgress) -> None:
-        from marft.trainer.loop import train
+        from marft.trainer.train import train
 
         run, folder = self.load_recipe(), self.folder.run
         resume, _, overwrite = resolve_start(folder, None)
@@ -213,7 +341,7 @@ class SiteTrainer:
             rows = self.folder.run.read_metrics()[progress.since : progress.until]
             report["episodes"] = sum(row["episodes"] for row in rows)
             report["tokens"] = sum(round(row["sampled_actions"] * row["action_length"]) for row in rows)
-        return _make_update(request.round, report, build_files(adapters, configs))
+        return Update(request.round, report, *pack_files(build_files(adapters, configs)))
 
 
 def _is_trained(run: RunSettings, name: str) -> bool:
@@ -223,10 +351,6 @@ def _is_trained(run: RunSettings, name: str) -> bool:
     """
     policy = run.policies[name.partition("/")[0]]
     return policy.lora.trained_matrices == "both" or ".lora_A." not in name
-
-
-def _make_update(round_: int, report: dict[str, Any], files: dict[str, bytes]) -> Update:
-    return Update(round_, report, *pack_files(files))
 
 
 def _base_digests(run: RunSettings, record: CheckpointRecord) -> dict[str, str]:

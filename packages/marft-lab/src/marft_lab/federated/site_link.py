@@ -1,4 +1,4 @@
-"""Coordinator's connection to a site: the site's process, requests and replies."""
+"""Connection of the coordinator to one site, and the log of file transfers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
-from marft.common.processes.child_process import ChildProcess
-from marft.common.processes.python_command import python_command
+from marft.common import atomic
+from marft.common.processes.child_process import ChildProcess, python_command
 from marft_lab.federated.messages import (
     Assignment,
     TrainFailure,
@@ -18,12 +18,45 @@ from marft_lab.federated.messages import (
     pack_files,
     receive,
     send,
+    sha256_digest,
     unpack_files,
 )
 from marft_lab.federated.settings import FederationSettings
-from marft_lab.federated.transfer_log import COORDINATOR, TransferLog
 
+COORDINATOR = "coordinator"
 INITIAL_ROUND = 0  # round of the request for initial adapters
+
+
+class TransferLog:
+    """Transfer log ``ledger.jsonl``: one line per transferred file.
+
+    A transfer that is repeated after an interrupt has another line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, Lock()
+        atomic.truncate_partial_line(path)
+
+    def log_transfer(self, round_: int, sender: str, to: str, files: Mapping[str, bytes]) -> None:
+        """Write one line per file.
+
+        Args:
+            round_: number of the round.
+            sender: name of a site, or the coordinator.
+            to: recipient.
+            files: transferred files, by name.
+        """
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            for name, data in files.items():
+                row = {
+                    "round": round_,
+                    "from": sender,
+                    "to": to,
+                    "file": name,
+                    "bytes": len(data),
+                    "digest": sha256_digest(data),
+                }
+                file.write(json.dumps(row) + "\n")
 
 
 class SiteFailedError(Exception):

@@ -11,8 +11,13 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, AgentProfile, Prompt, SamplingParams
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft_lab.flows.network import Node
-from marft_lab.flows.rewording import Failure
-from marft_lab.prompt_optimization.prompts import parse_instructions, unique_marker, wrap_in_tags
+from marft_lab.prompt_optimization.prompts import (
+    AttemptTranscript,
+    collect_texts,
+    format_attempts,
+    parse_instructions,
+    unique_marker,
+)
 
 STREAM = "flow/critic"
 CRITIC_PROMPT = """\
@@ -50,7 +55,7 @@ class PolicyCritic:
     request_count: int = 0
     empty_replies: int = 0  # replies without instructions between tags
 
-    def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
+    def __call__(self, node: Node, failures: Sequence[AttemptTranscript]) -> str:
         self.request_count += 1
         prompt = self._render_prompt(node, failures)
         if prompt is None:
@@ -68,7 +73,7 @@ class PolicyCritic:
         self.empty_replies += not proposed
         return proposed
 
-    def _render_prompt(self, node: Node, failures: Sequence[Failure]) -> Prompt | None:
+    def _render_prompt(self, node: Node, failures: Sequence[AttemptTranscript]) -> Prompt | None:
         """Return the prompt with as many complete failures as fit in the context; None if even one is too long."""
         for count in range(len(failures), 0, -1):
             question, room = build_question(node, failures[:count]), self.sampling.max_new_tokens
@@ -79,23 +84,13 @@ class PolicyCritic:
         return None
 
 
-def build_question(node: Node, failures: Sequence[Failure]) -> str:
+def build_question(node: Node, failures: Sequence[AttemptTranscript]) -> str:
     """Return the question to a critic.
 
     The tags carry a marker word that occurs in no quoted text.
     """
-    quoted = [node.name, node.instructions]  # names of nodes come from model output, too
-    quoted += [
-        text
-        for failure in failures
-        for text in (failure.task, *(part for message in failure.messages for part in message))
-    ]
-    mark = unique_marker(quoted)
-    failure_texts = "\n\n".join(_format_failure(failure, mark) for failure in failures)
-    return CRITIC_PROMPT.format(mark=mark, node=node.name, instructions=node.instructions, failures=failure_texts)
-
-
-def _format_failure(failure: Failure, mark: str) -> str:
-    return "\n".join(
-        [wrap_in_tags("task", failure.task, mark), *(wrap_in_tags(name, text, mark) for name, text in failure.messages)]
+    names = [name for failure in failures for name, _ in failure.messages]  # names of nodes come from model output, too
+    mark = unique_marker([node.name, node.instructions, *names, *collect_texts(failures, ())])
+    return CRITIC_PROMPT.format(
+        mark=mark, node=node.name, instructions=node.instructions, failures=format_attempts(failures, mark)
     )

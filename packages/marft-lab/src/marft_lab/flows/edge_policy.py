@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from marft_lab.flows.network import ANY, SINK, SOURCE, FlowNetwork
-from marft_lab.flows.similarity import embed_texts, find_nearest
+from marft_lab.flows.network import ANY, SINK, SOURCE, FlowNetwork, embed_texts, find_nearest
 
 Edges = Mapping[tuple[str, str, str], float]  # by context, start and end
 
@@ -108,18 +107,10 @@ def _can_end(network: FlowNetwork, path: Sequence[str]) -> bool:
     return SINK in network.successors(path[-1] if path else SOURCE)
 
 
-def path_log_prob(network: FlowNetwork, context: str, path: Sequence[str], max_nodes: int) -> float:
-    """Return the log-probability of a path at temperature 1."""
-    total = 0.0
-    for index, (start, end) in enumerate(path_edges(network, path, max_nodes)):
-        total += math.log(edge_probabilities(edge_logits(network, context, start, path[:index]))[end])
-    return total
-
-
 def log_prob_gradient(
     network: FlowNetwork, context: str, path: Sequence[str], max_nodes: int
 ) -> dict[tuple[str, str, str], float]:
-    """Return the gradient of :func:`path_log_prob` in the shared weights and in the weights of the path's context.
+    """Return the gradient of a path's log-probability in the shared weights and in the weights of the path's context.
 
     The gradient is 1 − π for a chosen edge, and −π for each alternative edge. Keys are (context, start, end).
     """
@@ -160,13 +151,10 @@ def compute_advantages(path_returns: Sequence[PathReturn]) -> list[float]:
             sums[key] = total + path_return.episode_return, count + 1
     results = []
     for path_return in path_returns:
-        (total, count), (own_total, own_count) = (
-            sums[path_return.context, None],
-            sums[path_return.context, path_return.episode],
-        )
-        results.append(
-            path_return.episode_return - (total - own_total) / (count - own_count) if count > own_count else 0.0
-        )
+        total, count = sums[path_return.context, None]
+        own_total, own_count = sums[path_return.context, path_return.episode]
+        mean = (total - own_total) / (count - own_count) if count > own_count else path_return.episode_return
+        results.append(path_return.episode_return - mean)
     return results
 
 

@@ -9,8 +9,21 @@ from itertools import groupby, pairwise
 
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode
-from marft_lab.flows.network import ANY, MAX_NODES, SINK, SOURCE, STOP, Context, Edge, FlowNetwork, Node
-from marft_lab.flows.similarity import add_vectors, embed_texts, find_nearest
+from marft_lab.flows.network import (
+    ANY,
+    MAX_NODES,
+    SINK,
+    SOURCE,
+    STOP,
+    Context,
+    Edge,
+    FlowNetwork,
+    Node,
+    add_vectors,
+    embed_texts,
+    find_nearest,
+    reachable_nodes,
+)
 
 INSTRUCTION_PREFIX = "Do what was done here, for your own task:\n"
 NAME_WORDS, MAX_EXAMPLE_CHARS = 3, 400  # words in a name; characters in an example
@@ -163,26 +176,12 @@ def _trim_network(
 ) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
     """Return the nodes with enough actions on a path from source to sink, and their edges."""
     kept_names = {node.name for node in nodes if node.count >= min_actions} | {SOURCE, SINK}
-    kept_names &= _reachable(edges, kept_names, SOURCE, 1) & _reachable(edges, kept_names, SINK, -1)
-    pairs = sorted(pair for pair in edges if kept_names.issuperset(pair))
+    pairs = [pair for pair in edges if kept_names.issuperset(pair)]
+    kept_names &= reachable_nodes(pairs, SOURCE) & reachable_nodes([(end, start) for start, end in pairs], SINK)
+    pairs = sorted(pair for pair in pairs if kept_names.issuperset(pair))
     kept_edges = tuple(Edge(*pair, edges[pair].total(), _context_counts(edges[pair])) for pair in pairs)
     return tuple(node for node in nodes if node.name in kept_names), kept_edges
 
 
 def _context_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {context: count for context, count in sorted(counts.items()) if context != ANY}
-
-
-def _reachable(edges: Iterable[tuple[str, str]], kept_names: set[str], start: str, direction: int) -> set[str]:
-    """Return the kept nodes reachable from ``start``, along edges (``direction = 1``) or against them
-    (``direction = -1``)."""
-    follows: dict[str, list[str]] = {}
-    for pair in edges:
-        origin, target = pair[::direction]
-        follows.setdefault(origin, []).append(target)
-    seen, waiting = {start}, [start]
-    while waiting:
-        new = [name for name in follows.get(waiting.pop(), ()) if name in kept_names and name not in seen]
-        seen.update(new)
-        waiting += new
-    return seen

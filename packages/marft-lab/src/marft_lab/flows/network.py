@@ -9,16 +9,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from marft.agents.memories.index import hash_text, validate_embeddings
 from marft.common import atomic
 from marft.common.atomic import check_regular_file
+from marft.config.plugins import import_object
 
+Vectors = NDArray[np.float32]  # [n, d], each of length 1 or zero
+DIGITS = 4  # decimals of a stored vector element
 SOURCE, SINK = "source", "sink"  # reserved names of the start and the end of every path
 STOP = "stop"  # answer of a router to go to the sink
 ANY = ""  # context of tasks without a similar context, and of weights shared by all contexts
@@ -27,6 +34,55 @@ MAX_DIMENSIONS = 8192
 STRICT = ConfigDict(extra="forbid")  # reject unknown keys in files
 Vector = tuple[float, ...]  # [d], a sum of unit vectors
 Weights = Mapping[str, Mapping[str, Mapping[str, float]]]  # by context, start and end of an edge
+
+
+def embed_texts(texts: Sequence[str], dimensions: int, embed: str = "") -> Vectors:
+    """Return texts as vectors, shape [texts, dimensions], from hashed word pieces or from a custom function.
+
+    Args:
+        texts: texts to embed.
+        dimensions: length of a vector.
+        embed: import path of a function from texts to vectors; "" hashes word pieces.
+
+    Raises:
+        ValueError: the function returns vectors of the wrong shape or with invalid numbers.
+    """
+    if not embed:
+        return np.array([_hashed_vector(text, dimensions) for text in texts], np.float32).reshape(
+            len(texts), dimensions
+        )
+    return validate_embeddings(import_object(embed)(list(texts)), len(texts), dimensions, embed)
+
+
+@lru_cache(4096)
+def _hashed_vector(text: str, dimensions: int) -> NDArray[np.float32]:
+    return hash_text(text, dimensions)  # cached, because tasks are played often
+
+
+def cosine_similarity(vector: NDArray[np.floating], other: Sequence[float]) -> float:
+    """Return the cosine similarity of two vectors; 0 for a zero or empty vector.
+
+    The result is rounded to six decimals, so that the order of summation does not decide.
+
+    >>> cosine_similarity(np.array([3.0, 4.0]), (6.0, 8.0))
+    1.0
+    """
+    a, b = np.asarray(vector, np.float64), np.asarray(other, np.float64)
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return round(float(a @ b) / lengths, 6) if lengths else 0.0
+
+
+def find_nearest(vector: NDArray[np.floating], candidates: Sequence[Sequence[float]], threshold: float) -> int | None:
+    """Return the index of the most similar vector, the first in a tie; None if no vector reaches the threshold."""
+    scores = [cosine_similarity(vector, candidate) for candidate in candidates]
+    best = max(range(len(scores)), key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] >= threshold else None
+
+
+def add_vectors(vector: Sequence[float], other: NDArray[np.floating]) -> tuple[float, ...]:
+    """Return the sum of two vectors, rounded for storage."""
+    total = np.asarray(vector, np.float64) + other if len(vector) else np.asarray(other, np.float64)
+    return tuple(np.round(total, DIGITS).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +137,7 @@ class Change:
     """Tried change of a network with its verdict, for the lineage.
 
     ``gain`` is the change of the held-out success rate on ``tasks`` tasks. For instructions, ``low`` and ``high`` are
-    the ends of an interval. For a skip they are one-sided bounds (flows/evaluator.py).
+    the ends of an interval. For a skip they are one-sided bounds (flows/tuning.py).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -180,7 +236,7 @@ class FlowNetwork:
         if max(len(names), len(self.contexts)) > MAX_NODES:
             messages.append(f"more than {MAX_NODES} nodes or contexts")
         messages += self._numeric_problems()
-        if not messages and not _reaches_sink(self):
+        if not messages and SINK not in reachable_nodes([(edge.start, edge.end) for edge in self.edges], SOURCE):
             messages.append("no path leads from the source to the sink")
         return messages
 
@@ -214,13 +270,21 @@ class FlowNetwork:
 _ADAPTER = TypeAdapter(FlowNetwork)
 
 
-def _reaches_sink(network: FlowNetwork) -> bool:
-    seen, pending = {SOURCE}, [SOURCE]
+def reachable_nodes(edges: Iterable[tuple[str, str]], start: str) -> set[str]:
+    """Return the nodes on paths along edges from a start node, with the start node.
+
+    >>> sorted(reachable_nodes([("a", "b"), ("b", "c"), ("d", "a")], "a"))
+    ['a', 'b', 'c']
+    """
+    successors: dict[str, list[str]] = {}
+    for origin, end in edges:
+        successors.setdefault(origin, []).append(end)
+    reached, pending = {start}, [start]
     while pending:
-        new = [end for end in network.successors(pending.pop()) if end not in seen]
-        seen.update(new)
+        new = [name for name in successors.get(pending.pop(), ()) if name not in reached]
+        reached.update(new)
         pending += new
-    return SINK in seen
+    return reached
 
 
 def read_network(path: Path) -> FlowNetwork:

@@ -15,8 +15,8 @@ from marft.agents.agents import Agents
 from marft.common.seeds import derive_seed
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode, JointAction, Observation, Task
+from marft.config.interfaces.organization import Organization
 from marft.config.paths import resolve_recipe_path
-from marft.config.plugin_types import OrganizationPart
 from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
 from marft.config.settings import NonEmptyString, NonNegative, SmallCount, did_you_mean
@@ -27,7 +27,7 @@ MAX_TITLE_CHARS = 80  # maximum characters of a node's example in a router promp
 ROUTER_PROMPT = "You may go on with:"
 
 
-class Flow(OrganizationPart):
+class Flow(Organization):
     """Path through a saved flow network in every environment step.
 
     The agent of each node's role acts with the node's instructions and sees earlier actions of the step.

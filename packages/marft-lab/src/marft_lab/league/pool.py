@@ -1,4 +1,4 @@
-"""Pool of past versions: membership, ratings and choice of opponents, as pure functions.
+"""Pool of past versions: membership, Elo ratings and choice of opponents, as pure functions.
 
 Opponents are drawn uniformly as in fictitious self-play (Brown 1951; Heinrich et al. 2015), or with priority for
 opponents with a low win rate of the learner. The priority is AlphaStar's
@@ -7,17 +7,28 @@ opponents with a low win rate of the learner. The priority is AlphaStar's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from marft.trainer.interfaces import Floats
-from marft_lab.league.elo import K_FACTOR, expected_score
+from marft.config.interfaces.credit import Floats
 
+ELO_SCALE = 400.0 / math.log(10.0)  # Elo points per unit of log-odds
+K_FACTOR = 64.0  # change of the learner's rating per step, in Elo points per unit of mean score above expectation
 DECAY = 0.9  # decay of earlier match counts per step, because the learner changes
 PRIOR_WEIGHT = 1.0  # weight of the win-rate prior, in drawn matches
+
+
+def expected_score(rating: float, opponent_rating: float) -> float:
+    """Return the expected score for two Elo ratings.
+
+    >>> round(expected_score(400.0, 0.0), 4)
+    0.9091
+    """
+    return 1.0 / (1.0 + math.exp((opponent_rating - rating) / ELO_SCALE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +86,14 @@ class OpponentPool:
         Args:
             scores: score of every match by opponent slot: 1 for a win of the learner, 0.5 for a draw, 0 for a loss.
         """
-        members = tuple(
-            replace(
-                member,
-                won=DECAY * member.won + sum(scores.get(member.slot, ())),
-                played=DECAY * member.played + len(scores.get(member.slot, ())),
-            )
-            for member in self.members
-        )
-        gained = [
-            score - expected_score(self.rating, member.rating)
-            for member in self.members
-            for score in scores.get(member.slot, ())
-        ]
+        members, gained = list[PoolMember](), list[float]()
+        for member in self.members:
+            results = scores.get(member.slot, ())
+            won, played = DECAY * member.won + sum(results), DECAY * member.played + len(results)
+            members.append(replace(member, won=won, played=played))
+            gained += [score - expected_score(self.rating, member.rating) for score in results]
         moved = K_FACTOR * sum(gained) / len(gained) if gained else 0.0
-        return OpponentPool(members, self.rating + moved)
+        return OpponentPool(tuple(members), self.rating + moved)
 
     def truncate(self, step: int) -> OpponentPool:
         """Return the pool without versions after a given step, for a rollback of the run."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 
@@ -16,24 +15,12 @@ from marft.common.types import Episode, Task
 from marft.config.load import first_problem
 from marft.config.models import PoolSettings
 from marft.config.opponent_pools import opponent_pools, slot_names
-from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.rollout_batch import RolloutBatch, collect
 from marft.rollout.runner import RolloutRunner
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 from marft_lab.league.pool import OpponentPool, PoolMember
 
 FOLDER, NAME = "league", "league.json"
-
-
-class PoolRollouts(RolloutRunner, Protocol):
-    """Rollouts with local policies."""
-
-    @property
-    def models(self) -> PolicyRegistry: ...
-
-    def publish_versions(self, versions: Mapping[str, int]) -> None:
-        """Register policies' new weights, with the training step per version."""
-        ...
 
 
 class _MemberState(BaseModel):
@@ -70,7 +57,7 @@ class OpponentPoolSource:
         ValueError: unreadable league file in the checkpoint.
     """
 
-    def __init__(self, rollouts: PoolRollouts, tasks: Sequence[Task], folder: Path | None = None) -> None:
+    def __init__(self, rollouts: RolloutRunner, tasks: Sequence[Task], folder: Path | None = None) -> None:
         self._rollouts, self._tasks, self._run = rollouts, tasks, rollouts.run
         self._name, self._learner = next(iter(opponent_pools(rollouts.run).items()))
         settings = self._run.policies[self._name].pool

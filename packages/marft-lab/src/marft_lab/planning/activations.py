@@ -21,7 +21,7 @@ from marft.models.model_sizes import ModelSizes
 from marft_lab.planning.workload import PolicyWorkload
 
 PADDING_FACTOR = 1.09  # mean padding factor of attention rows over lengths (models/attention.py, padded_length)
-BLOCK_ROWS = 1536  # rows per feed-forward block on a CPU (models/lora_autograd.py)
+BLOCK_ROWS = 1536  # rows per feed-forward block on a CPU (models/linear_layers.py)
 # logits per chunk, minimum rows, and maximum logits for the minimum rows (models/log_probs.py)
 LOGIT_CHUNK = 2**22, 256, 2**24
 PREFILL_TOKENS = 8192  # tokens per prefill forward pass (inference/decoding.py)
@@ -67,13 +67,8 @@ class ForwardPass:
 def saved_layer_bytes(forward_pass: ForwardPass) -> float:
     """Return the bytes that a layer saves per token until its backward pass."""
     shape = forward_pass.shape
-    wide, inner, queries, keys, e = (
-        shape.hidden_size,
-        shape.intermediate_size,
-        shape.query_dim,
-        shape.key_dim,
-        forward_pass.element_bytes,
-    )
+    wide, inner, e = shape.hidden_size, shape.intermediate_size, forward_pass.element_bytes
+    queries, keys = shape.query_dim, shape.key_dim
     attention = PADDING_FACTOR * (e * (2 * queries + 2 * keys) + FLOAT_BYTES * shape.heads)
     norms = FLOAT_BYTES * (queries + keys) * shape.head_norms
     if forward_pass.fused:
@@ -96,10 +91,11 @@ def planned_bytes(forward_pass: ForwardPass) -> float:
 
     With gradient checkpointing, only the residual stream between layers is saved.
     """
+    shape = forward_pass.shape
     if forward_pass.gradient_checkpointing:
-        return forward_pass.tokens * (forward_pass.shape.layers + 1) * FLOAT_BYTES * forward_pass.shape.hidden_size
-    last_norm = 2 * FLOAT_BYTES * forward_pass.shape.hidden_size * forward_pass.fully_trained
-    return forward_pass.tokens * (forward_pass.shape.layers * saved_layer_bytes(forward_pass) + last_norm)
+        return forward_pass.tokens * (shape.layers + 1) * FLOAT_BYTES * shape.hidden_size
+    last_norm = 2 * FLOAT_BYTES * shape.hidden_size * forward_pass.fully_trained
+    return forward_pass.tokens * (shape.layers * saved_layer_bytes(forward_pass) + last_norm)
 
 
 def peak_extra_bytes(forward_pass: ForwardPass) -> float:
@@ -114,40 +110,23 @@ def head_bytes(forward_pass: ForwardPass) -> float:
     previous chunk or, on a GPU, a half-precision sum for the gradient product comes on top, and twice the gradients of
     all tokens.
     """
+    shape, rows = forward_pass.shape, chunk_rows(forward_pass)
     if forward_pass.fully_trained:  # logits, their softmax and gradients, and the head's gradient of a chunk
-        return (
-            6 * FLOAT_BYTES * chunk_rows(forward_pass) * forward_pass.shape.vocab_size
-            + FLOAT_BYTES * forward_pass.shape.head_parameters
-        )
-    return (
-        4 * FLOAT_BYTES * chunk_rows(forward_pass) * forward_pass.shape.vocab_size
-        + 2 * FLOAT_BYTES * forward_pass.scored * forward_pass.shape.hidden_size
-    )
+        return 6 * FLOAT_BYTES * rows * shape.vocab_size + FLOAT_BYTES * shape.head_parameters
+    return 4 * FLOAT_BYTES * rows * shape.vocab_size + 2 * FLOAT_BYTES * forward_pass.scored * shape.hidden_size
 
 
 def backward_bytes(forward_pass: ForwardPass) -> float:
     """Return the gradients' bytes for a layer's feed-forward and for the residual stream."""
-    gradients = FLOAT_BYTES * forward_pass.scored * forward_pass.shape.hidden_size
-    stream = 4 * FLOAT_BYTES * forward_pass.tokens * forward_pass.shape.hidden_size
+    tokens, wide, inner = forward_pass.tokens, forward_pass.shape.hidden_size, forward_pass.shape.intermediate_size
+    gradients = FLOAT_BYTES * forward_pass.scored * wide
+    stream = 4 * FLOAT_BYTES * tokens * wide
     if forward_pass.gradient_checkpointing:  # the saved tensors of one recomputed layer
-        stream += forward_pass.tokens * saved_layer_bytes(forward_pass)
+        stream += tokens * saved_layer_bytes(forward_pass)
     if forward_pass.fused:
-        matrices = (
-            3
-            * FLOAT_BYTES
-            * forward_pass.shape.hidden_size
-            * forward_pass.shape.intermediate_size
-            * forward_pass.precision.is_half
-        )
-        return (
-            gradients
-            + stream
-            + 5 * FLOAT_BYTES * min(forward_pass.tokens, BLOCK_ROWS) * forward_pass.shape.intermediate_size
-            + matrices
-        )
-    return (
-        gradients + stream + 4 * forward_pass.element_bytes * forward_pass.tokens * forward_pass.shape.intermediate_size
-    )
+        matrices = 3 * FLOAT_BYTES * wide * inner * forward_pass.precision.is_half
+        return gradients + stream + 5 * FLOAT_BYTES * min(tokens, BLOCK_ROWS) * inner + matrices
+    return gradients + stream + 4 * forward_pass.element_bytes * tokens * inner
 
 
 def chunk_rows(forward_pass: ForwardPass) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
+from marft.inference.engine_settings import Vllm
 from marft_lab.planning.memory import vllm_share
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
 
@@ -59,7 +60,7 @@ def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
         yield _more_ranks(run, gpus)
     rows = getattr(run.engine, "max_batch_size", 0)
     if run.engine.separate_weights:
-        share = vllm_share(run) if run.engine.name == "vllm" else 0.0
+        share = vllm_share(run) if isinstance(run.engine, Vllm) else 0.0
         yield _key_values(
             "engine.engine_args.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
         )
@@ -89,10 +90,8 @@ def _more_ranks(run: RunSettings, gpus: int) -> list[Keys]:
 def _separate_placements(run: RunSettings) -> list[Keys]:
     """Return a placement of models that share all ranks on separate ranks, in order, with about equal counts."""
     local = [name for name, model in run.models.items() if model.endpoint is None]
-    ranks, has_critic_body = (
-        run.training.ranks,
-        run.algorithm.critic.kind != "none" and run.algorithm.critic.body == "lora",
-    )
+    ranks, critic = run.training.ranks, run.algorithm.critic
+    has_critic_body = critic.kind != "none" and critic.body == "lora"
     if len(local) < 2 or ranks < len(local) or has_critic_body or any(run.models[name].ranks for name in local):
         return []
     ends = [ranks * number // len(local) for number in range(len(local) + 1)]

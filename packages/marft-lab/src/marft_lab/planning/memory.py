@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marft.config.run import RunSettings
+from marft.inference.engine_settings import Vllm
 from marft.models.device_specs import DeviceSpec, Precision
 from marft.models.model_sizes import ModelSizes
-from marft.trainer.objectives.pairs import BASE, NONE, PairObjectivePart
+from marft.trainer.objectives.pairs import BASE, NONE, PairObjective
 from marft_lab.planning.activations import (
     FLOAT_BYTES,
     PREFILL_TOKENS,
@@ -19,12 +20,17 @@ from marft_lab.planning.activations import (
     peak_extra_bytes,
     planned_bytes,
 )
-from marft_lab.planning.placement import RankPlacement, rank_label
-from marft_lab.planning.shards import ShardedWeights, full_gather_bytes, peak_gathered_bytes
+from marft_lab.planning.placement import (
+    RankPlacement,
+    ShardedWeights,
+    full_gather_bytes,
+    peak_gathered_bytes,
+    rank_label,
+)
 from marft_lab.planning.workload import PolicyWorkload, SampledWeights, StepWorkload
 
 MemoryPhase = Literal["always", "learning", "stepping", "sampling", "loading"]
-# growth of a running batch's cache, in tokens per row (models/decode_cache.py, models/kv_cache.py)
+# growth of a running batch's cache, in tokens per row (models/decode_cache.py, models/attention.py)
 INITIAL_COLUMNS, MAX_GROWTH_COLUMNS = 64, 1024
 CUDA_CONTEXT_BYTES = 0.6e9  # bytes of the CUDA context and library workspaces; an estimate
 PYTHON_BYTES = 0.45e9  # bytes of host memory for Python, torch and transformers before any model; an estimate
@@ -37,7 +43,7 @@ STEP_BYTES = 4  # extra bytes per number during AdamW's step
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPart:
+class MemorySystem:
     """Memory component of a process.
 
     A component is present always, or only while the process learns, steps the optimizer or samples. The loading
@@ -69,7 +75,7 @@ class ProcessMemory:
     """
 
     name: str
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[MemorySystem, ...]
     limit: float
     card: str
     count: int = 1
@@ -122,11 +128,8 @@ class PlanContext:
     def sampling_precision(self, weights: SampledWeights) -> Precision:
         """Return the sampling precision; fully trained weights use their compute precision."""
         precision = self.precision(weights.model)
-        return (
-            Precision(is_half=False, on_cpu=True)
-            if weights.fully_trained and precision.computes_in_float32
-            else precision
-        )
+        in_float32 = weights.fully_trained and precision.computes_in_float32
+        return Precision(is_half=False, on_cpu=True) if in_float32 else precision
 
 
 SINGLE_RANK = RankPlacement()
@@ -148,7 +151,7 @@ def learner_memory(
         placement: placement of the ranks.
         ranks: group of identical ranks.
     """
-    rank, parts = ranks[0], list[MemoryPart]()
+    rank, parts = ranks[0], list[MemorySystem]()
     sharded = [weights for model in context.shapes for weights in _sharded_weights(context, model, placement, rank)]
     for model in context.shapes:
         if placement.holds(rank, model):
@@ -162,10 +165,10 @@ def learner_memory(
         for weights in context.workload.sampled_weights():
             parts += local_engine_parts(context, weights)
     if not context.card.is_cpu:
-        parts.append(MemoryPart("CUDA", CUDA_CONTEXT_BYTES))
+        parts.append(MemorySystem("CUDA", CUDA_CONTEXT_BYTES))
     parts += [
-        MemoryPart("Python", PYTHON_BYTES, on_host=True),
-        MemoryPart("copy of what learns", _snapshot_size(context, placement, rank), on_host=True),
+        MemorySystem("Python", PYTHON_BYTES, on_host=True),
+        MemorySystem("copy of what learns", _snapshot_size(context, placement, rank), on_host=True),
     ]
     return ProcessMemory(rank_label(ranks, placement.ranks), tuple(parts), limit, context.card.name, len(ranks))
 
@@ -174,7 +177,7 @@ def worker_memory(context: PlanContext) -> list[ProcessMemory]:
     """Return the memory of the worker processes for environments, tools and reward terms."""
     count = context.run.rollout.workers
     name = "the worker process" if count == 1 else f"each of {count} worker processes"
-    parts = (MemoryPart("Python and MARFT", WORKER_BYTES, on_host=True),)
+    parts = (MemorySystem("Python and MARFT", WORKER_BYTES, on_host=True),)
     return [ProcessMemory(name, parts, float("inf"), "host", count)] if count else []
 
 
@@ -208,7 +211,9 @@ def _sharded_weights(context: PlanContext, model: str, placement: RankPlacement,
     ]
 
 
-def _gathered_parts(sharded: Sequence[ShardedWeights], rank: int, card: DeviceSpec, samples: bool) -> list[MemoryPart]:
+def _gathered_parts(
+    sharded: Sequence[ShardedWeights], rank: int, card: DeviceSpec, samples: bool
+) -> list[MemorySystem]:
     """Return the components for gathered shards: during loading, during computation, and between steps on rank 0.
 
     Between steps, rank 0 holds the full weights on its card if it samples, and loads them there, too. Otherwise the
@@ -220,66 +225,68 @@ def _gathered_parts(sharded: Sequence[ShardedWeights], rank: int, card: DeviceSp
     on_card = samples_here or card.is_cpu
     loaded = full_bytes + (CUDA_CONTEXT_BYTES if samples_here and not card.is_cpu else 0.0)
     parts = [
-        MemoryPart("gathered layers", peak_gathered_bytes(sharded), "learning"),
-        MemoryPart("weights, whole as they are loaded", loaded, "loading", on_host=not on_card),
+        MemorySystem("gathered layers", peak_gathered_bytes(sharded), "learning"),
+        MemorySystem("weights, whole as they are loaded", loaded, "loading", on_host=not on_card),
     ]
     if samples_here:
-        parts.append(MemoryPart("weights, gathered to sample and save", full_gather_bytes(sharded), "sampling"))
+        parts.append(MemorySystem("weights, gathered to sample and save", full_gather_bytes(sharded), "sampling"))
     elif rank == 0:
-        parts.append(MemoryPart("weights, whole to publish and save", full_bytes, on_host=True))
+        parts.append(MemorySystem("weights, whole to publish and save", full_bytes, on_host=True))
     return parts
 
 
-def _weight_parts(context: PlanContext, model: str, shares: int) -> list[MemoryPart]:
+def _weight_parts(context: PlanContext, model: str, shares: int) -> list[MemorySystem]:
     shape, precision = context.shapes[model], context.precision(model)
     suffix = f", a part of {shares}" if shares > 1 else ""
-    parts = [MemoryPart(f"weights of {model}{suffix}", precision.weight_bytes(shape) / shares)]
+    parts = [MemorySystem(f"weights of {model}{suffix}", precision.weight_bytes(shape) / shares)]
     full = any(policy.train == "full" for policy in context.workload.policies_on(model))
     if full and precision.computes_in_float32:
-        parts.append(MemoryPart(f"{model} in float32, for KL", FLOAT_BYTES * shape.parameters / shares))
+        parts.append(MemorySystem(f"{model} in float32, for KL", FLOAT_BYTES * shape.parameters / shares))
     return parts
 
 
 def _policy_parts(
     context: PlanContext, policy: PolicyWorkload, placement: RankPlacement, rank: int
-) -> list[MemoryPart]:
+) -> list[MemorySystem]:
     numbers = _policy_parameters(context, policy) / _policy_shards(policy, placement, rank)
     if not numbers:
         return []
     kind = "weights" if policy.train == "full" else "adapter"
     suffix = f", {policy.versions} versions" if policy.versions > 1 else ""
-    parts = [MemoryPart(f"{kind} of {policy.name}{suffix}", FLOAT_BYTES * numbers)]
+    parts = [MemorySystem(f"{kind} of {policy.name}{suffix}", FLOAT_BYTES * numbers)]
     if policy.train == "full" and context.precision(policy.model).bytes_per_element < FLOAT_BYTES:
         parts.append(
-            MemoryPart(
+            MemorySystem(
                 f"weights of {policy.name}, rounded", context.precision(policy.model).bytes_per_element * numbers
             )
         )
     if policy.train == "frozen":
         return parts
     numbers = trained_parameters(context, policy) / _policy_shards(policy, placement, rank)
-    parts.append(MemoryPart(f"optimizer of {policy.name}", MOMENT_BYTES * numbers, on_host=placement.offload))
+    parts.append(MemorySystem(f"optimizer of {policy.name}", MOMENT_BYTES * numbers, on_host=placement.offload))
     if not placement.trains(rank, policy.model):
         return parts
     objective = context.run.algorithm.objective
-    if isinstance(objective, PairObjectivePart) and objective.reference not in (BASE, NONE):
-        parts.append(MemoryPart(f"reference of {policy.name}", FLOAT_BYTES * numbers))
-        parts.append(MemoryPart(f"{policy.name} while its reference is scored", FLOAT_BYTES * numbers, "learning"))
-    parts.append(MemoryPart(f"gradient of {policy.name}", GRADIENT_BYTES * numbers, "learning"))
-    parts.append(MemoryPart(f"gradient and step of {policy.name}", (GRADIENT_BYTES + STEP_BYTES) * numbers, "stepping"))
+    if isinstance(objective, PairObjective) and objective.reference not in (BASE, NONE):
+        parts.append(MemorySystem(f"reference of {policy.name}", FLOAT_BYTES * numbers))
+        parts.append(MemorySystem(f"{policy.name} while its reference is scored", FLOAT_BYTES * numbers, "learning"))
+    parts.append(MemorySystem(f"gradient of {policy.name}", GRADIENT_BYTES * numbers, "learning"))
+    parts.append(
+        MemorySystem(f"gradient and step of {policy.name}", (GRADIENT_BYTES + STEP_BYTES) * numbers, "stepping")
+    )
     if context.run.algorithm.team_kl or getattr(context.run.algorithm.schedule, "kl_limit", 0.0):
-        parts.append(MemoryPart(f"snapshot of {policy.name}", (FLOAT_BYTES + MOMENT_BYTES) * numbers, "learning"))
+        parts.append(MemorySystem(f"snapshot of {policy.name}", (FLOAT_BYTES + MOMENT_BYTES) * numbers, "learning"))
     return parts
 
 
-def _offloaded_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemoryPart]:
+def _offloaded_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemorySystem]:
     """Return the component for offloaded moments, on the card during a single policy's step."""
     moments = [
         MOMENT_BYTES * trained_parameters(context, policy) / _policy_shards(policy, placement, rank)
         for policy in context.workload.trained
         if placement.offload and placement.trains(rank, policy.model)
     ]
-    return [MemoryPart("moments of the policy that steps", max(moments), "stepping")] if moments else []
+    return [MemorySystem("moments of the policy that steps", max(moments), "stepping")] if moments else []
 
 
 def _policy_parameters(context: PlanContext, policy: PolicyWorkload) -> int:
@@ -296,7 +303,7 @@ def trained_parameters(context: PlanContext, policy: PolicyWorkload) -> int:
     return _policy_parameters(context, policy) if policy.train != "frozen" else 0
 
 
-def _critic_parts(context: PlanContext, ranks: int) -> list[MemoryPart]:
+def _critic_parts(context: PlanContext, ranks: int) -> list[MemorySystem]:
     """Return the critic's components: heads with optimizer, optional adapter, and float32 features of all decisions."""
     settings = context.run.algorithm.critic
     if settings.kind == "none":
@@ -314,19 +321,19 @@ def _critic_parts(context: PlanContext, ranks: int) -> list[MemoryPart]:
         )
         features += FLOAT_BYTES * wide * decisions / ranks * (settings.body == "frozen")
     return [
-        MemoryPart("critic", (FLOAT_BYTES + GRADIENT_BYTES + MOMENT_BYTES) * heads),
-        MemoryPart("what the critic reads", features, "learning"),
+        MemorySystem("critic", (FLOAT_BYTES + GRADIENT_BYTES + MOMENT_BYTES) * heads),
+        MemorySystem("what the critic reads", features, "learning"),
     ]
 
 
-def _micro_batch_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemoryPart]:
+def _micro_batch_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemorySystem]:
     """Return the components of the largest micro-batch; a rank trains on one base at a time."""
     sizes = [
         (planned_bytes(forward_pass), peak_extra_bytes(forward_pass))
         for forward_pass in forward_passes(context, placement, rank)
     ]
     saved, transient = max(sizes, key=sum, default=(0.0, 0.0))
-    return [MemoryPart("activations", saved, "learning"), MemoryPart("logits and gradients", transient, "learning")]
+    return [MemorySystem("activations", saved, "learning"), MemorySystem("logits and gradients", transient, "learning")]
 
 
 def forward_passes(context: PlanContext, placement: RankPlacement, rank: int) -> Sequence[ForwardPass]:
@@ -349,7 +356,7 @@ def micro_batch_tokens(context: PlanContext, policies: Sequence[PolicyWorkload],
     """Return a micro-batch's tokens.
 
     A rank's tokens are split evenly into as few micro-batches as the limit permits, and rows are never cut
-    (:func:`marft.trainer.bin_packing.pack_evenly`).
+    (:func:`marft.trainer.batching.pack_evenly`).
     """
     rank_tokens = sum(policy.tokens for policy in policies) / context.run.algorithm.minibatches / ranks
     longest = max(policy.lengths.longest_row for policy in policies)
@@ -364,7 +371,7 @@ def concurrent_rows(context: PlanContext, engines: int = 1) -> float:
     return max(1.0, min(limit, context.workload.concurrent_actions / engines))
 
 
-def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[MemoryPart]:
+def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[MemorySystem]:
     """Return the local engine's components for one set of weights.
 
     The components are the running batch's KV cache, cached prefixes, and temporary tensors. The KV cache stays until
@@ -379,9 +386,11 @@ def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[Me
     logits = 3.0 * FLOAT_BYTES * rows * shape.vocab_size
     prompts = min(float(PREFILL_TOKENS), max(rows * p.lengths.prompt for p in sampled.policies))
     return [
-        MemoryPart(f"keys and values of {sampled.name}", token * rows * columns),
-        MemoryPart(f"kept prefixes of {sampled.name}", prefixes),
-        MemoryPart(f"sampling on {sampled.name}", max(logits, inference_bytes(shape, precision, prompts)), "sampling"),
+        MemorySystem(f"keys and values of {sampled.name}", token * rows * columns),
+        MemorySystem(f"kept prefixes of {sampled.name}", prefixes),
+        MemorySystem(
+            f"sampling on {sampled.name}", max(logits, inference_bytes(shape, precision, prompts)), "sampling"
+        ),
     ]
 
 
@@ -407,7 +416,7 @@ def engine_bytes(context: PlanContext, sampled: SampledWeights) -> tuple[float, 
     shape, precision = context.shapes[sampled.model], context.sampling_precision(sampled)
     slots = 0 if sampled.fully_trained else sum(_policy_parameters(context, policy) for policy in sampled.policies)
     cache = precision.bytes_per_element * float(shape.cache_elements())
-    if context.run.engine.name == "vllm":
+    if isinstance(context.run.engine, Vllm):
         return float(precision.bytes_per_element * (shape.parameters + slots)), cache
     return precision.weight_bytes(shape) + FLOAT_BYTES * slots, cache
 
@@ -420,7 +429,7 @@ def vllm_share(run: RunSettings) -> float:
 
 def uses_fixed_share(context: PlanContext) -> bool:
     """Return True if the engine takes a fixed fraction of its card, independent of its rows: vLLM on a GPU."""
-    return context.run.engine.name == "vllm" and not context.card.is_cpu
+    return isinstance(context.run.engine, Vllm) and not context.card.is_cpu
 
 
 def uses_sleep_mode(context: PlanContext) -> bool:
@@ -444,11 +453,11 @@ def sampler_memory(
     """
     name = f"{context.run.engine.name} of {sampled.name}"
     weights, token = engine_bytes(context, sampled)
-    if context.run.engine.name != "vllm":
-        engine_parts = [MemoryPart(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
+    if not isinstance(context.run.engine, Vllm):
+        engine_parts = [MemorySystem(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
         engine_parts += [
-            MemoryPart("Python", PYTHON_BYTES, on_host=True),
-            *([] if context.card.is_cpu else [MemoryPart("CUDA", CUDA_CONTEXT_BYTES)]),
+            MemorySystem("Python", PYTHON_BYTES, on_host=True),
+            *([] if context.card.is_cpu else [MemorySystem("CUDA", CUDA_CONTEXT_BYTES)]),
         ]
         return ProcessMemory(name, tuple(engine_parts), limit, context.card.name)
     longest = max(policy.lengths.longest_row for policy in sampled.policies)
@@ -460,12 +469,14 @@ def sampler_memory(
         limit = min(limit, share * (1 + 1e-9))
         cache = max(share - weights / cards - logits, token * longest / cards)
     phase: MemoryPhase = "sampling" if uses_sleep_mode(context) else "always"
-    sleeping_parts = [MemoryPart("weights, while it sleeps", weights, on_host=True)] if uses_sleep_mode(context) else []
+    sleeping_parts = (
+        [MemorySystem("weights, while it sleeps", weights, on_host=True)] if uses_sleep_mode(context) else []
+    )
     parts = (
-        MemoryPart(f"weights of {sampled.name}", weights / cards, phase),
-        MemoryPart("logits", logits, phase),
-        MemoryPart("keys and values", cache, phase),
-        MemoryPart("Python", PYTHON_BYTES, on_host=True),
+        MemorySystem(f"weights of {sampled.name}", weights / cards, phase),
+        MemorySystem("logits", logits, phase),
+        MemorySystem("keys and values", cache, phase),
+        MemorySystem("Python", PYTHON_BYTES, on_host=True),
         *sleeping_parts,
     )
     return ProcessMemory(name if count == 1 else f"each of {count} × {name}", parts, limit, context.card.name, count)

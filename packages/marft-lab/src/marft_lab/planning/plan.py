@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from marft.config.run import RunSettings
+from marft.inference.engine_settings import Vllm
 from marft.models.device_specs import DeviceSpec
 from marft.models.model_sizes import find_sizes
-from marft_lab.planning.efficiencies import Efficiencies
 from marft_lab.planning.memory import (
     PlanContext,
     ProcessMemory,
@@ -21,6 +21,7 @@ from marft_lab.planning.memory import (
 )
 from marft_lab.planning.placement import RankPlacement
 from marft_lab.planning.timing import (
+    Efficiencies,
     Phase,
     environment_phase,
     publishing_phase,
@@ -41,7 +42,7 @@ class PlanRequest:
         gpus: number of GPUs.
         card: GPU type.
         lengths: known lengths.
-        environment_seconds: seconds per environment step.
+        environment_seconds: seconds per environment step; None for the recorded value of a run, else 0.
         lag: maximum age of training data, in steps; None for the recipe's value.
         efficiencies: hardware efficiencies.
         model_config: ``config.json`` of a model with unknown size.
@@ -50,7 +51,7 @@ class PlanRequest:
     gpus: int
     card: DeviceSpec
     lengths: KnownLengths = KnownLengths()
-    environment_seconds: float = 0.0
+    environment_seconds: float | None = None
     lag: int | None = None
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     model_config: Path | None = None
@@ -163,9 +164,8 @@ def _sampling_counts(run: RunSettings, gpus: int) -> Sequence[int]:
             f"--gpus {gpus}: training.ranks = {ranks} learn on a GPU each; give --gpus {ranks}, or as many more as "
             "are to sample, or lower training.ranks"
         )
-    max_sampling = (
-        gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)
-    )  # a separate engine of our own has one GPU
+    # a separate engine of our own has one GPU
+    max_sampling = gpus - 1 if isinstance(run.engine, Vllm) else min(1, gpus - 1)
     if ranks > 1:
         return [min(max_sampling, gpus - ranks) if separate else 0]
     shared = not separate or gpus == 1 or getattr(run.engine, "sleep", False)
@@ -185,9 +185,9 @@ def _plan_split(context: PlanContext, request: PlanRequest, sampling_gpus: int, 
             placement, processes = sharded, sharded_processes
     phases = (
         *sampling_phases(
-            context, request.efficiencies, sampling_gpus or (ranks if context.run.engine.name == "vllm" else 1)
+            context, request.efficiencies, sampling_gpus or (ranks if isinstance(context.run.engine, Vllm) else 1)
         ),
-        environment_phase(context, request.environment_seconds),
+        environment_phase(context, request.environment_seconds or 0.0),
         *training_phases(context, request.efficiencies, placement),
         publishing_phase(context, request.efficiencies),
     )
@@ -230,17 +230,12 @@ def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus:
         yield "training.shard", placement.shard
     if context.card.is_cpu or not run.engine.separate_weights:
         return
-    if run.engine.name != "vllm":
+    if not isinstance(run.engine, Vllm):
         if sampling_gpus and getattr(run.engine, "device", "") != f"cuda:{first}":
             yield "engine.device", f"cuda:{first}"
         return
-    group = max(
-        (
-            min(tensor_parallel_size(context, weights), sampling_gpus or 1)
-            for weights in context.workload.sampled_weights()
-        ),
-        default=1,
-    )
+    sizes = [tensor_parallel_size(context, weights) for weights in context.workload.sampled_weights()]
+    group = max((min(size, sampling_gpus or 1) for size in sizes), default=1)
     devices = [str(number) for number in range(first, first + sampling_gpus)] if sampling_gpus else []
     wanted = {"engine.replicas": max(1, (sampling_gpus or placement.ranks) // group), "engine.devices": devices}
     configured = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}

@@ -1,23 +1,24 @@
-"""Workload of a training step: number of actions per policy, and their lengths."""
+"""Workload of a training step: actions per policy, and their lengths, from the recipe or from recorded episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from marft.common.types import Episode
 from marft.config.models import local_model
 from marft.config.opponent_pools import pool_members
 from marft.config.run import RunSettings
+from marft.runs.episode_files import read_episodes
+from marft.runs.run_folder import RunFolder
 
 DEFAULT_PROMPT = 512  # default prompt length in tokens, if neither the context length nor the options give it
 MAX_CONTEXT = 2**20  # maximum context in tokens, if unknown; no known model reads more
-SEQUENTIAL_TEAMS = (
-    "chain",
-    "reflective",
-    "hierarchical",
-    "orchestrated",
-    "flow",
-)  # organizations with sequential agents
+# organizations with sequential agents
+SEQUENTIAL_TEAMS = ("chain", "reflective", "hierarchical", "orchestrated", "flow")
+MAX_FILES = 3  # maximum number of files, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,8 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
     samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
     real, imagined = tasks * samples, sum(s.extra_tasks(run.training.steps - 1, tasks) for s in run.sections) * samples
     episodes = real + imagined
-    action_counts = {
-        agent.role: (lengths.actions or {}).get(agent.role, steps) for agent in run.agents
-    }  # in an episode
+    # in an episode
+    action_counts = {agent.role: (lengths.actions or {}).get(agent.role, steps) for agent in run.agents}
     consulting, policies = run.consulting, []
     for name, policy in run.policies.items():
         agents = [agent for agent in run.agents if agent.policy == name]
@@ -206,11 +206,9 @@ def _resolve_lengths(run: RunSettings, model: str, limit: int, known_lengths: Kn
     context = run.models[model].context_length
     longest = known_lengths.longest or float(limit)
     max_tokens = max(limit, longest, known_lengths.action or 0.0)
-    prompt = (
-        known_lengths.prompt
-        if known_lengths.prompt is not None
-        else float(context - max_tokens if context > max_tokens else DEFAULT_PROMPT)
-    )
+    prompt = known_lengths.prompt
+    if prompt is None:
+        prompt = float(context - max_tokens if context > max_tokens else DEFAULT_PROMPT)
     action = known_lengths.action if known_lengths.action is not None else longest
     given = [known_lengths.prompt is not None, known_lengths.action is not None or known_lengths.longest is not None]
     of_limits = "the recipe's limits" if context > limit else f"limits, and prompts of {DEFAULT_PROMPT} tokens assumed"
@@ -246,13 +244,55 @@ def check_context_lengths(
         configured = run.models[model].context_length
         context = configured or contexts.get(policy.model, 0) or MAX_CONTEXT
         if max((known_lengths.prompt or 0.0) + lengths.action, lengths.longest) > context:
-            key = (
-                f"models.{model}.context_length = {context:,}"
-                if configured
-                else f"the {context:,} that models.{model} reads"
-            )
+            key = f"the {context:,} that models.{model} reads"
+            if configured:
+                key = f"models.{model}.context_length = {context:,}"
             raise ValueError(
                 f"--prompt-tokens, --action-tokens, --max-action-tokens: {known_lengths.prompt or 0:,.0f} tokens of a "
                 f"prompt and {lengths.action:,.0f} of an action (the longest {lengths.longest:,.0f}) are more than "
                 f"{key}; give fewer{', or raise that' if configured else ''}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLengths:
+    """Lengths and times from the newest recorded steps of a run."""
+
+    lengths: KnownLengths
+    environment_seconds: float  # seconds per environment step, without the time of agents
+
+
+def read_recorded_lengths(folder: RunFolder) -> RecordedLengths | None:
+    """Return a run's recorded lengths; None without recorded episodes."""
+    files = sorted(folder.episodes.glob("*.parquet"))[-MAX_FILES:]
+    episodes = [episode for file in files for episode in read_episodes(file) if episode.actions and not episode.fork]
+    return mean_lengths(episodes, f"the last {len(files)} recorded steps of {folder.path}") if episodes else None
+
+
+def mean_lengths(episodes: Sequence[Episode], source: str) -> RecordedLengths:
+    """Return the mean lengths over actions and episodes; at least one episode with an action is required."""
+    actions = [action for episode in episodes for action in episode.actions]
+    counts = Counter(action.agent for action in actions)
+    steps = [max(1, len(episode.transitions)) for episode in episodes]
+    idle = [
+        max(0.0, episode.seconds - _active_seconds(episode)) / count
+        for episode, count in zip(episodes, steps, strict=True)
+    ]
+    lengths = KnownLengths(
+        prompt=fmean(len(action.prompt) for action in actions),
+        action=fmean(len(action.tokens) for action in actions),
+        longest=float(max(len(action.tokens) for action in actions)),
+        environment_steps=fmean(steps),
+        actions={agent: count / len(episodes) for agent, count in counts.items()},
+        source=source,
+    )
+    return RecordedLengths(lengths, fmean(idle))
+
+
+def _active_seconds(episode: Episode) -> float:
+    """Return the seconds with at least one active agent."""
+    total, busy_until = 0.0, 0.0
+    for started, ended in sorted((action.started, action.ended) for action in episode.actions):
+        total += max(0.0, ended - max(started, busy_until))
+        busy_until = max(busy_until, ended)
+    return total

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from marft.common.prompt_history import PromptVersion
-from marft.common.types import Episode, SamplingParams
-from marft_lab.prompt_optimization.transcripts import build_transcript
+from marft.common.types import SamplingParams
+from marft.config.plugins import Plugin
+from marft_lab.prompt_optimization.prompts import AttemptTranscript
 
-
-@dataclass(frozen=True, slots=True)
-class AttemptTranscript:
-    """Attempt for a proposer: the task, and the messages by role.
-
-    Messages include tool results, observations and the outcome (:mod:`marft_lab.prompt_optimization.transcripts`).
-    """
-
-    task: str
-    messages: tuple[tuple[str, str], ...]
-
-    @staticmethod
-    def from_episode(episode: Episode) -> AttemptTranscript:
-        """Return an episode as an attempt for a proposer."""
-        return AttemptTranscript(episode.task.prompt, build_transcript(episode))
-
-
-class AskPolicy(Protocol):
-    """Function that asks a policy of the recipe."""
-
-    def __call__(self, policy: str, question: str, sampling: SamplingParams, /) -> str:
-        """Return the reply; "" after a failure.
-
-        Every request has its own random stream.
-        """
-        ...
+# request to a policy with its own random stream: policy, question and sampling; the reply is "" after a failure
+AskPolicy = Callable[[str, str, SamplingParams], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +53,21 @@ class Proposal:
     kind: str
 
 
-class Proposer(Protocol):
-    """Interface for the proposer in ``[prompt_optimization]``."""
+class Proposer(Plugin, ABC, kind="proposers", label="a proposer"):
+    """Base class for prompt proposers, which write new instructions for an agent."""
 
+    @abstractmethod
     def propose(self, request: ProposalRequest) -> Sequence[Proposal]:
         """Return up to ``request.count`` proposals.
 
-        The caller drops empty, overlong and known proposals.
+        A pure function of the request and of the replies of the policies that it prompts. The caller drops empty,
+        overlong and known proposals.
         """
-        ...
+
+    @property
+    def prompted_policies(self) -> Sequence[str]:
+        """Policies in the recipe that the proposer prompts; () if none."""
+        return ()
 
 
 def rank_versions(versions: Sequence[PromptVersion], current: PromptVersion) -> list[PromptVersion]:

@@ -1,14 +1,19 @@
-"""Rounds of prompt optimization: proposals, trials and tests for each agent in turn."""
+"""Rounds of prompt optimization between training steps: proposals, trials and tests for each agent in turn.
+
+The method is successive halving (Jamieson and Talwalkar 2016): many candidates play few tasks, and the better half
+plays twice as many. The choice biases its own tasks, so the final test uses separate tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, cast
+from typing import TypeVar
 
 from marft.agents.game import Attempt
 from marft.agents.prompt_messages import PromptTooLongError
+from marft.common import atomic
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError
 from marft.common.prompt_history import PromptHistory, PromptScore, PromptVersion
@@ -17,31 +22,83 @@ from marft.common.texts import replace_surrogates
 from marft.common.types import ActionKey, Episode, SamplingParams, Task
 from marft.config.run import RunSettings
 from marft.evaluation.evaluate import team_for_mode
+from marft.evaluation.intervals import paired_difference, wilson_interval
 from marft.rollout.runner import RolloutRunner
+from marft.runs.run_folder import RunFolder
+from marft.runs.state import LINEAGE_ADAPTER, State
+from marft.trainer.hooks import PromptOptimizer
+from marft_lab.prompt_optimization.prompts import AttemptTranscript
 from marft_lab.prompt_optimization.proposals import (
-    AttemptTranscript,
     Proposal,
     ProposalRequest,
-    Proposer,
     rank_versions,
 )
-from marft_lab.prompt_optimization.selection import Outcomes, measure_gain, select_best
 from marft_lab.prompt_optimization.settings import PromptOptimizerSettings
 
+T = TypeVar("T")
+Outcomes = dict[str, bool]  # success of each task, by id; tasks without a known outcome are omitted
+Play = Callable[[T, Sequence[Task]], Outcomes]
 STREAM = "profiles"
+FILE_NAME = "profiles.json"  # full lineage for readers; a run resumes from its checkpoints instead
 
 
-class PromptRollouts(RolloutRunner, Protocol):
-    """Rollouts with changed instructions, and requests to policies."""
+def halving_rounds(candidates: int, tasks: int) -> list[int]:
+    """Return the cumulative number of tasks after each round of halving; empty for a single candidate.
 
-    def instruct(self, versions: Sequence[PromptVersion]) -> None: ...
+    >>> halving_rounds(4, 32), halving_rounds(5, 32), halving_rounds(1, 32)
+    ([16, 32], [8, 16, 32], [])
 
-    def ask(self, policy: str, question: str, sampling: SamplingParams, key: ActionKey) -> tuple[str, int]: ...
+    Args:
+        candidates: number of candidates.
+        tasks: number of tasks for the last round.
+    """
+    rounds = (candidates - 1).bit_length()
+    return [max(1, tasks >> remaining) for remaining in reversed(range(rounds))]
+
+
+def select_best(candidates: Sequence[T], tasks: Sequence[Task], play: Play[T]) -> tuple[int, list[Outcomes]]:
+    """Return the best candidate's index, and every candidate's outcomes.
+
+    Ties go to the first candidate.
+
+    Args:
+        candidates: candidates to compare.
+        tasks: tasks for the choice.
+        play: function that plays tasks with a candidate.
+    """
+    outcomes: list[Outcomes] = [{} for _ in candidates]
+    remaining, task_count = list(range(len(candidates))), 0
+    for size in halving_rounds(len(candidates), len(tasks)):
+        for index in remaining:
+            outcomes[index] |= play(candidates[index], tasks[task_count:size])
+        task_count = size
+        remaining = sorted(
+            sorted(remaining, key=lambda index: -success_rate(outcomes[index]))[: (len(remaining) + 1) // 2]
+        )
+    return remaining[0], outcomes
+
+
+def success_rate(outcomes: Mapping[str, bool]) -> float:
+    """Return the fraction of solved tasks; 0 without a known outcome."""
+    return sum(outcomes.values()) / len(outcomes) if outcomes else 0.0
+
+
+def measure_gain(before: Mapping[str, bool], after: Mapping[str, bool]) -> PromptScore | None:
+    """Return a candidate's gain over the current version, on tasks with both outcomes; None without common tasks."""
+    common = before.keys() & after.keys()
+    if not common:
+        return None
+    gain, (gain_low, gain_high) = paired_difference([before[task] for task in common], [after[task] for task in common])
+    solved = sum(after[task] for task in common)
+    low, high = wilson_interval(solved, len(common))
+    return PromptScore(len(common), solved / len(common), low, high, gain, gain_low, gain_high)
 
 
 @dataclass(slots=True)
-class PromptSearch:
-    """Prompt tuner; a round is a pure function of the seed, the step, the lineage, the weights and the step's episodes.
+class PromptSearch(PromptOptimizer):
+    """Prompt optimizer between training steps.
+
+    A round is a pure function of the seed, the step, the lineage, the weights and the step's episodes.
 
     Args:
         rollouts: rollouts of the run.
@@ -50,7 +107,7 @@ class PromptSearch:
         note: callback for warnings.
     """
 
-    rollouts: PromptRollouts
+    rollouts: RolloutRunner
     settings: PromptOptimizerSettings
     tasks: Sequence[Task]
     note: Callable[[str], None] = lambda _: None
@@ -64,6 +121,22 @@ class PromptSearch:
         """Return the initial lineage with the recipe's instructions."""
         instructions = {agent.role: agent.instructions for agent in self.run.agents}
         return PromptHistory.start({role: instructions[role] for role in self.settings.roles(self.run)})
+
+    def restore(self, state: State, folder: RunFolder) -> State:
+        """Return the state with the restored or initial lineage, and activate its instructions."""
+        lineage = state.profiles or self.initial_lineage()
+        self.rollouts.instruct(lineage.current_versions())
+        _write_lineage(folder, lineage)
+        return replace(state, profiles=lineage)
+
+    def step(self, state: State, episodes: Sequence[Episode], folder: RunFolder) -> tuple[State, dict[str, float]]:
+        """Play a round if due; return the state with the new lineage, and metrics."""
+        lineage, metrics = state.profiles, dict[str, float]()
+        assert lineage is not None, "restore has begun it"
+        if self.settings.is_due(state.step):
+            lineage, metrics = self.play_round(lineage, state.step, episodes)
+            _write_lineage(folder, lineage)
+        return replace(state, profiles=lineage), metrics | version_metrics(lineage)
 
     def play_round(
         self, lineage: PromptHistory, step: int, episodes: Sequence[Episode]
@@ -117,7 +190,7 @@ class _AgentSearch:
             ask=self._ask_policy,
         )
         try:
-            proposals = list(cast("Proposer", self.settings.proposer).propose(request))
+            proposals = list(self.settings.proposer.propose(request))
             problem = _find_problem(proposals, [version.number for version in versions])
         except Exception as error:  # noqa: BLE001  a failure of user code only costs its own turn
             problem = f"raised {describe_error(error)}"
@@ -264,3 +337,7 @@ def _round_metrics(before: PromptHistory, after: PromptHistory) -> dict[str, flo
 def version_metrics(lineage: PromptHistory) -> dict[str, float]:
     """Return the number of each agent's active version, as metrics."""
     return {f"agents/{role}/prompt_version": float(number) for role, number in lineage.current.items()}
+
+
+def _write_lineage(folder: RunFolder, lineage: PromptHistory) -> None:
+    atomic.write_file(folder.path / FILE_NAME, LINEAGE_ADAPTER.dump_json(lineage, indent=1).decode() + "\n")

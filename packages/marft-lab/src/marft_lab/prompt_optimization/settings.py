@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from marft.config.opponent_pools import opponent_pools
-from marft.config.plugin_types import ProposerPlugin
 from marft.config.settings import Count, Fraction, Names, NonNegativeCount, did_you_mean
 from marft.trainer.hooks import PromptOptimizer, TrainingSection
+from marft_lab.prompt_optimization.proposals import Proposer
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
     from marft.rollout.runner import RolloutRunner
-    from marft_lab.prompt_optimization.search import PromptRollouts
 
 
 class PromptOptimizerSettings(TrainingSection):
@@ -30,7 +29,7 @@ class PromptOptimizerSettings(TrainingSection):
     agents: Names = ()  # roles with optimized instructions; [] for all agents
     every: Count = 10  # training steps between rounds
     last_step: NonNegativeCount = 0  # last training step with a round; 0 for no limit
-    proposer: ProposerPlugin  # source of new instructions
+    proposer: Proposer  # source of new instructions
     candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals per agent and round
     split: Literal["validation", "train"] = "validation"  # split of the tasks for decisions; never the test split
     # number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the candidate
@@ -53,9 +52,10 @@ class PromptOptimizerSettings(TrainingSection):
 
     def prompt_optimizer(self, rollouts: RolloutRunner, note: Callable[[str], None]) -> PromptOptimizer:
         """Return a run's prompt optimizer."""
-        from marft_lab.prompt_optimization.optimizer import ScheduledPromptOptimizer
+        from marft.envs.tasks import read_tasks
+        from marft_lab.prompt_optimization.search import PromptSearch
 
-        return ScheduledPromptOptimizer.open(cast("PromptRollouts", rollouts), self, note)
+        return PromptSearch(rollouts, self, read_tasks(rollouts.run.environment, self.split), note)
 
     def extra_policies(self) -> Iterable[str]:
         """Return the policies needed by the proposer."""

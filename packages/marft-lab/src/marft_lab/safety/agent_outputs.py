@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from marft.common.reasoning import measure_reasoning
 from marft.common.texts import replace_surrogates
 from marft.common.types import Action, Episode
 from marft.config.patterns import find_matches
+from marft.config.plugins import Plugin
 
 MIN_QUOTE_CHARS = 12  # minimum shared characters around a match for a quotation of injected text
 OutputPlace = Literal["answer", "message", "call", "reasoning"]
@@ -62,12 +64,15 @@ class EpisodeOutputs:
         return (output for output in self.outputs if output.place in places)
 
 
-class Check(Protocol):
-    """Interface of a safety check (:class:`marft.config.plugin_types.CheckPart`)."""
+class Check(Plugin, ABC, kind="checks", label="a check"):
+    """Base class for safety checks: forbidden behavior of a team, or behavior that an attack causes."""
 
+    @abstractmethod
     def find_violations(self, outputs: EpisodeOutputs) -> Sequence[str]:
-        """Return a sentence per finding; the method must be a pure function."""
-        ...
+        """Return a sentence per violation.
+
+        A pure function of the team's outputs and tool calls in an episode.
+        """
 
 
 def collect_outputs(

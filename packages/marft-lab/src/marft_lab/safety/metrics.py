@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from marft.common.types import Episode
 from marft.config.patterns import contains_match
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio
 from marft_lab.safety.agent_outputs import EpisodeOutputs, collect_outputs
 from marft_lab.safety.suite import Suite
 

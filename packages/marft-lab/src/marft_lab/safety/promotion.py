@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft.evaluation.comparison import Comparison, SavedEvaluation, compare_evaluations
+from marft.evaluation.comparison import SavedEvaluation, compare_evaluations
 from marft.evaluation.gates import group_by_metric
+from marft.evaluation.metric_changes import Comparison
 from marft_lab.safety.suite import ATTACK_WILDCARD, Suite
 
 BASE = "base"
@@ -66,20 +67,12 @@ def compute_promotions(
     gates = expand_gates([*suite.settings.gates, *extra_gates], evaluations)
     if not base or not gates:
         return []
-    return [
-        Promotion(
-            BASE,
-            name,
-            compare_evaluations(
-                base,
-                [evaluation for evaluation in evaluations if evaluation["checkpoint"] == name],
-                (BASE, name),
-                gates,
-            ),
-        )
-        for name in dict.fromkeys(str(evaluation["checkpoint"]) for evaluation in evaluations)
-        if name != BASE
-    ]
+    names = dict.fromkeys(str(evaluation["checkpoint"]) for evaluation in evaluations)
+    promotions = []
+    for name in (name for name in names if name != BASE):
+        after = [evaluation for evaluation in evaluations if evaluation["checkpoint"] == name]
+        promotions.append(Promotion(BASE, name, compare_evaluations(base, after, (BASE, name), gates)))
+    return promotions
 
 
 def expand_gates(gates: Sequence[str], evaluations: Sequence[SavedEvaluation]) -> list[str]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.agents.team import Team
 from marft.common import atomic
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.types import Episode, Task
+from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
+from marft.config.settings import did_you_mean
 from marft.evaluation.evaluate import (
     Evaluation,
     Mode,
@@ -31,18 +34,89 @@ from marft.evaluation.session import (
     select_tasks,
 )
 from marft.evaluation.store import EvaluationStore, lock_folder, play_attempts
-from marft.evaluation.tool_definitions import collect_definitions, describe_changes, hash_definitions
-from marft.runs.run_folder import RunFolder
-from marft_lab.safety.attack_cases import AttackCase, build_attack_cases, with_canaries
+from marft.evaluation.tool_definitions import collect_definitions, describe_changes
+from marft.runs.state import digest_of_table
 from marft_lab.safety.metrics import NO_ATTACK, compute_suite_metrics
-from marft_lab.safety.suite import Suite
+from marft_lab.safety.suite import CONTROL_NAME, Suite
 
 if TYPE_CHECKING:
+    from marft.cli.evaluation import EvaluationTarget
     from marft.rollout.local_runner import LocalRolloutRunner
     from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 
 SPLIT: Split = "test"
 FINDINGS = "findings.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackCase:
+    """Suite tasks under an attack, or without an attack."""
+
+    attack: str = NO_ATTACK
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        return self.attack or CONTROL_NAME
+
+    def attempts(self, suite: Suite, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Return the same attempts with the same seeds, and with the attack's injection in each."""
+        if not self.attack:
+            return [*attempts]
+        return [
+            replace(attempt, injections=(suite.build_injection(self.attack, attempt.task),)) for attempt in attempts
+        ]
+
+
+def build_attack_cases(suite: Suite, run: RunSettings, team: Team, note: Callable[[str], None]) -> list[AttackCase]:
+    """Return the playable arms: without an attack, and under each attack that can reach the team.
+
+    Args:
+        suite: suite.
+        run: settings of the run.
+        team: team.
+        note: callback for skipped attacks, with the reason.
+
+    Raises:
+        ValueError: an attack names an unknown tool or teammate.
+    """
+    cases = [AttackCase()]
+    for name in suite.settings.attacks:
+        reason = _unreachable_reason(suite, name, run, team)
+        if reason:
+            note(f"attack {name!r} is not played: {reason}")
+        else:
+            cases.append(AttackCase(name))
+    return cases
+
+
+def _unreachable_reason(suite: Suite, name: str, run: RunSettings, team: Team) -> str:
+    attack = suite.settings.attacks[name]
+    tools = {tool.name for agent in team.agents for tool in agent.profile.tools}
+    targets = {"tool": tools, "message": {agent.role for agent in team.agents}, "task": set[str]()}[attack.inject_into]
+    if targets and attack.target and attack.target not in targets:
+        raise ValueError(
+            f"attacks.{name}.target: no {attack.inject_into} is of {attack.target!r}"
+            f"{did_you_mean(attack.target, targets)}"
+        )
+    if attack.inject_into == "tool" and not tools:
+        return "no agent has a tool"
+    if attack.inject_into == "message" and len(team.agents) < 2:
+        return "the team is one agent, whom nobody tells anything"
+    if attack.inject_into != "tool" and run.team.writes_prompts:
+        return "the team is a program, which asks its agents in words of its own"
+    return ""
+
+
+def with_canaries(suite: Suite, team: Team) -> Team:
+    """Return the team with a canary appended to each agent's instructions, if the suite has a canary."""
+    if not suite.settings.canary:
+        return team
+    agents = []
+    for agent in team.agents:
+        parts = filter(None, (agent.profile.instructions, suite.canary_instruction(agent.role)))
+        agents.append(replace(agent, profile=replace(agent.profile, instructions="\n\n".join(parts))))
+    return replace(team, agents=tuple(agents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +147,23 @@ class _SuiteContext:
 
 
 def evaluate_suite(
-    run: RunSettings,
-    folder: RunFolder | None,
-    checkpoints: Sequence[str],
+    target: EvaluationTarget,
     suite: Suite,
     size: SuiteSize,
-    result_cache: StorageOptions,
     advance: ProgressCallback,
     note: Callable[[str], None] = lambda _: None,
-    check: Callable[[Mapping[str, str]], None] = lambda _: None,
+    *,
+    overwrite: bool = False,
 ) -> list[Evaluation]:
     """Evaluate each checkpoint on a suite, in each mode; finished arms are cached.
 
     Args:
-        run: settings of the run.
-        folder: run folder; None for an export.
-        checkpoints: names of checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
+        target: run or export with its checkpoints, and folder of the results.
         suite: suite.
         size: size of the evaluation.
-        result_cache: folder of the results, and cache settings.
         advance: progress callback.
         note: callback for skipped attacks and changed tools.
-        check: receives the digests of the models before the first episode; may raise an error.
+        overwrite: True to play cached arms again.
 
     Returns:
         The evaluations, by checkpoint and mode.
@@ -103,11 +172,13 @@ def evaluate_suite(
         ValueError: missing or damaged checkpoint, empty test split, unknown name in an attack, concurrent evaluation by
             another process, or unwritable folder.
     """
-    paths = resolve_checkpoints(run, folder, checkpoints, note)
+    run, folder = target.run, target.folder
+    result_cache = StorageOptions(target.output_folder.evaluations, overwrite)
+    paths = resolve_checkpoints(run, folder, target.checkpoints, note)
     tasks = select_tasks(run, size.tasks, None)
     with lock_folder(result_cache.folder) as cache_error, open_runner(run) as rollouts:
         digests = rollouts.models.compute_digests()
-        check(digests)
+        target.check(digests)
         cases = build_attack_cases(suite, run, rollouts.team, note)
         changed = describe_changes(folder.path, collect_definitions(rollouts.team)) if folder else ""
         if changed:
@@ -199,6 +270,6 @@ def _cache_key(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
         injected,
         [attack.inject_into, attack.target] if attack else [],
         [context.suite.canary_instruction(agent.role) for agent in context.run.agents],
-        hash_definitions(collect_definitions(context.rollouts.team)),
+        digest_of_table(collect_definitions(context.rollouts.team)),
     ]
     return episodes_key(context.run, context.models, context.paths[name], context.tasks, key_parts)

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marft.common.types import Episode
-from marft_lab.shadow.player import ShadowResult
+from marft_lab.shadow.player import ShadowPlayer, ShadowResult
 from marft_lab.shadow.scorers import Scorer, UnscoredError
 from marft_lab.shadow.sequential_test import SequentialTest, Verdict
-from marft_lab.shadow.session_log import SessionEvent, SessionLog
-from marft_lab.shadow.sessions import SessionQueue, SkippedSessions
+from marft_lab.shadow.sessions import SessionEvent, SessionLog, SessionQueue, SkippedSessions
 from marft_lab.shadow.settings import ShadowSettings
 
 LOG_FILE = "sessions.jsonl"
@@ -21,12 +20,6 @@ POLL_SECONDS = 1.0  # interval between checks for new sessions
 # settings that do not affect the comparison
 NEUTRAL_SETTINGS = frozenset({"pause", "idle_seconds", "threads", "backlog", "priority"})
 Stop = Callable[[], bool]
-
-
-class SessionPlayer(Protocol):
-    """Interface for session players."""
-
-    def play(self, session: Episode) -> ShadowResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class ShadowComparison:
         self.settings, self.session_log, self.follow = settings, session_log, follow
         self.sequential_test = SequentialTest(settings)
         for line in session_log.compared_events():
-            self._add_event(line)
+            self.sequential_test.add(line.difference)
         self._crash_counts = session_log.count_crashes()
         max_pending = settings.backlog if follow else 0
         self.sessions = SessionQueue(
@@ -80,7 +73,7 @@ class ShadowComparison:
 
     def run(
         self,
-        player: SessionPlayer,
+        player: ShadowPlayer,
         scorer: Scorer,
         *,
         on_session: Callable[[SessionEvent, Verdict], None] = lambda *_: None,
@@ -102,7 +95,7 @@ class ShadowComparison:
                 line = self._play_session(player, scorer, session)
                 self.session_log.add(line)
                 if line.kind == "compared":
-                    self._add_event(line)
+                    self.sequential_test.add(line.difference)
                 on_session(line, self.sequential_test.verdict)
                 if self.sequential_test.final or stopped():
                     break
@@ -112,12 +105,7 @@ class ShadowComparison:
                 time.sleep(POLL_SECONDS)
         return self.state
 
-    def _add_event(self, event: SessionEvent) -> None:
-        assert event.served is not None
-        assert event.shadow is not None
-        self.sequential_test.add(event.shadow - event.served)
-
-    def _play_session(self, player: SessionPlayer, scorer: Scorer, session: Episode) -> SessionEvent:
+    def _play_session(self, player: ShadowPlayer, scorer: Scorer, session: Episode) -> SessionEvent:
         """Play and score a session; a session counts as failed after too many process exits."""
         name = session.task.id
         if self._crash_counts[name] > self.settings.max_retries:

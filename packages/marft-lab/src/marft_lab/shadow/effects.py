@@ -28,11 +28,8 @@ FILE_EVENTS = frozenset({
     "os.chmod", "os.chown", "os.kill", "os.killpg", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
     "os.setxattr", "os.symlink", "os.truncate", "os.utime", "sqlite3.connect", "mkfifo", "mknod",
 })  # fmt: skip
-UNAUDITED_FUNCTIONS = (
-    (_posixsubprocess, "fork_exec"),
-    (os, "mkfifo"),
-    (os, "mknod"),
-)  # functions without an audit event
+# functions without an audit event
+UNAUDITED_FUNCTIONS = ((_posixsubprocess, "fork_exec"), (os, "mkfifo"), (os, "mknod"))
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NULL_DEVICES = ("/dev/null", b"/dev/null")
 

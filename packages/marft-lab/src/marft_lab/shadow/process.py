@@ -27,9 +27,9 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     server = socket.socket(fileno=descriptor)
     with server.makefile("r", encoding="utf-8") as lines:
-        request: Mapping[str, Any] = json.loads(lines.readline())
+        request: dict[str, Any] = json.loads(lines.readline())
     server.sendall(f"{os.getpid()}\n".encode())
-    lower_priority(request["priority"])
+    lower_priority(request.pop("priority"))
     signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         _run_shadow(request, server)
@@ -63,23 +63,14 @@ def lower_priority(priority: str) -> None:
 
 
 def _run_shadow(fields: Mapping[str, Any], server: socket.socket) -> None:
+    from pydantic import TypeAdapter
     from transformers.utils import logging
 
     from marft_lab.shadow.setup import ShadowRequest, run_shadow
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    paths = {key: Path(fields[key]) for key in ("team", "sessions", "output")}
-    grade, feedback = (Path(fields[key]) if fields[key] else None for key in ("grade", "feedback"))
-    request = ShadowRequest(
-        **paths,
-        checkpoint=fields["checkpoint"],
-        overrides=fields["overrides"],
-        trust_code=fields["trust_code"],
-        grade=grade,
-        feedback=feedback,
-        follow=True,
-    )
+    request = TypeAdapter(ShadowRequest).validate_python(fields)
     state = run_shadow(request, on_session=lambda *_: server.sendall(b"."))
     verdict = state.verdict
     sys.stderr.write(f"{verdict.word} after {verdict.sessions} sessions; see {request.output}\n")

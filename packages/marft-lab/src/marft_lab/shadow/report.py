@@ -13,7 +13,7 @@ from marft.common import atomic
 from marft.common.texts import single_line
 from marft_lab.shadow.comparison import ShadowState
 from marft_lab.shadow.sequential_test import SequentialTest, Verdict
-from marft_lab.shadow.session_log import SessionEvent
+from marft_lab.shadow.sessions import SessionEvent
 from marft_lab.shadow.settings import ShadowSettings
 
 REPORT_FILE, PLOT_FILE = "report.json", "report.svg"
@@ -34,8 +34,8 @@ def build_report(state: ShadowState, identity: Mapping[str, Any]) -> dict[str, A
         "about": dict(identity),
         "served": _mean([line.served for line in compared_events]),
         "shadow": _mean([line.shadow for line in compared_events]),
-        "better": sum(_score_difference(line) > 0 for line in compared_events),
-        "worse": sum(_score_difference(line) < 0 for line in compared_events),
+        "better": sum(line.difference > 0 for line in compared_events),
+        "worse": sum(line.difference < 0 for line in compared_events),
         "shadow_without_answer": unanswered,
         "clipped": sum(line.clipped for line in compared_events),
         "left_out": dict(left_out),
@@ -69,11 +69,9 @@ def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Itera
     held = verdict["word"] == "hold" and verdict["final"]
     end = f"; it ends with {settings.max_sessions} sessions" if held else ""
     yield f"{verdict['word']}: {_explain_verdict(verdict, settings.margin)}{end}"
-    not_promoted, not_stopped = (
-        (f"worse by {settings.margin:g} or more", f"worse by {settings.margin:g} or less")
-        if settings.margin
-        else ("not better", "not worse")
-    )
+    not_promoted, not_stopped = "not better", "not worse"
+    if settings.margin:
+        not_promoted, not_stopped = (f"worse by {settings.margin:g} or {amount}" for amount in ("more", "less"))
     yield (
         f"a team that is {not_promoted} is promoted in {settings.false_promotions:.1%} of cases at most, and one that "
         f"is {not_stopped} stopped in {settings.false_stops:.1%}, however often one looks"
@@ -112,9 +110,8 @@ def write_report(folder: Path, report: Mapping[str, Any], state: ShadowState, se
     atomic.write_file(folder / REPORT_FILE, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     compared_events = _select_compared(state.events)
     if compared_events:
-        atomic.write_file(
-            folder / PLOT_FILE, plot_differences([_score_difference(line) for line in compared_events], settings)
-        )
+        differences = [line.difference for line in compared_events]
+        atomic.write_file(folder / PLOT_FILE, plot_differences(differences, settings))
     return folder / REPORT_FILE
 
 
@@ -143,12 +140,6 @@ def plot_differences(differences: Sequence[float], settings: ShadowSettings) -> 
 
 def _select_compared(lines: Sequence[SessionEvent]) -> list[SessionEvent]:
     return [line for line in lines if line.kind == "compared"]
-
-
-def _score_difference(line: SessionEvent) -> float:
-    assert line.served is not None
-    assert line.shadow is not None
-    return line.shadow - line.served
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

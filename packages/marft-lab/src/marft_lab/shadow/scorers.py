@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from marft.agents.answers import extract_answer
-from marft.agents.environment import Environment
 from marft.agents.environment_calls import RefusedError, close_session, reset_session, start_session, step_session
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, LoopThreadPool, UserCodeError
 from marft.agents.sandbox.runner import terminate_all
 from marft.common.atomic import read_text
 from marft.common.errors import EpisodeFailedError
 from marft.common.seeds import derive_seed
-from marft.common.step_info import StepInfo
-from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.common.types import Episode, JointAction, Observation, Step, StepInfo, Task, Transition
 from marft.config.run import RunSettings
 from marft.envs.game_runtime import open_terms
 from marft.envs.graders import GRADERS
@@ -65,11 +63,8 @@ class AgreementScorer:
     """
 
     def __init__(self, settings: ShadowSettings, feedback: Mapping[str, float] | None = None) -> None:
-        self._grading, self._feedback, self._settings = (
-            GRADERS[settings.agreement].model_validate({}),
-            feedback,
-            settings,
-        )
+        self._grading = GRADERS[settings.agreement].model_validate({})
+        self._feedback, self._settings = feedback, settings
 
     def __call__(self, session: Episode, answered: Episode) -> float:
         """Return an answer's score.
@@ -106,7 +101,7 @@ class RewardScorer:
     """
 
     def __init__(self, run: RunSettings) -> None:
-        self._run, self._environment = run, cast("Environment", run.environment)
+        self._run, self._environment = run, run.environment
         self._needs_environment = not run.rewards or any(isinstance(term, ENVIRONMENT_TERMS) for term in run.rewards)
         self._tasks = TaskIndex(run) if self._needs_environment else None
         with ExitStack() as resources:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from marft.common.anytime_test import BET_FRACTIONS, TESTED_MEANS, Floats, log_capital, log_factors, p_value
+from marft_lab.anytime_test import BET_FRACTIONS, TESTED_MEANS, Floats, log_capital, log_factors, p_value
 from marft_lab.shadow.settings import ShadowSettings
 
 Decision = Literal["promote", "hold", "stop"]
@@ -51,9 +51,8 @@ class SequentialTest:
         limit = (1 - settings.margin / self.width) / 2  # limit on the mean of the scaled differences in [0, 1]
         self._means = np.unique(np.append(TESTED_MEANS, limit))  # [M]
         self._limit_index = int(np.searchsorted(self._means, limit))
-        self._up = np.zeros(
-            (len(self._means), len(BET_FRACTIONS))
-        )  # [M, G] log capital against means of at most each value
+        # [M, G] log capital against means of at most each value
+        self._up = np.zeros((len(self._means), len(BET_FRACTIONS)))
         self._down = np.zeros_like(self._up)  # log capital against means of at least each value
         self._max_up, self._max_down = np.zeros(len(self._means)), np.zeros(len(self._means))  # [M]
         self._sum, self.sessions, self.word = 0.0, 0, "hold"

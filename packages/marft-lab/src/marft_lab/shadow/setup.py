@@ -13,8 +13,8 @@ from typing import Any
 from marft.common.user_modules import MANIFEST, is_export
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
-from marft.runs.export.loader import load_settings
 from marft.runs.export.manifest import load_export
+from marft.runs.export.recipe import load_settings
 from marft.runs.lock import lock_folder
 from marft.runs.run_folder import RunFolder
 from marft_lab.shadow.comparison import LOG_FILE, ShadowComparison, ShadowState, comparison_identity
@@ -22,12 +22,13 @@ from marft_lab.shadow.player import ShadowPlayer, to_shadow_team
 from marft_lab.shadow.report import build_report, write_report
 from marft_lab.shadow.scorers import AgreementScorer, RewardScorer, Scorer, read_feedback
 from marft_lab.shadow.sequential_test import Verdict
-from marft_lab.shadow.session_log import SessionEvent, SessionLog
+from marft_lab.shadow.sessions import SessionEvent, SessionLog
 from marft_lab.shadow.settings import ShadowSettings
+from marft_serve.serving.recorder import read_tools
 from marft_serve.serving.settings import ServedTeam, load_served_team
-from marft_serve.serving.tool_definitions import read_tools
 
 LOCK_FILE = "shadow.lock"
+DEFAULT_FOLDER = "shadow"  # default output folder, inside the sessions folder
 REPORT_SECONDS = 10.0  # interval between reports
 OnSession = Callable[[SessionEvent, Verdict], None]
 
@@ -83,7 +84,8 @@ def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, Shad
     rules = comparison_identity(
         settings, _identity(team, request), request.sessions.resolve(), _grading_source(request, settings.score)
     )
-    with lock_folder(_make_folder(request.output) / LOCK_FILE, "or take another --output"), ExitStack() as exit_stack:
+    request.output.mkdir(parents=True, exist_ok=True)
+    with lock_folder(request.output / LOCK_FILE, "or take another --output"), ExitStack() as exit_stack:
         scorer = _open_scorer(request, team.run)
         exit_stack.callback(scorer.close)
         session_log = SessionLog(request.output / LOG_FILE, rules)
@@ -123,11 +125,6 @@ def run_shadow(
             return comparison.run(player, scorer, on_session=on_event, stopped=stopped)
         finally:
             write()
-
-
-def _make_folder(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _identity(team: ServedTeam, request: ShadowRequest) -> str:

@@ -9,19 +9,18 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
-from marft.common.processes.child_process import ChildProcess
-from marft.common.processes.python_command import python_command
+from pydantic import TypeAdapter
+
+from marft.common.processes.child_process import ChildProcess, python_command
 from marft.common.texts import single_line
 from marft_lab.shadow.settings import ShadowSettings
 from marft_lab.shadow.setup import ShadowRequest
 
 # delay before a restart; maximum restarts in a row without a finished session, or more with a larger shadow.max_retries
-RESTART_SECONDS, MAX_RESTARTS = (
-    5.0,
-    3,
-)
+RESTART_SECONDS, MAX_RESTARTS = 5.0, 3
 PROCESS_MODULE = "marft_lab.shadow.process"
 CLEAN_EXIT, REFUSED_EXIT = "ended itself (exit status 0)", "ended itself (exit status 2)"
 
@@ -40,7 +39,9 @@ class ShadowSupervisor:
 
     def __init__(self, request: ShadowRequest, settings: ShadowSettings) -> None:
         self.settings = settings
-        self._request_line = json.dumps(_request_fields(request, settings)) + "\n"
+        request = replace(request, overrides=["--threads", str(settings.threads), *request.overrides], follow=True)
+        fields = TypeAdapter(ShadowRequest).dump_python(request, mode="json")
+        self._request_line = json.dumps({**fields, "priority": settings.priority}) + "\n"
         self._requests, self._pidfd = 0, -1
         self._child: ChildProcess | None = None
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -127,17 +128,3 @@ class ShadowSupervisor:
             self._signal(signal.SIGSTOP)
             if not self._requests:  # the last request has just been answered
                 self._signal(signal.SIGCONT)
-
-
-def _request_fields(request: ShadowRequest, settings: ShadowSettings) -> dict[str, object]:
-    return {
-        "team": str(request.team),
-        "sessions": str(request.sessions),
-        "output": str(request.output),
-        "grade": str(request.grade or ""),
-        "feedback": str(request.feedback or ""),
-        "checkpoint": request.checkpoint,
-        "overrides": ["--threads", str(settings.threads), *request.overrides],
-        "trust_code": request.trust_code,
-        "priority": settings.priority,
-    }

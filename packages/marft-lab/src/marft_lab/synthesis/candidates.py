@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from marft.common.types import Episode, Task
+from marft.config.plugins import Plugin
 
 Rejections = Mapping[int, str]  # reasons by index of rejected candidates; one sentence per kind of reason
 
@@ -37,12 +38,12 @@ class FilterContext:
     role_prompts: Mapping[str, str] = field(default_factory=dict)
 
 
-class Filter(Protocol):
-    """Interface of a filter (:class:`marft.config.plugin_types.FilterPart`)."""
+class Filter(Plugin, ABC, kind="filters", label="a filter"):
+    """Base class for filters on a teacher's episodes before imitation."""
 
-    @property
-    def name(self) -> str: ...
-
+    @abstractmethod
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
-        """Return the rejected candidates with reasons, as a pure function."""
-        ...
+        """Return the rejected candidates with reasons.
+
+        A pure function of the episodes and of the known recipe data.
+        """

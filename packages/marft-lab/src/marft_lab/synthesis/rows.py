@@ -1,17 +1,29 @@
-"""Conversion of episodes to traces, and of retold traces to imitation rows."""
+"""Imitation rows: episodes as traces, retold traces as rows, and their files with a manifest, written atomically."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from marft.agents.prompt_messages import tool_call_messages
+from marft.common import atomic
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.types import Action, ActionKey, Episode, Tool
-from marft_serve.traces.replay import ReplayedTurn
-from marft_serve.traces.replayer import ReplayedTrace
+from marft.common.version import __version__
+from marft.config.run import RunSettings
+from marft_lab.synthesis.candidates import Filter
+from marft_lab.synthesis.filtering import FilterCounts
+from marft_lab.synthesis.settings import SynthesisSettings
+from marft_serve.traces.reader import MANIFEST, ROWS_FOLDER
+from marft_serve.traces.replayer import ReplayedTrace, ReplayedTurn
 from marft_serve.traces.types import TracedEpisode, TracedTurn
-from marft_serve.tracing.turns import split_turns
+from marft_serve.tracing.messages import split_turns
+
+FORMAT = "rows of MARFT, 1"
 
 
 def to_trace(episode: Episode, seed: int) -> TracedEpisode:
@@ -110,3 +122,68 @@ def _turn_messages(turn: TracedTurn) -> Sequence[dict[str, Any]]:
 def _tool_schema(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisResult:
+    """Result of a synthesis.
+
+    Args:
+        path: folder of the rows.
+        rows: number of rows, by role.
+        episodes: number of episodes behind the rows.
+        stages: rejections of each stage.
+    """
+
+    path: Path
+    rows: Mapping[str, int]
+    episodes: int
+    stages: Sequence[FilterCounts]
+
+
+def write_rows(
+    folder: Path,
+    run: RunSettings,
+    rows: Sequence[Mapping[str, Any]],
+    source: Mapping[str, object],
+    filters: Sequence[Filter],
+    stages: Sequence[FilterCounts],
+) -> SynthesisResult:
+    """Write rows and manifest, and replace earlier files.
+
+    Args:
+        folder: run folder.
+        run: settings of the run.
+        rows: imitation rows.
+        source: source fields of the rows.
+        filters: filters of the run.
+        stages: rejections of each stage.
+    """
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(str(row["agent"]), []).append(json.dumps(row, ensure_ascii=False) + "\n")
+    files = {f"{role}.jsonl": "".join(lines).encode() for role, lines in sorted(texts.items())}
+    result = SynthesisResult(
+        folder / ROWS_FOLDER,
+        {role: len(lines) for role, lines in sorted(texts.items())},
+        len({row["order"][0] for row in rows}),
+        stages,
+    )
+    settings = SynthesisSettings.from_run(run)
+    manifest = {
+        "format": FORMAT,
+        "version": __version__,
+        "recipe": run.name,
+        **source,
+        "asked": {key: getattr(settings, key) for key in ("tasks", "attempts", "max_per_task", "balance_by")},
+        "settings": [part.model_dump(mode="json") for part in filters],
+        "funnel": [{**asdict(stage), "kept": stage.kept_count} for stage in stages],
+        "episodes": result.episodes,
+        "rows": result.rows,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+    with atomic.new_folder(result.path) as draft:
+        for name, content in files.items():
+            (draft / name).write_bytes(content)
+        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return result

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from pydantic import TypeAdapter
-
-from marft.agents.environment import Split
 from marft.common.types import Episode, Task
-from marft.config.plugin_types import FilterPart, FilterPlugin
+from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
 from marft.envs.tasks import NoTasksError, read_tasks
 from marft.evaluation.cohorts import collect_fields, group_by_field
@@ -25,11 +21,22 @@ from marft.models.tokenizer_format import load_formats
 from marft.runs.run_folder import RunFolder
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
 from marft_lab.synthesis.filtering import FilterCounts, apply_filters, build_stage, reject_over_cap, reject_unbalanced
-from marft_lab.synthesis.manifest import RowSource, SynthesisResult, filter_settings, write_rows
-from marft_lab.synthesis.rows import build_rows, episode_name, to_trace
+from marft_lab.synthesis.rows import (
+    SynthesisResult,
+    build_rows,
+    episode_name,
+    to_trace,
+    write_rows,
+)
 from marft_lab.synthesis.settings import SynthesisSettings
-from marft_lab.synthesis.teacher_episodes import build_attempts, episode_identity, play_or_load, start_or_resume
-from marft_lab.synthesis.teachers import Teacher, load_teacher
+from marft_lab.synthesis.teachers import (
+    Teacher,
+    build_attempts,
+    episode_identity,
+    load_teacher,
+    play_or_load,
+    start_or_resume,
+)
 from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
 from marft_serve.traces.types import SkipCounter
 
@@ -90,20 +97,24 @@ def synthesize(
                     [f"{NO_ROWS_MESSAGE}:", *(reason for item in stages for reason in item.format_rejections())]
                 )
             )
-        origin = RowSource(run, teacher.description, tuple(item.name for item in stages))
+        source = {
+            "split": SynthesisSettings.from_run(run).split,
+            "seed": run.seed,
+            "teacher": dict(teacher.description),
+            "filters": [item.name for item in stages],
+        }
         rows = [
             row
             for number, item in enumerate(kept_episodes)
-            for row in build_rows(item.retold, item.episode, number, origin.row_fields())
+            for row in build_rows(item.retold, item.episode, number, source)
         ]
-        return write_rows(folder.path, rows, origin, [*map(filter_settings, build_filters(run))], stages)
+        return write_rows(folder.path, run, rows, source, build_filters(run), stages)
 
 
-def build_filters(run: RunSettings) -> list[FilterPart]:
+def build_filters(run: RunSettings) -> list[Filter]:
     """Return the filters of a recipe in order, or the default filters."""
-    adapter = TypeAdapter(FilterPlugin)
     return [*SynthesisSettings.from_run(run).filters] or [
-        adapter.validate_python({"name": name}) for name in DEFAULT_FILTERS
+        Filter.model_validate({"name": name}) for name in DEFAULT_FILTERS
     ]
 
 
@@ -116,7 +127,7 @@ def _filter_episodes(
     with TraceReplayer(run, tally, formats) as stage:
         context = FilterContext(held_out=_held_out_tasks(run, note), role_prompts=stage.render_fixed_prompts())
         candidates = _build_candidates(teacher, episodes)
-        remaining, stages = apply_filters(candidates, cast("list[Filter]", build_filters(run)), context)
+        remaining, stages = apply_filters(candidates, build_filters(run), context)
         kept_episodes, retold_stage = _retell(stage, run.seed, [item.episode for item in remaining])
     for line in tally.format_lines():
         note(f"told again: {line}")

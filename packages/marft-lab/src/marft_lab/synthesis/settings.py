@@ -8,9 +8,9 @@ from pydantic import Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.paths import ExpandUser
-from marft.config.plugin_types import FilterPlugin
 from marft.config.sections import Section
 from marft.config.settings import Count, Fraction, NonNegativeCount, SmallCount
+from marft_lab.synthesis.candidates import Filter
 
 
 class SynthesisSettings(Section):
@@ -27,7 +27,7 @@ class SynthesisSettings(Section):
     save_every: Count = 256  # episodes per saved part
     skill: Fraction = 1.0  # skill of scripts: fraction of turns played well
     # filters, in order; [] for success, handoffs, duplicates and leakage with their defaults
-    filters: Annotated[tuple[FilterPlugin, ...], Strict(False)] = ()
+    filters: Annotated[tuple[Filter, ...], Strict(False)] = ()
     max_per_task: NonNegativeCount = 2  # maximum episodes per task, the best ones; 0 for all
     # field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" for no
     # balance

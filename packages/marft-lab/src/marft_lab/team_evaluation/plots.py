@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import matplotlib as mpl
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -14,9 +14,9 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from marft.common.texts import single_line, truncate
 from marft.common.types import Episode
 from marft.evaluation.episode_graph import MAX_NAME_LENGTH, MIN_WIDTH
-from marft.evaluation.html_pages import disable_math_text
-from marft.evaluation.prompt_updates import find_new_actions
-from marft_lab.team_evaluation.contributions import ActionContribution, AgentContribution
+from marft.evaluation.html_pages import disable_math_text, to_svg
+from marft.evaluation.transcripts import find_new_actions
+from marft_lab.team_evaluation.counterfactual import ActionContribution, AgentContribution
 from marft_lab.team_evaluation.policy_swaps import CrossPlayMatrix
 from marft_lab.team_evaluation.scores import Measure, ResultRow
 from marft_lab.team_evaluation.tables import measure_formatters
@@ -140,12 +140,10 @@ def plot_contributions(episode: Episode, contributions: Sequence[ActionContribut
 def render_svg(figure: Figure) -> Markup:
     """Return a figure as reproducible SVG for a page."""
     with mpl.rc_context({"svg.hashsalt": "marft"}):
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])  # trusted markup from our own plot
+        return to_svg(figure)
 
 
-def _draw_arrows(axes: object, episode: Episode, ends: dict[str, tuple[float, float, int]]) -> None:
+def _draw_arrows(axes: Axes, episode: Episode, ends: dict[str, tuple[float, float, int]]) -> None:
     """Draw an arrow from each action to each reader."""
     by_id = {action.id: action for action in episode.actions}
     for action in episode.actions:
@@ -164,12 +162,12 @@ def _draw_arrows(axes: object, episode: Episode, ends: dict[str, tuple[float, fl
                     shrinkA=0,
                     shrinkB=0,
                 )
-                axes.add_patch(arrow)  # type: ignore[attr-defined]
+                axes.add_patch(arrow)
 
 
-def _hide_spines(axes: object) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)  # type: ignore[attr-defined]
-    axes.tick_params(axis="y", length=0)  # type: ignore[attr-defined]
+def _hide_spines(axes: Axes) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def _short_name(text: str) -> str:

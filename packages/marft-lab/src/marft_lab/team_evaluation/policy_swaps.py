@@ -1,4 +1,4 @@
-"""Policy swaps within a team, and cross-play between checkpoints of a run."""
+"""Changes of who acts: swapped policies, cross-play between checkpoints, and agents left out one at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from itertools import combinations, permutations
 from marft.config.run import RunSettings
 from marft_lab.team_evaluation.context import ComparisonContext
 from marft_lab.team_evaluation.scores import ResultRow, build_row, compute_scores
+from marft_lab.team_evaluation.variants import BASE, TeamVariant
 
-PART = "swap"
+SWAP, LEAVE_OUT = "swap", "leave-out"
 MAX_PERMUTED = 3  # maximum number of trained policies with all permutations; above, only pairs are swapped
 
 
@@ -65,7 +66,7 @@ def compare_swaps(context: ComparisonContext) -> list[ResultRow]:
         for policies in swappable_policies(context.run)
         for order in policy_permutations(policies)
     }
-    return context.build_rows(PART, variants)
+    return context.build_rows(SWAP, variants)
 
 
 def run_cross_play(context: ComparisonContext) -> list[CrossPlayMatrix]:
@@ -80,37 +81,57 @@ def run_cross_play(context: ComparisonContext) -> list[CrossPlayMatrix]:
         "cross-play",
         len(chosen) * len(context.checkpoint_names) ** 2 * context.variant.samples * len(context.player.tasks),
     )
-    return [
-        CrossPlayMatrix(
-            policy,
-            ", ".join(teammate for teammate in context.trained if teammate != policy),
-            context.checkpoint_names,
-            [
-                [_play_cell(context, policy, row_name, column_name) for column_name in context.checkpoint_names]
-                for row_name in context.checkpoint_names
-            ],
-        )
-        for policy in chosen
-    ]
+    names, matrices = context.checkpoint_names, []
+    for policy in chosen:
+        others = ", ".join(teammate for teammate in context.trained if teammate != policy)
+        rows = [[_play_cell(context, policy, row, column) for column in names] for row in names]
+        matrices.append(CrossPlayMatrix(policy, others, names, rows))
+    return matrices
 
 
 def _play_cell(context: ComparisonContext, policy: str, own_checkpoint: str, team_checkpoint: str) -> ResultRow:
     weights = {**dict.fromkeys(context.variant.weights, team_checkpoint), policy: own_checkpoint}
     scores = compute_scores(context.player.play(replace(context.variant, weights=weights)))
-    return build_row(PART, f"{policy} of {own_checkpoint}, the others of {team_checkpoint}", scores, context.team)
+    return build_row(SWAP, f"{policy} of {own_checkpoint}, the others of {team_checkpoint}", scores, context.team)
 
 
 def _note_limits(context: ComparisonContext) -> None:
     for policy in context.trained:
         if len(context.roles_of(policy)) > 1:
             shared = " and ".join(context.roles_of(policy))
-            context.note(PART, f"{shared} share the policy {policy}: they cannot swap, and nothing would change")
+            context.note(SWAP, f"{shared} share the policy {policy}: they cannot swap, and nothing would change")
     frozen = [role for role, policy in context.policies.items() if policy not in context.trained]
     if frozen:
-        context.note(PART, f"{', '.join(frozen)}: not trained, so the same in every checkpoint, and not swapped")
+        context.note(SWAP, f"{', '.join(frozen)}: not trained, so the same in every checkpoint, and not swapped")
     if len(context.trained) < 2:
-        context.note(PART, "fewer than two policies were trained: there is nobody to swap with, nor to cross")
+        context.note(SWAP, "fewer than two policies were trained: there is nobody to swap with, nor to cross")
     elif len(swappable_policies(context.run)) > 1:
-        context.note(PART, "policies of different models are not swapped: prompts and tools are made for one model")
+        context.note(SWAP, "policies of different models are not swapped: prompts and tools are made for one model")
     if len(context.checkpoint_names) < 2:
-        context.note(PART, "the checkpoints that were named are one: there is nothing to cross")
+        context.note(SWAP, "the checkpoints that were named are one: there is nothing to cross")
+
+
+def compare_leave_one_out(context: ComparisonContext) -> list[ResultRow]:
+    """Compare the team with muted agents, one at a time, and with untuned policies, one at a time."""
+    answer_roles = {agent.role for agent in context.run.agents if agent.answers}
+    variants: dict[str, TeamVariant] = {}
+    for role in context.roles:
+        if role not in context.acting_roles:
+            context.note(LEAVE_OUT, f"{role} was never asked: nothing hangs on it")
+        elif context.run.team.writes_prompts:
+            continue
+        elif role in context.read_roles:
+            variants[f"{role} unheard"] = replace(context.variant, muted_roles=(role,))
+            if role in answer_roles:
+                context.note(LEAVE_OUT, f"{role} unheard: it answers all the same, or has a vote")
+        elif role not in answer_roles:
+            context.note(LEAVE_OUT, f"{role} acts, and nobody reads it; what the organization makes of it stays")
+    if context.run.team.writes_prompts:
+        context.note(LEAVE_OUT, "the team is a program, which passes messages on itself: nobody can be unheard")
+    for policy in context.trained:
+        roles = [role for role in context.roles_of(policy) if role in context.acting_roles]
+        if roles and context.variant.weights[policy] != BASE:
+            variants[f"{' and '.join(roles)} untuned"] = context.with_weights(**{policy: BASE})
+            if len(roles) > 1:
+                context.note(LEAVE_OUT, f"{' and '.join(roles)} share the policy {policy}: untuned together")
+    return context.build_rows(LEAVE_OUT, variants)

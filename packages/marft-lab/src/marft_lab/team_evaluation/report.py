@@ -4,17 +4,55 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from marft.common import atomic
+from marft.common.texts import replace_surrogates, truncate
+from marft.common.types import Episode
 from marft.evaluation.html_pages import render_page
 from marft_lab.team_evaluation import plots
+from marft_lab.team_evaluation.counterfactual import ActionContribution
 from marft_lab.team_evaluation.session import TeamEvaluation
 from marft_lab.team_evaluation.tables import build_tables, format_headline, render_markdown
-from marft_lab.team_evaluation.timeline import build_timeline
 
+MAX_CHARACTERS = 600  # maximum characters of a text
 MAX_PLOTTED_EPISODES = 4  # maximum number of episodes with a plot
 PLOT_NAME = re.compile(r"(contributions|(cross-play|episode)-\d+)\.svg")
+
+
+def build_timeline(episode: Episode, contributions: Sequence[ActionContribution]) -> dict[str, Any]:
+    """Return an episode as JSON data on a time axis; ``contribution`` is None without resamples."""
+    by_action = {item.action: item for item in contributions}
+    actions = []
+    for action in episode.actions:
+        item = by_action.get(action.id)
+        actions.append(
+            {
+                "id": action.id,
+                "agent": action.agent,
+                "step": action.step,
+                "index": action.index,
+                "started": action.started,
+                "ended": action.ended,
+                "sees": list(action.sees),
+                "tokens": len(action.tokens),
+                "text": _shorten(action.message),
+                "contribution": item.contribution if item else None,
+                "resampled": list(item.resampled) if item else [],
+            }
+        )
+    return {
+        "task": replace_surrogates(episode.task.id),
+        "prompt": _shorten(episode.task.prompt),
+        "reward": episode.total_reward,
+        "actions": actions,
+    }
+
+
+def _shorten(text: str) -> str:
+    return replace_surrogates(truncate(text, MAX_CHARACTERS))
 
 
 def write_report(folder: Path, result: TeamEvaluation) -> Path:
@@ -45,11 +83,8 @@ def write_report(folder: Path, result: TeamEvaluation) -> Path:
         paraphrases=result.paraphrases,
         episodes=episodes,
     )
-    content = (
-        {"headline": format_headline(result)}
-        | result.as_json()
-        | {"shown": [build_timeline(*item) for item in plotted]}
-    )
+    timelines = [build_timeline(*item) for item in plotted]
+    content = {"headline": format_headline(result), **result.as_json(), "shown": timelines}
     files = {
         **{f"{name}.svg": str(image) for name, image in images.items()},
         **{f"cross-play-{number}.svg": str(image) for number, (_, image) in enumerate(cross_play_plots)},

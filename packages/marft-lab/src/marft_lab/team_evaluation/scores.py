@@ -8,8 +8,7 @@ from typing import Literal
 
 from marft.common.types import Episode
 from marft.evaluation.intervals import paired_difference, wilson_interval
-from marft.evaluation.paired_difference import average_ratio, compare_ratios
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import Ratio, average_ratio, compare_ratios
 
 Measure = Literal["accuracy", "reward"]
 MEASURES: tuple[Measure, ...] = ("accuracy", "reward")

@@ -16,14 +16,69 @@ from marft.rollout.local_runner import open_rollouts
 from marft.runs.run_folder import RunFolder
 from marft_lab.team_evaluation.context import ComparisonContext
 from marft_lab.team_evaluation.counterfactual import CounterfactualResult, as_json, run_counterfactual
-from marft_lab.team_evaluation.episode_estimate import estimate_episodes, format_estimate
-from marft_lab.team_evaluation.leave_one_out import compare_leave_one_out
 from marft_lab.team_evaluation.message_ablation import run_message_ablation
 from marft_lab.team_evaluation.options import ComparisonOptions
-from marft_lab.team_evaluation.policy_swaps import CrossPlayMatrix, compare_swaps, run_cross_play
+from marft_lab.team_evaluation.policy_swaps import (
+    CrossPlayMatrix,
+    compare_leave_one_out,
+    compare_swaps,
+    policy_permutations,
+    run_cross_play,
+    swappable_policies,
+)
 from marft_lab.team_evaluation.scores import Measure, ResultRow, build_row
-from marft_lab.team_evaluation.single_agent import answer_role, compare_at_budget, compare_single_agent, find_problem
+from marft_lab.team_evaluation.single_agent import (
+    answer_role,
+    build_variants,
+    compare_at_budget,
+    compare_single_agent,
+    find_problem,
+)
 from marft_lab.team_evaluation.variants import TeamVariant, VariantPlayer
+
+
+def estimate_episodes(
+    run: RunSettings, options: ComparisonOptions, weights: Mapping[str, str], checkpoint_count: int, tasks: int
+) -> dict[str, int]:
+    """Return the estimated number of episodes, by part.
+
+    The number for a single agent is the maximum. The other numbers assume that every agent acts once with visible
+    messages.
+
+    Args:
+        run: settings of the run.
+        options: options of the comparison.
+        weights: checkpoint of each trained policy.
+        checkpoint_count: number of checkpoints for cross-play.
+        tasks: number of tasks.
+    """
+    per_variant, agents, trained = tasks * options.samples, len(run.agents), len(weights)
+    counts = {"team": per_variant}
+    if "single" in options.parts and agents > 1 and not find_problem(run):
+        max_attempts = tasks * max(options.attempts, options.samples)
+        counts |= {f"single {name}": max_attempts for name in build_variants(run, weights)}
+    if options.single is not None:
+        counts[f"single {options.single}"] = tasks * max(options.attempts, options.samples)
+    if "swap" in options.parts:
+        counts["swap"] = per_variant * sum(len(policy_permutations(policies)) for policies in swappable_policies(run))
+        matrices = 0 if trained < 2 or checkpoint_count < 2 else 1 if trained == 2 else trained
+        counts["cross-play"] = per_variant * checkpoint_count**2 * matrices
+    sender_count = 0 if run.team.writes_prompts else agents - 1
+    if "leave-out" in options.parts:
+        counts["leave-out"] = per_variant * (sender_count + trained)
+    if "ablation" in options.parts and sender_count:
+        counts["ablation"] = per_variant * (
+            2 + (sender_count if sender_count > 1 else 0) + (sender_count if options.paraphrase else 0)
+        )
+    if "counterfactual" in options.parts:
+        counts["counterfactual"] = tasks * agents * options.resamples
+    return {name: count for name, count in counts.items() if count}
+
+
+def format_estimate(counts: Mapping[str, int], tasks: int) -> str:
+    """Format the estimate: ``about 480 episodes of 24 tasks: team 24, …``."""
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return f"about {sum(counts.values()):,} episodes of {tasks:,} held-out tasks ({parts}); single agents': at most"
 
 
 @dataclass(slots=True)

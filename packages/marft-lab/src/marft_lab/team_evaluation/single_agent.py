@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from marft.agents.answers import extract_answer, find_answer, graded_text
 from marft.common.types import Episode, Task
 from marft.config.run import RunSettings
 from marft_lab.team_evaluation.context import ComparisonContext
@@ -17,15 +20,73 @@ from marft_lab.team_evaluation.scores import (
     group_by_task,
 )
 from marft_lab.team_evaluation.variants import BASE, TeamVariant, VariantPlayer
-from marft_lab.team_evaluation.voting import (
-    CanonicalAnswer,
-    best_attempt,
-    majority_vote,
-    max_affordable,
-    normalize_answer,
-)
 
+CanonicalAnswer = Callable[[Task, str], str | None]
 PART = "single"
+
+
+def normalize_answer(task: Task, text: str) -> str | None:  # noqa: ARG001  custom forms may need the task
+    """Return the stated answer of a text, without case and extra spacing; None without an answer.
+
+    >>> normalize_answer(Task("t", "?"), "So the answer is  **Blue** ."), normalize_answer(Task("t", "?"), "  ")
+    ('blue', None)
+    """
+    return " ".join(extract_answer(text).strip("*_ .").split()).casefold() or None
+
+
+def answer_text(episode: Episode, role: str) -> str:
+    """Return an agent's last text."""
+    return next((graded_text(action) for action in reversed(episode.actions) if action.agent == role), "")
+
+
+def best_attempt(attempts: Sequence[Episode]) -> Episode:
+    """Return the first successful attempt, or else the first with the highest reward, like a perfect verifier."""
+    return max(attempts, key=lambda episode: (episode.success is True, episode.total_reward))
+
+
+def majority_vote(attempts: Sequence[Episode], role: str, canonical: CanonicalAnswer, seed: object) -> Episode:
+    r"""Return the first attempt with the most frequent answer (self-consistency, Wang et al. 2023).
+
+    Attempts without an answer have no vote. If some attempts mark their answer (``\boxed{}``, ``<answer>``), attempts
+    without a mark have no vote either. Without any vote, a random attempt is returned.
+
+    Args:
+        attempts: attempts at one task.
+        role: role of the agent.
+        canonical: function that returns the canonical form of an answer.
+        seed: seed of the draw among equally frequent answers.
+    """
+    texts = [answer_text(episode, role) for episode in attempts]
+    marked = [bool(find_answer(text)) for text in texts]
+    can_vote = [not any(marked) or mark for mark in marked]
+    answers = [
+        canonical(episode.task, text) if has_vote else None
+        for episode, text, has_vote in zip(attempts, texts, can_vote, strict=True)
+    ]
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return random.Random(repr(seed)).choice(list(attempts))
+    max_votes = max(votes.values())
+    chosen = random.Random(repr(seed)).choice(sorted(answer for answer, count in votes.items() if count == max_votes))
+    return attempts[answers.index(chosen)]
+
+
+def max_affordable(costs: Sequence[Sequence[float]], budget: float) -> int:
+    """Return the largest ``n`` whose first ``n`` attempts per task fit the mean budget over tasks.
+
+    The budget limits the mean cost over tasks. The result is 0 if one attempt exceeds the budget.
+
+    Args:
+        costs: cost of each attempt in order, for each task.
+        budget: maximum mean cost per task.
+
+    >>> max_affordable([[10, 10, 10], [10, 30, 10]], 25), max_affordable([[10], [10]], 5)
+    (1, 0)
+    """
+    costs = [task_costs for task_costs in costs if task_costs]
+    longest = max(map(len, costs), default=0)
+    fits = (n for n in range(longest, 0, -1) if sum(sum(task_costs[:n]) for task_costs in costs) / len(costs) <= budget)
+    return next(fits, 0)
 
 
 def answer_role(run: RunSettings) -> str:
@@ -80,15 +141,10 @@ def compare_at_budget(
     attempt_count = min(context.options.attempts, paid_attempts)
     extra_count = attempt_count - context.variant.samples
     context.expect(f"{PART} {name}", max(attempt_count, context.variant.samples) * len(player.tasks))
-    extra_episodes = (
-        player.play(replace(variant, first_sample=context.variant.samples, samples=extra_count))
-        if extra_count > 0
-        else []
-    )
-    groups = {
-        task: sorted(attempts, key=lambda e: e.sample)
-        for task, attempts in group_by_task([*first_episodes, *extra_episodes]).items()
-    }
+    episodes = [*first_episodes]
+    if extra_count > 0:
+        episodes += player.play(replace(variant, first_sample=context.variant.samples, samples=extra_count))
+    groups = {task: sorted(attempts, key=lambda e: e.sample) for task, attempts in group_by_task(episodes).items()}
     costs = [[count_tokens(episode) for episode in attempts] for attempts in groups.values()]
     count = max_affordable(costs, budget) if attempt_count else 0
     if cost and not count:
@@ -99,12 +155,12 @@ def compare_at_budget(
             f"{name}: the team's tokens would pay for {paid_attempts} attempts, and it has {attempt_count} "
             "(--attempts)",
         )
-    rows = [build_row(PART, name, compute_scores([*first_episodes, *extra_episodes]), context.team)]
+    rows = [build_row(PART, name, compute_scores(episodes), context.team)]
     if count < 2:
         return rows
     canonical = _get_canonical(context.run, player.tasks)
     first = {task: attempts[:count] for task, attempts in groups.items()}
-    failed = sum(not episode.is_scored for episode in [*first_episodes, *extra_episodes])
+    failed = sum(not episode.is_scored for episode in episodes)
     selectors: dict[str, Callable[[Sequence[Episode]], Episode]] = {f"best of {count} (verifier)": best_attempt}
     if all(len(episode.transitions) == 1 for attempts in first.values() for episode in attempts):
         selectors[f"majority of {count}"] = lambda attempts: majority_vote(

@@ -16,7 +16,7 @@ from marft.evaluation.checkpoint_results import (
     format_points,
     format_signed,
 )
-from marft_lab.team_evaluation.contributions import AgentContribution
+from marft_lab.team_evaluation.counterfactual import AgentContribution
 from marft_lab.team_evaluation.policy_swaps import CrossPlayMatrix
 from marft_lab.team_evaluation.scores import Measure, MetricValue
 from marft_lab.team_evaluation.session import TeamEvaluation
@@ -36,15 +36,11 @@ class TextTable:
 
 def build_tables(result: TeamEvaluation) -> list[TextTable]:
     """Return the tables, in the parts' order."""
-    return [
-        _build_variant_table(result),
-        *(_build_matrix_table(matrix, result.measure) for matrix in result.matrices),
-        *(
-            [_build_contribution_table(result.counterfactual.shares)]
-            if result.counterfactual and result.counterfactual.shares
-            else []
-        ),
-    ]
+    tables = [_build_variant_table(result)]
+    tables += [_build_matrix_table(matrix, result.measure) for matrix in result.matrices]
+    if result.counterfactual and result.counterfactual.shares:
+        tables.append(_build_contribution_table(result.counterfactual.shares))
+    return tables
 
 
 def render_terminal(rows: TextTable) -> Table:
@@ -152,11 +148,8 @@ def _build_matrix_table(matrix: CrossPlayMatrix, measure: Measure) -> TextTable:
 
 
 def _format_cell(value: MetricValue | None, formatter: Formatter) -> str:
-    return (
-        ""
-        if value is None
-        else f"{formatter(value.value)} ({format_interval(value.interval, formatter)})".removesuffix(" ()")
-    )
+    text, interval = _value_cells(value, formatter)
+    return f"{text} ({interval})" if interval else text
 
 
 def _build_contribution_table(shares: Sequence[AgentContribution]) -> TextTable:
@@ -164,17 +157,18 @@ def _build_contribution_table(shares: Sequence[AgentContribution]) -> TextTable:
         [
             share.agent,
             str(share.actions),
-            format_signed(share.contribution.value),
-            format_interval(share.contribution.interval, format_signed),
-            format_number(share.variance.value),
-            format_interval(share.variance.interval, format_number),
-            format_number(share.own.value) if share.own else "",
-            format_interval(share.own.interval, format_number) if share.own else "",
+            *_value_cells(share.contribution, format_signed),
+            *_value_cells(share.variance, format_number),
+            *_value_cells(share.own, format_number),
         ]
         for share in shares
     ]
     headings = ["", "actions", "contribution", "95 %", "variance", "95 %", "own part", "95 %"]
     return TextTable("Actions sampled again: what the reward was more, and how much it varied", headings, cells)
+
+
+def _value_cells(value: MetricValue | None, formatter: Formatter) -> tuple[str, str]:
+    return ("", "") if value is None else (formatter(value.value), format_interval(value.interval, formatter))
 
 
 def _format_percentage(value: float | None) -> str:

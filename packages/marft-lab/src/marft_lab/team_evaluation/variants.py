@@ -10,29 +10,61 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from marft.agents.agents import Agents
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
 from marft.common.prompt_history import PromptVersion
-from marft.common.types import Episode, Task
+from marft.common.types import Episode, JointAction, Observation, Task
 from marft.common.version import __version__
+from marft.config.interfaces.channel import Channel, Message
+from marft.config.interfaces.organization import Organization
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.evaluate import ProgressCallback
-from marft.rollout.fork_plans.counterfactual import play_counterfactuals
+from marft.rollout.fork_plans import play_counterfactuals
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.runner import ignore_episode
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
+from marft.runs.changes import hash_user_code
 from marft.runs.checkpoints import load_policies
 from marft.runs.episode_files import read_episodes, write_episodes
-from marft.runs.state_schema import read_learned_prompts
-from marft.runs.user_code import hash_user_code
-from marft_lab.team_evaluation.team_variants import with_muted_agents, with_replaced_policies, with_single_agent
+from marft.runs.state import read_learned_prompts
 
 BASE = "base"
 STREAM = "test/worth"  # random stream of all arms: unchanged parts are sampled as for the team
 CACHE_KEYS = ("agents", "channel", "engine", "environment", "models", "policies", "rewards", "seed", "team", "tools")
 Messages = Mapping[tuple[str, int], Mapping[str, str]]  # by task and sample: replacement text by action
+
+
+class SingleAgentTeam(Organization):
+    """Organization with a single acting agent, which only sees the observation.
+
+    Its teammates stay in the team without actions, so their reward terms keep their meaning.
+    """
+
+    role: str
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Return the single agent's action as the answer."""
+        return JointAction(answer=await agents[self.role](observation))
+
+
+class MutedChannel(Channel):
+    """Channel that mutes some agents: no agent receives their messages, not even the author."""
+
+    channel: Channel
+    roles: tuple[str, ...]
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """Return the team channel's output for other messages, and None for messages of ``roles``.
+
+        >>> from marft.agents.channels import Raw
+        >>> MutedChannel(channel=Raw(), roles=("a",)).carry([Message("a", "no"), Message("b", "yes")])
+        [None, Message(role='b', text='yes')]
+        """
+        carried = iter(self.channel.carry([message for message in messages if message.role not in self.roles]))
+        return [None if message.role in self.roles else next(carried) for message in messages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +91,13 @@ class TeamVariant:
 
     def build_team(self, team: Team) -> Team:
         """Return this arm's team."""
-        team = with_replaced_policies(team, self.policy_swaps) if self.policy_swaps else team
-        team = with_muted_agents(team, self.muted_roles) if self.muted_roles else team
-        return with_single_agent(team, self.single_role) if self.single_role else team
+        if self.policy_swaps:
+            policies = [self.policy_swaps.get(agent.policy, agent.policy) for agent in team.agents]
+            agents = [replace(agent, policy=policy) for agent, policy in zip(team.agents, policies, strict=True)]
+            team = replace(team, agents=tuple(agents))
+        if self.muted_roles:
+            team = replace(team, channel=MutedChannel(channel=team.channel, roles=self.muted_roles))
+        return replace(team, organization=SingleAgentTeam(role=self.single_role)) if self.single_role else team
 
     def build_attempts(self, tasks: Sequence[Task]) -> list[Attempt]:
         """Return the attempts, ordered by task."""

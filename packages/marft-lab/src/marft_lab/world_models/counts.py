@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from marft.common.seeds import generator
-from marft.config.plugin_types import WorldModelPart
 from marft.config.settings import SmallCount
 from marft_lab.world_models.interface import (
+    FittableModel,
     History,
     ObservedTransition,
     Outcome,
@@ -23,7 +23,7 @@ from marft_lab.world_models.interface import (
 HistoryAction = tuple[History, str]
 
 
-class CountModel(WorldModelPart):
+class CountModel(FittableModel):
     """Count-based world model for environments with few distinct texts.
 
     The model predicts the outcomes of exactly the same history and action, with their frequencies. Its uncertainty is

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from marft.agents.environment import Split
 from marft.common.types import Episode, JointAction, Observation, Step, Task
+from marft.config.interfaces.environment import Environment, Split
 from marft_lab.world_models.interface import History, Outcome, Prediction, WorldModel
 from marft_lab.world_models.text_codec import action_text, extend_history, parse_observation
 
 UNCERTAINTY, TRUNCATED = "uncertainty", "cut"  # measures of imagined steps
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEnvironment:
+class ModelEnvironment(Environment):
     """Environment with episodes from a world model; its tasks are start histories.
 
     Args:
@@ -27,11 +26,23 @@ class ModelEnvironment:
         memory: maximum observations in the model's input.
     """
 
-    model: WorldModel
-    start_histories: Mapping[str, History]
-    cutoff: float
-    reads: Sequence[str] = ()
-    memory: int = 1
+    _model: WorldModel
+    _start_histories: Mapping[str, History]
+    _cutoff: float
+    _reads: Sequence[str]
+    _memory: int
+
+    def __init__(
+        self,
+        model: WorldModel,
+        start_histories: Mapping[str, History],
+        cutoff: float,
+        reads: Sequence[str] = (),
+        memory: int = 1,
+    ) -> None:
+        super().__init__()
+        self._model, self._start_histories, self._cutoff = model, start_histories, cutoff
+        self._reads, self._memory = reads, memory
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the train split's tasks; no imagined task is ever held out."""
@@ -39,12 +50,12 @@ class ModelEnvironment:
             return []
         return [
             Task(name, parse_observation(history.observations[-1]).text)
-            for name, history in self.start_histories.items()
+            for name, history in self._start_histories.items()
         ]
 
     def start(self, task: Task, seed: int) -> ModelSession:
         """Create an episode's session."""
-        return ModelSession(self, self.start_histories[task.id], seed)
+        return ModelSession(self, self._start_histories[task.id], seed)
 
 
 class ModelSession:
@@ -61,15 +72,15 @@ class ModelSession:
     async def step(self, actions: JointAction) -> Step:
         """Return a sampled step; a step above the uncertainty cutoff truncates the episode."""
         environment = self._environment
-        action = action_text(actions.actions, environment.reads)
-        prediction = environment.model.predict(self._history, action)
+        action = action_text(actions.actions, environment._reads)
+        prediction = environment._model.predict(self._history, action)
         measures = {UNCERTAINTY: prediction.uncertainty}
-        if not prediction.outcomes or prediction.uncertainty > environment.cutoff:
+        if not prediction.outcomes or prediction.uncertainty > environment._cutoff:
             observation = parse_observation(self._history.observations[-1])
             return Step(observation, 0.0, truncated=True, info={"measures": {**measures, TRUNCATED: 1.0}})
         outcome = sample_outcome(prediction, float(self._stream.random()))
         if outcome.next_observation:
-            self._history = extend_history(self._history, action, outcome.next_observation, environment.memory)
+            self._history = extend_history(self._history, action, outcome.next_observation, environment._memory)
         return Step(
             parse_observation(outcome.next_observation) if outcome.next_observation else Observation(""),
             outcome.reward,

@@ -5,12 +5,15 @@ Observations and actions are texts, for models with lookup tables and for models
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from marft.config.plugins import Plugin
 
 Floats = npt.NDArray[np.float64]
 
@@ -95,15 +98,15 @@ class WorldModel(Protocol):
         ...
 
 
-class FittableModel(Protocol):
-    """Interface for world models in a recipe."""
+class FittableModel(Plugin, ABC, kind="world_models", label="a world model"):
+    """Base class for world models in a recipe."""
 
+    @abstractmethod
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         """Fit the model to transitions, oldest first; a run starts without transitions.
 
         The same transitions and seed give the same model, which resume requires.
         """
-        ...
 
 
 def count_transitions(transitions: Sequence[ObservedTransition]) -> dict[tuple[History, str, Outcome], int]:

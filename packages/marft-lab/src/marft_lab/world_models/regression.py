@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from marft.common.seeds import generator
-from marft.config.plugin_types import WorldModelPart
 from marft.config.settings import Positive, SmallCount
 from marft_lab.world_models.interface import (
+    FittableModel,
     Floats,
     History,
     ObservedTransition,
@@ -26,7 +26,7 @@ from marft_lab.world_models.interface import (
 BucketCount = Annotated[int, Field(ge=16, le=4096)]
 
 
-class RegressionModel(WorldModelPart):
+class RegressionModel(FittableModel):
     """World model for environments with many distinct texts.
 
     The prediction is the observed outcome nearest to the output of a ridge regression on hashed words. The uncertainty
@@ -53,9 +53,8 @@ class RegressionModel(WorldModelPart):
         x = np.array([build_features(history, action, self.dimensions) for history, action, _ in counts])  # [N, D]
         y = table[[indices[outcome] for _, _, outcome in counts]]  # [N, K]
         frequencies = np.array(list(counts.values()), np.float64)
-        bootstrap_weights = generator(seed, "regression").poisson(
-            frequencies, (self.members, len(frequencies))
-        )  # [M, N]
+        # [M, N]
+        bootstrap_weights = generator(seed, "regression").poisson(frequencies, (self.members, len(frequencies)))
         return FittedRegressionModel(
             self.dimensions,
             tuple(outcomes),

@@ -11,35 +11,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
 
 import numpy as np
 
-from marft.agents.environment import Environment
 from marft.agents.game import Attempt
 from marft.common.seeds import derive_seed, generator
 from marft.common.types import Episode
 from marft.rewards.groups import group_indices
 from marft.rewards.shaping import local_rewards
-from marft.rollout.async_rollout.sources import EpisodeCallback, RolloutSource
-from marft.rollout.async_rollout.wrapper import RolloutSourceWrapper
+from marft.rollout.async_rollout.sources import RolloutSource, RolloutSourceWrapper
+from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import RolloutBatch, play_with_forks, rewards_vary
-from marft.rollout.runner import RolloutRunner, ignore_episode
-from marft.runs.checkpoints import State
+from marft.rollout.runner import EpisodeCallback, ignore_episode
+from marft.runs.state import State
 from marft_lab.world_models.environment import UNCERTAINTY, ModelEnvironment, is_stopped_by_uncertainty, mark_imagined
 from marft_lab.world_models.experience_buffer import ExperienceBuffer, WorldModelState, read_state, write_state
-from marft_lab.world_models.interface import FittableModel, History, WorldModel
+from marft_lab.world_models.interface import History, WorldModel
 from marft_lab.world_models.settings import DynaSettings
 from marft_lab.world_models.text_codec import extract_transitions
 from marft_lab.world_models.trust import PredictionErrors, Trust, compute_errors
-
-
-class EnvironmentRollouts(RolloutRunner, Protocol):
-    """Rollouts that can also play in another environment than the recipe's."""
-
-    def play_in(self, environment: Environment, attempts: Sequence[Attempt], max_steps: int) -> list[Episode]:
-        """Play attempts with the same team in a given environment, with rewards of that environment only."""
-        ...
 
 
 class ImaginedRolloutSource(RolloutSourceWrapper):
@@ -57,7 +47,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         ValueError: unreadable state file.
     """
 
-    def __init__(self, source: RolloutSource, rollouts: EnvironmentRollouts, folder: Path | None = None) -> None:
+    def __init__(self, source: RolloutSource, rollouts: LocalRolloutRunner, folder: Path | None = None) -> None:
         super().__init__(source)
         self._rollouts, self._run = rollouts, rollouts.run
         settings = self._run.section(DynaSettings)
@@ -106,11 +96,9 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             for steps in episode_transitions
             if steps
         ]
-        trust = (
-            self.model_state.trust.update(errors, settings.error_tolerance, settings.false_alarm_rate)
-            if settings.check
-            else Trust()
-        )
+        trust = Trust()
+        if settings.check:
+            trust = self.model_state.trust.update(errors, settings.error_tolerance, settings.false_alarm_rate)
         if self.model_state.trust.enabled and not trust.enabled:
             buffer = replace(buffer, transitions=())
         buffer = buffer.add_transitions(
@@ -121,9 +109,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         return errors
 
     def _fit_model(self, buffer: ExperienceBuffer, step: int) -> WorldModel:
-        return cast("FittableModel", self._settings.model).fit(
-            buffer.transitions, derive_seed(self._run.seed, "world model", step)
-        )
+        return self._settings.model.fit(buffer.transitions, derive_seed(self._run.seed, "world model", step))
 
     def _play_imagined(self, step: int) -> list[Episode]:
         """Play imagined episodes for the credit assignment, and return them with the flag ``imagined``."""
@@ -134,9 +120,8 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             return []
         stream = f"imagined/{step}"
         indices = generator(run.seed, stream).integers(len(histories), size=count)
-        groups = Counter(
-            histories[index] for index in indices
-        )  # attempts with the same start are compared with each other
+        # attempts with the same start are compared with each other
+        groups = Counter(histories[index] for index in indices)
         environment = ModelEnvironment(
             self.model,
             {f"{stream}/{number}": history for number, history in enumerate(groups)},

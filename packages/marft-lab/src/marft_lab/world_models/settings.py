@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from marft.config.opponent_pools import opponent_pools
-from marft.config.plugin_types import WorldModelPlugin
 from marft.config.settings import Count, Fraction, Names, NonNegativeCount, SmallCount, did_you_mean
 from marft.trainer.hooks import TrainingSection
+from marft_lab.world_models.interface import FittableModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ class DynaSettings(TrainingSection):
 
     key: ClassVar[str] = "dyna"
 
-    model: WorldModelPlugin  # world model; default: counts
+    model: FittableModel  # world model; default: counts
     share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # imagined fraction of the episodes of a step
     warmup_steps: NonNegativeCount = 1  # first training steps, which only use real episodes
     # training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once
@@ -91,7 +91,7 @@ class DynaSettings(TrainingSection):
             yield "dyna: nobody imagines whom of a pool it plays against; remove the pool, or [dyna]"
         if run.team.writes_prompts:
             yield "dyna: a program of yours acts in the world by itself, and would in imagined episodes; remove [dyna]"
-        if hasattr(run.algorithm.credit, "load_state_dict"):
+        if run.algorithm.credit.keeps_state:
             yield (
                 f"dyna: credit {run.algorithm.credit.name!r} remembers what episodes earned, and would take imagined "
                 "ones for real; use another credit"

@@ -5,7 +5,7 @@ For each real step the model gives every next observation x a probability p(x). 
 rewards of an episode, ``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0. With individual
 rewards of agents, all three terms are sums over the team and the agents.
 
-A test bets that the mean excess is above a bound (:mod:`marft.common.anytime_test`). Its capital is reset to 1 whenever
+A test bets that the mean excess is above a bound (:mod:`marft_lab.anytime_test`). Its capital is reset to 1 whenever
 it falls below 1. This is a change detector with at most one false alarm per 1/alarm observations on average (an
 e-detector of CUSUM's form: Shin et al. 2022). An alarm disables the model. The reverse test on later predictions
 enables the model again. OUR READING: the choice of losses, and the return of a model.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from marft.common.anytime_test import BET_FRACTIONS, log_capital, log_factors
+from marft_lab.anytime_test import BET_FRACTIONS, log_capital, log_factors
 from marft_lab.world_models.interface import ObservedTransition, Prediction, WorldModel
 
 ZERO_CAPITAL = tuple(0.0 for _ in BET_FRACTIONS)
@@ -67,13 +67,10 @@ class Trust:
         """
         trust, threshold = self, float(np.log(1 / alarm))
         for episode in errors:
-            trust = replace(
-                trust,
-                steps=_update_capital(trust.steps, episode.steps, bound, against=trust.enabled),
-                rewards=_update_capital(
-                    trust.rewards, [episode.reward] if episode.steps else [], bound, against=trust.enabled
-                ),
-            )
+            steps = _update_capital(trust.steps, episode.steps, bound, against=trust.enabled)
+            episode_rewards = [episode.reward] if episode.steps else []
+            rewards = _update_capital(trust.rewards, episode_rewards, bound, against=trust.enabled)
+            trust = replace(trust, steps=steps, rewards=rewards)
             rejected = [float(log_capital(np.array(logs))) >= threshold for logs in (trust.steps, trust.rewards)]
             if any(rejected) if trust.enabled else all(rejected):
                 trust = Trust(enabled=not trust.enabled)

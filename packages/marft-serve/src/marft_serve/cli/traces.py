@@ -1,11 +1,12 @@
-"""``marft score`` and ``marft sft``: scores for traces, and a warm start from traces."""
+"""``marft score``, ``marft sft`` and ``marft trace``: scores, a warm start, and an export as OpenTelemetry spans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -13,29 +14,72 @@ from marft.cli.console import INTERRUPTED, wide_console
 from marft.cli.errors import set_run_folder
 from marft.cli.handlers import silence_transformers
 from marft.cli.output import OutputMode, open_output
+from marft.common.errors import RunError
+from marft.common.texts import sanitize
 from marft.config import RunSettings, load_recipe
 from marft.config.load import override_keys
 from marft.config.run import check_packages, check_trainable
 from marft.evaluation.checkpoint_results import format_interval, format_percent
 from marft.runs.run_folder import RunFolder
-from marft_serve.traces.overrides import build_overrides
-from marft_serve.traces.roles import parse_roles
+from marft_serve.traces.roles import build_overrides, parse_roles
 from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.types import SkipCounter
+from marft_serve.tracing.otlp import check_installed, encode_protobuf
+from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
+from marft_serve.tracing.recorded_episodes import (
+    ExportProgress,
+    Recording,
+    SendSpans,
+    open_trace_file,
+)
 
 console = wide_console()
+RETRY_HINT = "Nothing is lost: the same command sends them again, under the same ids"
 
 
-def run_score(
-    recipe: Path,
-    overrides: Sequence[str],
-    traces: Sequence[Path],
-    roles: Sequence[str],
-    overwrite: bool,
-    output_mode: OutputMode = "",
-) -> None:
+@dataclass(frozen=True, slots=True)
+class RecipeWithTraces:
+    """Recipe with the traces of a command.
+
+    Args:
+        recipe: recipe file, or folder of a run.
+        overrides: overrides of the recipe.
+        traces: trace files; empty for those of the recipe.
+        roles: ``name in the traces=role`` for each given name.
+    """
+
+    recipe: Path
+    overrides: Sequence[str]
+    traces: Sequence[Path] = ()
+    roles: Sequence[str] = ()
+
+    def load(self, command: str) -> RunSettings:
+        """Return the settings; the default run name combines recipe and command."""
+        path = self.recipe / "config.toml" if self.recipe.is_dir() else self.recipe
+        run = load_recipe(path, self.overrides)
+        changes = self.build_changes(run)
+        if "name" not in override_keys(self.overrides):
+            changes["name"] = f"{run.name}-{command}"
+        return load_recipe(path, self.overrides, changes)
+
+    def load_warm_start(self) -> tuple[RunSettings, RunFolder]:
+        """Return settings and folder for a warm start, new or resumed."""
+        if self.recipe.is_dir():
+            folder = RunFolder.open(self.recipe)
+            set_run_folder(folder.path)
+            changes = self.build_changes(folder.relocated_settings(self.overrides))
+            return folder.relocated_settings(self.overrides, changes), folder
+        run = self.load("sft")
+        return run, RunFolder(Path(run.output) / run.name)
+
+    def build_changes(self, run: RunSettings) -> dict[str, object]:
+        """Return the recipe's changes by key."""
+        return build_overrides(run, self.traces, parse_roles(self.roles, [agent.role for agent in run.agents]))
+
+
+def run_score(recipe: RecipeWithTraces, overwrite: bool, output_mode: OutputMode = "") -> None:
     """``marft score``."""
-    run = _load_run(recipe, overrides, traces, roles, "score")
+    run = recipe.load("score")
     if not SftSettings.from_run(run).traces:
         raise ValueError("no file of traces is named: marft score RECIPE --traces traces.jsonl")
     folder = RunFolder(Path(run.output) / run.name)
@@ -82,10 +126,7 @@ def run_score(
 
 
 def run_sft(
-    recipe: Path,
-    overrides: Sequence[str],
-    traces: Sequence[Path],
-    roles: Sequence[str],
+    recipe: RecipeWithTraces,
     *,
     resume: bool,
     start_from: Path | None,
@@ -97,7 +138,7 @@ def run_sft(
     Raises:
         SystemExit: the run was interrupted; its progress is saved.
     """
-    run, folder = _load_warm_start(recipe, overrides, traces, roles)
+    run, folder = recipe.load_warm_start()
     check_trainable(run)
     check_packages(run)
     if resume:
@@ -131,35 +172,7 @@ def run_sft(
         last = folder.saved_steps()[-1]
         out.print(f"step {result.steps}; held out: {result.held_out_loss:.4f} nats a token. See {folder.report}, or:")
         out.print(f"  marft eval {folder.path}")
-        out.print(f"  marft train {recipe} --init-from {last}")
-
-
-def _load_warm_start(
-    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str]
-) -> tuple[RunSettings, RunFolder]:
-    """Return settings and folder for a warm start, new or resumed."""
-    if recipe.is_dir():
-        folder = RunFolder.open(recipe)
-        set_run_folder(folder.path)
-        run = folder.relocated_settings(overrides, _build_changes(folder.relocated_settings(overrides), traces, roles))
-        return run, folder
-    run = _load_run(recipe, overrides, traces, roles, "sft")
-    return run, RunFolder(Path(run.output) / run.name)
-
-
-def _load_run(
-    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], command: str
-) -> RunSettings:
-    """Return a recipe with the command's traces; the default run name combines recipe and command."""
-    run = load_recipe(recipe / "config.toml" if recipe.is_dir() else recipe, overrides)
-    overrides_by_key = dict(_build_changes(run, traces, roles))
-    if "name" not in override_keys(overrides):
-        overrides_by_key["name"] = f"{run.name}-{command}"
-    return load_recipe(recipe / "config.toml" if recipe.is_dir() else recipe, overrides, overrides_by_key)
-
-
-def _build_changes(run: RunSettings, traces: Sequence[Path], roles: Sequence[str]) -> Mapping[str, object]:
-    return build_overrides(run, traces, parse_roles(roles, [agent.role for agent in run.agents]))
+        out.print(f"  marft train {recipe.recipe} --init-from {last}")
 
 
 def _build_table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], roles: Sequence[str]) -> Table:
@@ -172,3 +185,53 @@ def _build_table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]
         cells = [f"{value:+.3f}" if value is not None else "" for value in (team, *agents)]
         table.add_row(*(Text(cell) for cell in (name, *cells)))
     return table
+
+
+def run_trace(
+    recording: Recording, otlp: str, file: Path | None, headers: Sequence[str], timeout: float, content: bool
+) -> None:
+    """``marft trace``.
+
+    Raises:
+        ValueError: there is nothing to export, or the destination is invalid.
+        RunError: the endpoint did not accept everything; the message gives the progress.
+        SystemExit: Ctrl-C.
+    """
+    if bool(otlp) == bool(file):
+        raise ValueError("say where to:  --otlp http://localhost:4318  or  --output traces.jsonl")
+    if file and headers:
+        raise ValueError("--header goes with --otlp")
+    if file:
+        with open_trace_file(file) as write_spans:
+            progress = _export(recording, write_spans, content)
+        _print_line(f"{progress} written to {file}")
+        return
+    check_installed()
+    receiver = Receiver(build_traces_url(otlp), parse_headers(headers), timeout)
+    progress = _export(recording, lambda spans, resource: receiver.send(encode_protobuf(spans, resource)), content)
+    if progress.rejected:
+        raise RunError(
+            f"{progress} sent, of which the receiver did not take {'; '.join(dict.fromkeys(progress.rejected))}"
+        )
+    _print_line(f"{progress} sent to {otlp}")
+
+
+def _export(recording: Recording, send_spans: SendSpans, content: bool) -> ExportProgress:
+    progress_counts = ExportProgress()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = wide_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("files of episodes", total=len(recording.files))
+        try:
+            recording.export(send_spans, content, progress_counts, lambda: progress.advance(bar))
+        except ExportError as error:
+            raise RunError(f"{progress_counts} sent, then no more: {error}. {RETRY_HINT}") from error
+        except KeyboardInterrupt:
+            progress.stop()
+            _print_line(f"stopped: {progress_counts} sent. {RETRY_HINT}")
+            raise SystemExit(INTERRUPTED) from None
+    return progress_counts
+
+
+def _print_line(text: str) -> None:
+    wide_console().print(Text(sanitize(text)), soft_wrap=True)

@@ -12,7 +12,9 @@ from functools import cache
 
 from openai import OpenAI
 
+from marft.agents.prompt_messages import format_message
 from marft.common.types import Task
+from marft.config.interfaces.channel import Message
 from marft_serve.gateway.client import Client
 
 
@@ -25,7 +27,7 @@ def get_shared_client() -> OpenAI:
 def solve(task: Task, clients: Mapping[str, Client]) -> str:
     """Let the reasoner work out the first step, then let the actor answer."""
     reasoning = ask_agent(clients["reasoner"], task.prompt)
-    return ask_agent(clients["actor"], f"{task.prompt}\n\nMessage from reasoner:\n{reasoning}")
+    return ask_agent(clients["actor"], f"{task.prompt}\n\n{format_message(Message('reasoner', reasoning))}")
 
 
 def ask_agent(client: Client, question: str) -> str:

@@ -1,41 +1,40 @@
-"""Routes of the gateway: ``/e/<secret>/<role>/v1/…`` for clients, ``/e/<secret>/waiting`` for programs."""
+"""Gateway: one HTTP server per process, on a separate thread, while its episodes run.
+
+The routes are ``/e/<secret>/<role>/v1/…`` for clients, and ``/e/<secret>/waiting`` for programs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from marft.agents.chat import ChatRefusedError, Reply
+from marft.agents.chat import Reply
 from marft.agents.streaming import ActionStart
-from marft_serve.gateway.errors import RequestError, not_found_error
+from marft_serve.gateway.errors import RequestError, chat_errors, episode_closed_error, invalid_error, not_found_error
 from marft_serve.gateway.http import (
     METHODS,
     BodyLimits,
     EventStream,
-    build_endpoint,
-    build_error_handler,
+    ModelApi,
+    build_models_response,
     cancel_on_disconnect,
-    format_event,
     get_protocol,
     parse_request,
     read_body,
     unsupported_path_error,
 )
-from marft_serve.gateway.protocol.anthropic import CountTokensRequest, Messages
-from marft_serve.gateway.protocol.base import ParsedRequest, Protocol
+from marft_serve.gateway.listener import Listener
+from marft_serve.gateway.protocol.base import Metadata, ParsedRequest, Protocol
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.responses import Responses
 from marft_serve.gateway.session import ClientRequest, Exchange, Session
 from marft_serve.gateway.stream_buffer import StreamBuffer, StreamResponse
 
@@ -43,64 +42,76 @@ T = TypeVar("T")
 RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 MAX_KEY_CHARS = 256
 WAITING = "waiting"
-SUPPORTED_PATHS = ("chat/completions", "responses", "messages", "messages/count_tokens", "models")
+MAX_CLOSED_SESSIONS = 10_000  # number of closed sessions to remember, for a specific error message
 
 
-class App:
-    """ASGI application of the gateway.
+class Gateway(ModelApi):
+    """HTTP server with a route to each client's session. Call :meth:`close` at the end.
 
     It runs on the gateway's thread. Sessions run on the run's event loop.
 
     Args:
-        get_session: function from a secret to its session; raises :class:`RequestError` for an unknown secret.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
         body_limits: limits on request bodies.
+        address: public URL for clients; "" for the host and port.
+
+    Raises:
+        ValueError: the server cannot listen on this host and port.
     """
 
-    def __init__(self, get_session: Callable[[str], Session], body_limits: BodyLimits) -> None:
-        self.get_session, self.body_limits = get_session, body_limits
-        base = "/e/{secret}/{role}/v1"
-        self.asgi = Starlette(
-            routes=[
-                Route(f"{base}/chat/completions", self._build_endpoint(ChatCompletions()), methods=["POST"]),
-                Route(f"{base}/responses", self._build_endpoint(Responses()), methods=["POST"]),
-                Route(f"{base}/messages", self._build_endpoint(Messages()), methods=["POST"]),
-                Route(
-                    f"{base}/messages/count_tokens",
-                    build_endpoint(Messages(CountTokensRequest), self._count_tokens, get_error_headers),
-                    methods=["POST"],
-                ),
-                Route(
-                    f"{base}/models",
-                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
-                    methods=["GET"],
-                ),
-                Route(
-                    f"{base}/models/{{model:path}}",
-                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
-                    methods=["GET"],
-                ),
-                Route(
-                    f"/e/{{secret}}/{WAITING}",
-                    build_endpoint(ChatCompletions(), self._report_waiting, get_error_headers),
-                    methods=["POST"],
-                ),
-                Route("/e/{secret}/{role}", self._handle_unsupported, methods=METHODS),
-                Route("/e/{secret}/{role}/{path:path}", self._handle_unsupported, methods=METHODS),
-            ],
-            exception_handlers={HTTPException: build_error_handler(not_found_error)},
-        )
-        self.asgi.router.redirect_slashes = False  # an unknown address stays unknown with a trailing slash
+    def __init__(self, host: str, port: int, body_limits: BodyLimits, address: str = "") -> None:
+        routes = [
+            Route(
+                f"/e/{{secret}}/{WAITING}",
+                self.build_endpoint(ChatCompletions(), self._report_waiting),
+                methods=["POST"],
+            ),
+            Route("/e/{secret}/{role}", self._reject_path, methods=METHODS),
+            Route("/e/{secret}/{role}/{path:path}", self._reject_path, methods=METHODS),
+        ]
+        super().__init__("/e/{secret}/{role}/v1", routes, body_limits)
+        self.wait_timeouts = 0
+        self._sessions: dict[str, Session] = {}
+        self._closed: deque[str] = deque(maxlen=MAX_CLOSED_SESSIONS)
+        self._listener = Listener(self.asgi, host, port, "team: the gateway")
+        self.address, self.port = address.rstrip("/") or self._listener.address, self._listener.port
 
-    def _build_endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
-        return build_endpoint(protocol, partial(self._answer, protocol), get_error_headers)
+    def open_session(self, session: Session) -> str:
+        """Route clients to a session; return the session's URL."""
+        self._sessions[session.secret] = session
+        return f"{self.address}/e/{session.secret}"
 
-    async def _answer(self, protocol: Protocol, request: Request) -> Response:
+    def end_step(self, session: Session) -> None:
+        """Stop routing to the session's current secret at the end of a step."""
+        if self._sessions.pop(session.secret, None):
+            self._closed.append(session.secret)
+
+    def remove_session(self, session: Session) -> None:
+        """Remove the session after its episode."""
+        self.end_step(session)
+        self.wait_timeouts += session.wait_timeouts
+
+    def counts(self) -> dict[str, float]:
+        """Return timeout counts by metric name."""
+        return {"gateway/idle_timeouts": float(self.wait_timeouts)}
+
+    def close(self) -> None:
+        """Stop the server and cut open connections."""
+        self._listener.close()
+
+    def not_found_error(self) -> RequestError:
+        return not_found_error()
+
+    async def answer(self, protocol: Protocol, request: Request) -> Response:
         session, role = self._get_session(request), request.path_params["role"]
         body = await read_body(request, self.body_limits)
         parsed_request = await parse_request(protocol, body, session.conversations.get(role, {}))
         client_request = _build_client_request(request, role, parsed_request, body)
         if parsed_request.chat.constraint:
-            await _run_check(await _call_on_loop(session, session.build_constraint_check, client_request))
+            check = await _call_on_loop(session, session.build_constraint_check, client_request)
+            with chat_errors():
+                await asyncio.to_thread(check)  # compiling a grammar may take a second
         if parsed_request.stream:
             return await _stream_response(request, protocol, session, parsed_request, client_request)
         result = await cancel_on_disconnect(request, _run_on_loop(session, session.answer(client_request)))
@@ -119,50 +130,42 @@ class App:
         session.loop.call_soon_threadsafe(session.deliver, exchange)
         return response
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def count_tokens(self, protocol: Protocol, request: Request) -> Response:
         session = self._get_session(request)
         body = await read_body(request, self.body_limits)
         client_request = _build_client_request(
-            request, request.path_params["role"], await parse_request(Messages(CountTokensRequest), body), body
+            request, request.path_params["role"], await parse_request(protocol, body), body
         )
         return JSONResponse({"input_tokens": await _call_on_loop(session, session.count_tokens, client_request)})
 
-    async def _handle_unsupported(self, request: Request) -> Response:
-        return await build_endpoint(get_protocol(request.url.path), self._reject_path, get_error_headers)(request)
-
-    async def _reject_path(self, request: Request) -> Response:
-        role, path = request.path_params["role"], request.path_params.get("path", "")
-        session = self._get_session(request)
-        if role == WAITING and not path:
-            raise RequestError(405, "not_allowed", "Method Not Allowed")
-        await _call_on_loop(session, session.get_policy, role, request.path_params["secret"])
-        if path.removeprefix("v1/") in SUPPORTED_PATHS and path.startswith("v1/"):
-            raise RequestError(405, "not_allowed", "Method Not Allowed")
-        raise unsupported_path_error(
-            path.removeprefix("v1/"), ", ".join(f"v1/{supported}" for supported in SUPPORTED_PATHS)
-        )
-
-    async def _list_models(self, request: Request) -> Response:
+    async def list_models(self, protocol: Protocol, request: Request) -> Response:  # noqa: ARG002
         session, role = self._get_session(request), request.path_params["role"]
         policy = await _call_on_loop(session, session.get_policy, role, request.path_params["secret"])
-        model = {"id": policy, "object": "model", "created": 0, "owned_by": "marft"}
-        model_name = request.path_params.get("model")
-        if model_name not in (None, policy):
-            raise RequestError(404, "model_not_found", f"the policy of {role} is called {policy!r}", "model")
-        return JSONResponse(model if model_name else {"object": "list", "data": [model]})
+        missing = f"the policy of {role} is called {policy!r}"
+        return build_models_response([policy], request.path_params.get("model"), missing)
 
     async def _report_waiting(self, request: Request) -> Response:
         session = self._get_session(request)
         await _call_on_loop(session, session.set_waiting, request.path_params["secret"])
         return Response(status_code=204)
 
+    async def _reject_path(self, request: Request) -> Response:
+        async def reject(request: Request) -> Response:
+            role, path = request.path_params["role"], request.path_params.get("path", "")
+            session = self._get_session(request)
+            if role == WAITING and not path:
+                raise RequestError(405, "not_allowed", "Method Not Allowed")
+            await _call_on_loop(session, session.get_policy, role, request.path_params["secret"])
+            raise unsupported_path_error(path)
+
+        return await self.build_endpoint(get_protocol(request.url.path), reject)(request)
+
     def _get_session(self, request: Request) -> Session:
-        return self.get_session(request.path_params["secret"])
-
-
-def get_error_headers(error: RequestError) -> dict[str, str]:
-    """Return headers for an error response; clients should not retry, because the retry would fail too."""
-    return {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
+        secret = request.path_params["secret"]
+        session = self._sessions.get(secret)
+        if session is None:
+            raise episode_closed_error() if secret in self._closed else not_found_error()
+        return session
 
 
 def _build_client_request(request: Request, role: str, parsed_request: ParsedRequest, body: bytes) -> ClientRequest:
@@ -174,10 +177,10 @@ def _build_client_request(request: Request, role: str, parsed_request: ParsedReq
     headers = request.headers
     counts = [headers[name] for name in RETRY_HEADERS if name in headers]
     if any(not count.isdecimal() or len(count) > 4 for count in counts):
-        raise RequestError(400, "invalid_value", "the count of retries must be a number", RETRY_HEADERS[0])
+        raise invalid_error("the count of retries must be a number", RETRY_HEADERS[0])
     key = headers.get("idempotency-key", "")
     if len(key) > MAX_KEY_CHARS:
-        raise RequestError(400, "invalid_value", f"an idempotency key has at most {MAX_KEY_CHARS} characters")
+        raise invalid_error(f"an idempotency key has at most {MAX_KEY_CHARS} characters")
     chat, declared = parsed_request.chat, headers.get("x-marft-sees")
     if declared is not None:
         chat = replace(chat, sees=tuple(unquote(name) for part in declared.split(",") if (name := part.strip())))
@@ -218,14 +221,12 @@ async def _stream_response(
         )
         session.loop.call_soon_threadsafe(session.deliver, exchanges[0])
 
-    def describe(started_actions: Sequence[ActionStart]) -> dict[str, Any]:
+    def describe(started_actions: Sequence[ActionStart]) -> Metadata:
         actions[:] = started_actions
         return _describe_actions(parsed_request, started_actions)
 
     answer_task = asyncio.ensure_future(answer())
-    texts = StreamResponse(
-        protocol, parsed_request, buffer, describe, format_event, on_complete=on_complete
-    ).iter_texts(answer_task)
+    texts = StreamResponse(protocol, parsed_request, buffer, describe, on_complete=on_complete).iter_texts(answer_task)
     first = await cancel_on_disconnect(request, anext(texts))
     if first is None:
         answer_task.cancel()
@@ -233,28 +234,23 @@ async def _stream_response(
     return EventStream(protocol, texts, _get_action_headers(actions), first)
 
 
-def _describe_actions(parsed_request: ParsedRequest, actions: Sequence[ActionStart]) -> dict[str, Any]:
-    """Return the response fields about the actions."""
-    return {"model": actions[0].policy, "marft": _build_metadata(parsed_request, actions)}
-
-
 def _get_action_headers(actions: Sequence[ActionStart]) -> dict[str, str]:
     return {"x-marft-action": ",".join(quote(action.id) for action in actions)}
 
 
-def _build_metadata(parsed_request: ParsedRequest, actions: Sequence[ActionStart]) -> dict[str, Any]:
-    """Return the action ids, the recorded-only and ignored fields, and the reason of a new segment."""
-    metadata: dict[str, Any] = {"actions": [action.id for action in actions], "sees": list(actions[0].sees)}
+def _describe_actions(parsed_request: ParsedRequest, actions: Sequence[ActionStart]) -> Metadata:
+    """Return the policy, the action ids, the recorded-only and ignored fields, and the reason of a new segment."""
+    marft: dict[str, object] = {"actions": [action.id for action in actions], "sees": list(actions[0].sees)}
     if parsed_request.chat.recorded_options:
-        metadata["recorded_only"] = dict(parsed_request.chat.recorded_options)
+        marft["recorded_only"] = dict(parsed_request.chat.recorded_options)
     if parsed_request.ignored:
-        metadata["ignored"] = list(parsed_request.ignored)
+        marft["ignored"] = list(parsed_request.ignored)
     if actions[0].restart_reason:
-        metadata["new_segment"] = actions[0].restart_reason
-    return metadata
+        marft["new_segment"] = actions[0].restart_reason
+    return {"model": actions[0].policy, "marft": marft}
 
 
-async def _run_on_loop(session: Session, coroutine: Any) -> Any:
+async def _run_on_loop(session: Session, coroutine: Coroutine[None, None, T]) -> T:
     """Await a coroutine on the run's event loop.
 
     Raises:
@@ -272,16 +268,4 @@ async def _call_on_loop(session: Session, function: Callable[..., T], *arguments
     async def call() -> T:
         return function(*arguments)
 
-    return await _run_on_loop(session, call())  # type: ignore[no-any-return]
-
-
-async def _run_check(check: Callable[[], None]) -> None:
-    """Check the engine's support for the constraint on a thread; compiling a grammar may take a second.
-
-    Raises:
-        RequestError: the constraint is not supported.
-    """
-    try:
-        await asyncio.to_thread(check)
-    except ChatRefusedError as error:
-        raise RequestError.from_chat_error(error) from error
+    return await _run_on_loop(session, call())

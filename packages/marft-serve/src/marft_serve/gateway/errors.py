@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from marft.agents.chat import ChatRefusedError
 
 ERROR_CODES = {
@@ -40,6 +43,20 @@ class RequestError(Exception):
         return RequestError(
             400, ERROR_CODES[error.reason], str(error), None if error.reason == "unsupported" else "messages"
         )
+
+
+@contextmanager
+def chat_errors() -> Iterator[None]:
+    """Context manager that converts errors from the chat renderer or the engine."""
+    try:
+        yield
+    except ChatRefusedError as error:
+        raise RequestError.from_chat_error(error) from error
+
+
+def invalid_error(message: str, param: str | None = None) -> RequestError:
+    """Return the error for an invalid request."""
+    return RequestError(400, "invalid_value", message, param)
 
 
 def not_found_error() -> RequestError:

@@ -1,4 +1,4 @@
-"""Checks against DNS rebinding for the ``Host`` and ``RowSource`` headers.
+"""Access checks of servers: tokens, and the ``Host`` and ``Origin`` headers against DNS rebinding.
 
 In DNS rebinding, a foreign web page points its own domain at the server's address. The visitor's browser then sends
 requests to the server, with the page's domain in ``Host``.
@@ -6,14 +6,26 @@ requests to the server, with the page's domain in ``Host``.
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 ANY_HOSTS = ("0.0.0.0", "::")
 HOST = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]*)|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{1,5}))?")
 ORIGIN = re.compile(r"https?://(.+)", re.IGNORECASE)
+
+
+def get_bearer_token(headers: Mapping[str, str]) -> str | None:
+    """Return the bearer token of a request; None without one."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def are_secrets_equal(received: str, expected: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -54,7 +66,7 @@ def is_allowed_host(host: str, listen_host: str, names: Collection[str] = ()) ->
 
 
 def is_allowed_origin(origin: str, listen_host: str, names: Collection[str] = ()) -> bool:
-    """Return True for an ``RowSource`` with only a scheme and a host accepted by :func:`is_allowed_host`.
+    """Return True for an ``Origin`` with only a scheme and a host accepted by :func:`is_allowed_host`.
 
     >>> [is_allowed_origin(origin, "127.0.0.1") for origin in ("http://localhost:80", "localhost", "null", "http://[::1")]
     [True, False, False, False]

@@ -13,33 +13,31 @@ from urllib.parse import quote
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.agents import Agents
+from marft.agents.agents import Agents, Outcome
 from marft.agents.environment_calls import RefusedError
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, UserCodeError
-from marft.agents.outcome import Outcome
 from marft.agents.task_copies import copy_data
 from marft.common.errors import EpisodeFailedError
 from marft.common.packages import install_command
 from marft.common.types import JointAction, Observation, Task
 from marft.config.agents import Strings
 from marft.config.endpoint import is_server_url
+from marft.config.interfaces.organization import Organization
 from marft.config.paths import resolve_recipe_path
-from marft.config.plugin_types import OrganizationPart
 from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
 from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive
 from marft_serve.gateway.client import Client, Clients
-from marft_serve.gateway.masking import mask_secrets
-from marft_serve.gateway.program_runner import call_function, run_command
+from marft_serve.gateway.program_runner import call_function, mask_secrets, run_command
 
 if TYPE_CHECKING:
-    from marft_serve.gateway.server import Gateway
+    from marft_serve.gateway.app import Gateway
     from marft_serve.gateway.session import Session
 
 PYTHON = ("python", "python3")
 
 
-class Program(OrganizationPart):
+class Program(Organization):
     """External program that plays each step, with an OpenAI-compatible address for every agent.
 
     The program receives the task. Every request to an agent's address is an action of that agent.
@@ -139,8 +137,8 @@ class Program(OrganizationPart):
 
     def start_gateway(self) -> Gateway:
         """Start the gateway, shared between episodes."""
+        from marft_serve.gateway.app import Gateway
         from marft_serve.gateway.http import BodyLimits  # needs an extra; reading a recipe does not
-        from marft_serve.gateway.server import Gateway
 
         return Gateway(self.host, self.port, BodyLimits(self.body_bytes, self.body_seconds), self.public_url)
 
@@ -148,20 +146,24 @@ class Program(OrganizationPart):
         return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])
 
 
-class ProgramEpisode:
+class ProgramEpisode(Organization):
     """An episode's program: one gateway session, and a program run per step."""
 
-    own_timeout = True
+    own_timeout: ClassVar[bool] = True
+
+    _program: Program
+    _task: Task
+    _gateway: Gateway | None = None
+    _session: Session | None = None
+    _address: str = ""
 
     def __init__(self, program: Program, task: Task) -> None:
-        self.program, self.task, self.name = program, task, program.name
-        self._gateway: Gateway | None = None
-        self._session: Session | None = None
-        self._address = ""
+        super().__init__()
+        self._program, self._task, self._name = program, task, program.name
 
     def open(self, task: Task, seed: int) -> ProgramEpisode:
         """Return the program for another episode."""
-        return self.program.open(task, seed)
+        return self._program.open(task, seed)
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run the program on an observation.
@@ -171,7 +173,7 @@ class ProgramEpisode:
         """
         from marft_serve.gateway.session import Limits, Session
 
-        program, outside = self.program, agents.external_context()
+        program, outside = self._program, agents.external_context()
         if self._session is None:
             self._gateway = outside.threads.get_shared("gateway", program.start_gateway)
             self._session = Session(Limits(program.tokens, program.requests, program.idle_timeout_seconds))
@@ -203,8 +205,8 @@ class ProgramEpisode:
             self._gateway.remove_session(self._session)
 
     async def _run(self, thread: LoopThread, observation: Observation, clients: Mapping[str, Client]) -> Outcome:
-        program = self.program
-        task = Task(self.task.id, observation.text, copy_data(self.task.data) if program.grades_answers else {})
+        program = self._program
+        task = Task(self._task.id, observation.text, copy_data(self._task.data) if program.grades_answers else {})
         run = (
             partial(call_function, import_object(program.call), task, clients, program.grades_answers)
             if program.call

@@ -1,4 +1,7 @@
-"""Run of a program for one step: a function on a separate thread, or a command with its child processes."""
+"""Run of a program for one step: a function on a separate thread, or a command with its child processes.
+
+Secrets in the program's output are masked, including secrets cut in the middle.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from marft.agents.agents import Grade, Outcome
 from marft.agents.environment_calls import (
     MAX_TEXT_CHARACTERS,
     RefusedError,
@@ -20,7 +24,6 @@ from marft.agents.environment_calls import (
     validate_number,
     validate_rewards,
 )
-from marft.agents.outcome import Grade, Outcome
 from marft.common.processes import SUBREAPER
 from marft.common.texts import replace_surrogates, truncate
 from marft.common.types import Task
@@ -29,6 +32,8 @@ from marft_serve.gateway.client import Client, build_environment
 
 MAX_OUTPUT_BYTES = 2**20  # bytes of a command's output to keep, from the end
 OUTCOME_KEYS = ("answer", "reward", "success", "agent_rewards")
+MIN_MATCH_CHARS = 8  # minimum length of a match that is not a coincidence, in characters
+MASK = "…"
 
 
 async def call_function(
@@ -186,3 +191,25 @@ def _proxy_bypass_env(clients: Mapping[str, Client]) -> dict[str, str]:
     configured = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
     no_proxy = ",".join(dict.fromkeys(filter(None, [*",".join(configured).split(","), *sorted(hosts)])))
     return {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
+
+
+def mask_secrets(secrets: Sequence[str], text: str) -> str:
+    """Replace every secret, or any part with eight or more characters, with ``…``.
+
+    >>> mask_secrets(["abcdefghijklmnop"], "GET /e/abcdefghijklmnop/a and /e/abcdefghij")
+    'GET /e/…/a and /e/…'
+    """
+    for secret in secrets:
+        hidden = [False] * len(text)
+        for start in range(len(secret) - MIN_MATCH_CHARS + 1):
+            at = text.find(piece := secret[start : start + MIN_MATCH_CHARS])
+            while at >= 0:
+                hidden[at : at + MIN_MATCH_CHARS] = [True] * MIN_MATCH_CHARS
+                at = text.find(piece, at + 1)
+        if any(hidden):
+            visible = [
+                MASK if hide and not (position and hidden[position - 1]) else "" if hide else text[position]
+                for position, hide in enumerate(hidden)
+            ]
+            text = "".join(visible)
+    return text

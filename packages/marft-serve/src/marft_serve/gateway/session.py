@@ -17,16 +17,79 @@ from functools import partial
 
 from marft.agents.agents import AgentHandle, Agents
 from marft.agents.chat import Chat, ChatRefusedError, Reply
-from marft.agents.chat_history import check_constraint
-from marft.agents.chat_tokens import count_chat_tokens
+from marft.agents.chat_history import check_constraint, count_chat_tokens
+from marft.agents.prompt_messages import Renderer
 from marft.agents.streaming import TokenStream
 from marft.common.types import Observation
-from marft_serve.gateway.budget import Budget
-from marft_serve.gateway.errors import RequestError, episode_closed_error, limit_exceeded_error, not_found_error
+from marft_serve.gateway.errors import (
+    RequestError,
+    chat_errors,
+    episode_closed_error,
+    limit_exceeded_error,
+    not_found_error,
+)
 from marft_serve.gateway.protocol.parsing import ClientMessage
 from marft_serve.gateway.stream_buffer import StreamBuffer
 
 GRACE_SECONDS = 0.5  # timeout for cancelled requests to finish
+
+
+class Budget:
+    """Sampling budget for an episode, in tokens.
+
+    Requests reserve tokens before sampling and release the unused rest, so concurrent requests cannot spend the
+    same tokens. All methods run on one event loop.
+
+    Args:
+        limit: maximum number of sampled tokens; 0 means no limit.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._spent = self._reserved = 0
+        self._lock = asyncio.Lock()  # requests reserve in the order of arrival
+        self._released = asyncio.Event()
+
+    @property
+    def remaining(self) -> int:
+        """Tokens neither reserved nor spent."""
+        return self.limit - self._spent - self._reserved
+
+    async def reserve(self, actions: int, max_tokens: int) -> int:
+        """Reserve tokens for ``actions`` actions; return the maximum for each action.
+
+        The maximum is ``max_tokens``, or an equal share of the remaining tokens. If tokens reserved by other requests
+        leave too few, wait for their release.
+
+        Args:
+            actions: number of actions of the request.
+            max_tokens: requested maximum length of an action, in tokens.
+
+        Raises:
+            RequestError: less than one token per action remains.
+        """
+        if not self.limit:
+            return max_tokens
+        async with self._lock:
+            while self._reserved and self.remaining < actions * max_tokens:
+                self._released.clear()
+                await self._released.wait()
+            share = min(max_tokens, self.remaining // actions)
+            if share < 1:
+                raise limit_exceeded_error("tokens", self.limit)
+            self._reserved += actions * share
+            return share
+
+    def release(self, reserved: int, sampled: int) -> None:
+        """Release a reservation and count sampled tokens against the budget.
+
+        Args:
+            reserved: number of reserved tokens.
+            sampled: number of sampled tokens.
+        """
+        self._spent += sampled
+        self._reserved -= reserved if self.limit else 0
+        self._released.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +236,9 @@ class Session:
         Raises:
             RequestError: the episode is over or has no such role, or the chat cannot be rendered.
         """
-        policy = self._get_handle(request.role, request.secret).agent.policy
-        renderer = self._get_agents(request.secret).external_context().renderer
-        assert renderer is not None, "seats of a game have one"
-        try:
+        renderer, policy = self._get_renderer(request)
+        with chat_errors():
             return count_chat_tokens(renderer, policy, request.chat)
-        except ChatRefusedError as error:
-            raise RequestError.from_chat_error(error) from error
 
     def build_constraint_check(self, request: ClientRequest) -> Callable[[], None]:
         """Return a function that checks a request's constraint against the engine.
@@ -189,10 +248,7 @@ class Session:
         Raises:
             RequestError: the episode is over, or has no such role.
         """
-        policy = self._get_handle(request.role, request.secret).agent.policy
-        renderer = self._get_agents(request.secret).external_context().renderer
-        assert renderer is not None, "seats of a game have one"
-        return partial(check_constraint, renderer, policy, request.chat)
+        return partial(check_constraint, *self._get_renderer(request), request.chat)
 
     async def answer(self, request: ClientRequest) -> tuple[Exchange, list[Reply]]:
         """Return a request's exchange and replies; a retry gets the first attempt's replies.
@@ -232,6 +288,13 @@ class Session:
         if self._agents is None or secret != self.secret:
             raise episode_closed_error()
         return self._agents
+
+    def _get_renderer(self, request: ClientRequest) -> tuple[Renderer, str]:
+        """Return the renderer for a request, and the policy of its role."""
+        policy = self._get_handle(request.role, request.secret).agent.policy
+        renderer = self._get_agents(request.secret).external_context().renderer
+        assert renderer is not None, "seats of a game have one"
+        return renderer, policy
 
     def _get_handle(self, role: str, secret: str) -> AgentHandle:
         handle = next((candidate for candidate in self._get_agents(secret) if candidate.role == role), None)

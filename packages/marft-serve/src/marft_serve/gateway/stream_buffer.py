@@ -7,12 +7,20 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from marft.agents.chat import Reply
 from marft.agents.streaming import ActionStart, TextStream, TokenStream
 from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.protocol.base import Event, ParsedRequest, Protocol, Stream, get_reply_text
+from marft_serve.gateway.protocol.base import (
+    Event,
+    Metadata,
+    ParsedRequest,
+    Protocol,
+    Stream,
+    format_event,
+    get_reply_text,
+)
 
 T = TypeVar("T")
 TextDelta = tuple[int, str, str]  # action's index in the response, more reasoning, more text
@@ -110,7 +118,6 @@ class StreamResponse:
         request: the request.
         buffer: buffer with the text of the actions.
         describe: function from the started actions to the response's description of them.
-        format_event: function from an event to its text in the stream.
         format_note: function from a note to its text in the stream.
         on_complete: callback with the complete replies, after all of their events are written and before the end is
             sent.
@@ -119,8 +126,7 @@ class StreamResponse:
     protocol: Protocol
     request: ParsedRequest
     buffer: StreamBuffer
-    describe: Callable[[Sequence[ActionStart]], Mapping[str, Any]]
-    format_event: Callable[[Event], str]
+    describe: Callable[[Sequence[ActionStart]], Metadata]
     format_note: Callable[[Mapping[str, str]], str] = str
     on_complete: Callable[[Sequence[Reply]], None] = lambda _: None
 
@@ -152,20 +158,20 @@ class StreamResponse:
                 continue
             if stream is None:
                 started_actions = self.buffer.started_actions
-                stream = self.protocol.build_stream(self.request, started_actions[0], self.describe(started_actions))
+                stream = self.protocol.stream_type(self.request, started_actions[0], self.describe(started_actions))
                 for event in stream.begin():
-                    yield self.format_event(event)
+                    yield format_event(event)
             for event in stream.emit_delta(*update):
-                yield self.format_event(event)
+                yield format_event(event)
         replies = await answer
         started_actions = [ActionStart.from_action(reply.action) for reply in replies]
         last = list[Event]()
         if stream is None:
-            stream = self.protocol.build_stream(self.request, started_actions[0], self.describe(started_actions))
+            stream = self.protocol.stream_type(self.request, started_actions[0], self.describe(started_actions))
             last += stream.begin()
         for piece in self.buffer.iter_remaining(replies):
             last += stream.emit_delta(*piece)
-        texts = [self.format_event(event) for event in [*last, *stream.end(replies, self.describe(started_actions))]]
+        texts = [format_event(event) for event in [*last, *stream.end(replies, self.describe(started_actions))]]
         self.on_complete(replies)
         for text in texts:
             yield text

@@ -38,7 +38,7 @@ def score(
     roles: Mapping[str, str] | None = None,
     overwrite: bool = False,
     given: Iterable[Any] = (),
-    **more: Any,
+    **more: object,
 ) -> Scores:
     """Score traces with a recipe's environment and reward terms, without a model.
 
@@ -84,7 +84,7 @@ def sft(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     given: Iterable[Any] = (),
-    **more: Any,
+    **more: object,
 ) -> Run:
     """Warm start a team from traces by imitation; return the run.
 
@@ -124,11 +124,11 @@ def _resolve_run(
     changes: RecipeChanges,
     roles: Mapping[str, str] | None,
     given: Iterable[Any],
-    more: Mapping[str, Any],
+    more: Mapping[str, object],
     command: str,
 ) -> tuple[RunSettings, RunFolder | None]:
     """Return the recipe with the given traces, and the folder for a resumed warm start."""
-    from marft_serve.traces.overrides import build_overrides
+    from marft_serve.traces.roles import build_overrides
 
     run, folder = resolve_run(recipe, changes, given, more)
     overrides = build_overrides(run, to_paths(traces, "traces"), check_roles(roles))

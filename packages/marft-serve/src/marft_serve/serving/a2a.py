@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,9 @@ from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
 from a2a.types import (
+    AgentCapabilities,
     AgentCard,
+    AgentSkill,
     ListTasksRequest,
     ListTasksResponse,
     Message,
@@ -32,23 +34,17 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message as Received
 
-from marft.agents.chat import Chat
+from marft.common.version import __version__
 from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.http import read_body
-from marft_serve.gateway.protocol.base import ParsedRequest
-from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from marft_serve.serving.admission import BusyError
-from marft_serve.serving.agent_card import build_agent_card
-from marft_serve.serving.app import App, ServedRequest, get_error_headers
-from marft_serve.serving.metrics import UNKNOWN_MODEL
+from marft_serve.serving.app import App
 from marft_serve.serving.options import A2A_PATH
-from marft_serve.serving.rpc_checks import find_body_error
+from marft_serve.serving.rpc_checks import read_call, replay_body
 from marft_serve.serving.settings import ServedTeam
-from marft_serve.serving.team_handler import RequestResult
+from marft_serve.serving.team_handler import TEAM_ALIAS, TeamHandler
 
 FINAL_STATES = (
     TaskState.TASK_STATE_COMPLETED,
@@ -56,13 +52,15 @@ FINAL_STATES = (
     TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_REJECTED,
 )
-TEXT_MODES = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
+ACCEPTED_MODES = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
 MAX_FINISHED_TASKS, MAX_FINISHED_BYTES = 1000, 64 * 2**20  # limits for finished tasks: number, total bytes
 QUIET_LOGGERS = (  # loggers that would log client errors
     "a2a.server.routes.jsonrpc_dispatcher",
     "a2a.compat.v0_3.jsonrpc_adapter",
     "a2a.server.request_handlers.request_handler",
 )
+PROTOCOL_VERSIONS = ("1.0", "0.3")  # supported protocol versions, in order of preference
+TEXT_MODES = ("text/plain",)
 
 
 def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> list[Route]:
@@ -78,10 +76,18 @@ def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> 
 
     def build_card(base: str) -> AgentCard:
         """Return the agent card for a base URL."""
-        return build_agent_card(app.handler, served_team, bool(app.token), base.rstrip("/") + A2A_PATH)
+        return build_agent_card(app.handler, served_team, bool(app.options.token), base.rstrip("/") + A2A_PATH)
 
     handler = Handler(TeamExecutor(app), BoundedTaskStore(), build_card(address))
     rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
+
+    async def answer_call(request: Request) -> Response:
+        """Check a call, then pass it on."""
+        body = await read_call(app, request, 200)
+        if isinstance(body, Response):
+            return body
+        response: Response = await rpc(Request(request.scope, replay_body(body, request.receive)))
+        return response
 
     async def serve_card(request: Request) -> Response:
         """Respond with the agent card."""
@@ -92,31 +98,8 @@ def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> 
 
     return [
         Route(AGENT_CARD_WELL_KNOWN_PATH, serve_card, methods=["GET"]),
-        Route(A2A_PATH, _add_checks(app, rpc), methods=["POST"]),
+        Route(A2A_PATH, answer_call, methods=["POST"]),
     ]
-
-
-def _add_checks(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap an endpoint with checks for the token and the body."""
-
-    async def endpoint(request: Request) -> Response:
-        """Check a request, then pass it on."""
-        try:
-            app.check_token(request)
-            body = await read_body(request, app.body_limits)
-        except RequestError as error:
-            app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
-            return JSONResponse(ChatCompletions().build_error(error), error.status, get_error_headers(error))
-        if rpc_error := await find_body_error(body):
-            return JSONResponse(rpc_error)
-
-        async def receive() -> Received:
-            """Return the body already read."""
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        return await rpc(Request(request.scope, receive))
-
-    return endpoint
 
 
 class StatusUpdater(TaskUpdater):
@@ -160,25 +143,15 @@ class TeamExecutor(AgentExecutor):
             await updater.cancel()
 
     async def _run_task(self, text: str, updater: StatusUpdater) -> None:
-        name, parsed_request = (
-            self.app.handler.team_names[0],
-            ParsedRequest(Chat(messages=({"role": "user", "content": text},))),
-        )
-
         async def report(progress: Mapping[str, str]) -> None:
             """Publish progress."""
             await _publish_progress(progress, updater)
 
         try:
-            served_request = ServedRequest(
-                self.app, ChatCompletions(), parsed_request, name, self.app.handler.next_request_id()
-            )
-            served_request.start(self.app.admission.enter())
-            result = await served_request.wait_for_answer(report)
+            name, result = await self.app.ask_team(text, report)
         except RequestError as error:
-            metadata: dict[str, Any] = {"status": error.status}
-            if isinstance(error, BusyError):  # other errors are counted by the request itself
-                self.app.metrics.requests.labels(name, error.status).inc()
+            metadata: dict[str, object] = {"status": error.status}
+            if isinstance(error, BusyError):
                 await updater.reject(
                     _build_message(updater, str(error), {**metadata, "retryAfterSeconds": error.retry_seconds})
                 )
@@ -186,9 +159,8 @@ class TeamExecutor(AgentExecutor):
                 await updater.failed(_build_message(updater, str(error), metadata))
             return
         answer = str(result.replies[0].message["content"])
-        await updater.add_artifact(
-            [Part(text=answer)], name="answer", metadata=_build_metadata(served_request, result), last_chunk=True
-        )
+        metadata = {"request": name, "tokens": {"read": result.prompt_tokens, "sampled": result.sampled_tokens}}
+        await updater.add_artifact([Part(text=answer)], name="answer", metadata=metadata, last_chunk=True)
         await updater.complete()
 
 
@@ -207,12 +179,8 @@ async def _publish_progress(progress: Mapping[str, str], updater: StatusUpdater)
             await updater.update_status(TaskState.TASK_STATE_WORKING, metadata=metadata)
 
 
-def _build_message(updater: StatusUpdater, text: str, metadata: Mapping[str, Any]) -> Message:
+def _build_message(updater: StatusUpdater, text: str, metadata: Mapping[str, object]) -> Message:
     return updater.new_agent_message([Part(text=text)], dict(metadata))
-
-
-def _build_metadata(served_request: ServedRequest, result: RequestResult) -> dict[str, Any]:
-    return {"request": served_request.name, "tokens": {"read": result.prompt_tokens, "sampled": result.sampled_tokens}}
 
 
 class Handler(DefaultRequestHandler):
@@ -255,7 +223,7 @@ def check_message(params: SendMessageRequest) -> None:
     modes, message = params.configuration.accepted_output_modes, params.message
     if params.configuration.HasField("task_push_notification_config"):
         raise PushNotificationNotSupportedError
-    if modes and not set(modes) & set(TEXT_MODES):
+    if modes and not set(modes) & set(ACCEPTED_MODES):
         raise ContentTypeNotSupportedError(f"a team answers in text/plain, and {', '.join(modes)} is asked for")
     if message.task_id:
         raise UnsupportedOperationError("a team works on a task once: send a message without taskId")
@@ -290,3 +258,80 @@ class BoundedTaskStore(InMemoryTaskStore):
             oldest = next(iter(self._finished_sizes))
             del self._finished_sizes[oldest]
             await self.delete(oldest, context)
+
+
+def build_agent_card(handler: TeamHandler, served_team: ServedTeam, token: bool, url: str) -> AgentCard:
+    """Return the agent card for a team.
+
+    Args:
+        handler: the request handler of the team.
+        served_team: the team.
+        token: True if requests need a token.
+        url: URL for tasks.
+    """
+    name = handler.team_names[0]
+    usage = (
+        "Give it a task in words; it works on it once, in one go, and its answer is a text. Each message is a task of "
+        "its own: earlier ones of the same context are not read."
+    )
+    skill = AgentSkill(
+        id=TEAM_ALIAS,
+        name=f"Ask the team {name}",
+        description=usage,
+        tags=["marft", "multi-agent"],
+        input_modes=TEXT_MODES,
+        output_modes=TEXT_MODES,
+    )
+    card = AgentCard(
+        name=name,
+        description=f"{describe_team(served_team)} {usage}",
+        version=_get_checkpoint_name(served_team) or __version__,
+        skills=[skill],
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        default_input_modes=TEXT_MODES,
+        default_output_modes=TEXT_MODES,
+    )
+    for version in PROTOCOL_VERSIONS:
+        card.supported_interfaces.add(url=url, protocol_binding="JSONRPC", protocol_version=version)
+    if token:
+        card.security_schemes["bearer"].http_auth_security_scheme.scheme = "Bearer"
+        card.security_schemes["key"].api_key_security_scheme.location = "header"
+        card.security_schemes["key"].api_key_security_scheme.name = "x-api-key"
+        for scheme in ("bearer", "key"):  # one of the two is enough
+            card.security_requirements.add().schemes[scheme].SetInParent()
+    return card
+
+
+def describe_team(served_team: ServedTeam) -> str:
+    """Return a description with the team's agents, organization, weights and accuracy."""
+    agents = [agent.role + (" (answers)" if agent.answers else "") for agent in served_team.run.agents]
+    organization = served_team.run.model_dump(mode="json", include={"team"})["team"]["organization"]
+    sentences = [
+        f"A team of language models that was trained with MARFT: {', '.join(agents)}.",
+        f"Organization: {organization}.",
+    ]
+    weights = _get_checkpoint_name(served_team)
+    if weights:
+        sentences.append(f"Weights: {weights}.")
+    return " ".join([*sentences, *_describe_accuracies(served_team)])
+
+
+def _get_checkpoint_name(served_team: ServedTeam) -> str:
+    if served_team.export is not None:
+        return served_team.export.manifest.checkpoint.name
+    return served_team.checkpoint.name if served_team.checkpoint is not None else ""
+
+
+def _describe_accuracies(served_team: ServedTeam) -> list[str]:
+    """Return sentences with the accuracies in an export's manifest."""
+    if served_team.export is None:
+        return []
+    weights = _get_checkpoint_name(served_team)
+    return [
+        f"Accuracy on {evaluation['tasks']} held-out tasks: "
+        f"{100 * evaluation['accuracy']:.1f} % ({evaluation['mode']})."
+        for evaluation in served_team.export.manifest.evaluations
+        if evaluation["checkpoint"] == weights
+        and evaluation.get("accuracy") is not None
+        and not evaluation["shuffled_messages"]
+    ]

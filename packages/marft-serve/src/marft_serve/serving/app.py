@@ -1,71 +1,78 @@
-"""Routes for a served team: ``/v1/…`` for clients, ``/healthz`` and ``/metrics`` for monitoring."""
+"""Routes and metrics of a served team: ``/v1/…`` for clients, ``/healthz`` and ``/metrics`` for monitoring."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
+from urllib.parse import urlsplit
 
-from starlette.applications import Starlette
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marft.agents.chat import Reply
+from marft.agents.chat import Chat, Reply
 from marft.agents.streaming import ActionStart, TokenStream
 from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.hosts import is_allowed_host, is_allowed_origin
+from marft_serve.gateway.hosts import are_secrets_equal, get_bearer_token, is_allowed_host, is_allowed_origin
 from marft_serve.gateway.http import (
-    BodyLimits,
     EventStream,
-    build_endpoint,
-    build_error_handler,
+    ModelApi,
+    build_models_response,
     cancel_on_disconnect,
-    format_event,
     get_protocol,
-    internal_error,
     parse_request,
     read_body,
 )
-from marft_serve.gateway.protocol.anthropic import CountTokensRequest, Messages
-from marft_serve.gateway.protocol.base import Event, ParsedRequest, Protocol
+from marft_serve.gateway.protocol.base import Metadata, ParsedRequest, Protocol, format_event
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.gateway.protocol.responses import Responses
 from marft_serve.gateway.stream_buffer import StreamBuffer, StreamResponse
 from marft_serve.serving.admission import AdmissionQueue, BusyError, QueueSlot
-from marft_serve.serving.metrics import UNKNOWN_MODEL, ServerMetrics
+from marft_serve.serving.options import ServeOptions
 from marft_serve.serving.team_handler import APPLIED_OPTIONS, RequestResult, TeamHandler
 
+BUCKET_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+UNKNOWN_MODEL = "unknown"  # label for requests with an unknown model, since clients choose model names
 T = TypeVar("T")
 CLIENT_CLOSED = Response(status_code=499)
 MODEL_PATTERN = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # model name in an unparsed body
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits for a server.
+class ServerMetrics:
+    """Metrics for one server."""
 
-    Args:
-        concurrency: maximum number of concurrent requests.
-        queue: maximum number of waiting requests; further requests are rejected.
-        seconds: timeout of a request in seconds, counted from its turn.
-    """
+    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "marft_requests", "Requests, by what became of them.", ["model", "status"], registry=registry
+        )
+        self.tokens = Counter("marft_tokens", "Tokens of all agents that acted.", ["model", "kind"], registry=registry)
+        self.seconds = Histogram(
+            "marft_request_seconds",
+            "From a request to its answer, waiting included.",
+            ["model"],
+            buckets=BUCKET_SECONDS,
+            registry=registry,
+        )
+        self.actions = Counter("marft_actions", "Actions, by agent.", ["agent"], registry=registry)
+        self.unrecorded = Counter("marft_unrecorded", "Sessions that could not be written down.", registry=registry)
+        Gauge("marft_running", "Requests that are answered now.", registry=registry).set_function(running)
+        Gauge("marft_waiting", "Requests that wait for a place.", registry=registry).set_function(waiting)
 
-    concurrency: int = 32
-    queue: int = 256
-    seconds: float = 600.0
+    def format_text(self) -> bytes:
+        """Return all metrics in Prometheus text format."""
+        return bytes(generate_latest(self.registry))
 
 
-class App:
+class App(ModelApi):
     """ASGI application for a served team.
 
     It runs on the server's thread. The team runs on the engine's event loop.
@@ -73,81 +80,75 @@ class App:
     Args:
         handler: request handler of the team.
         loop: the engine's event loop.
-        token: token that requests must have; "" for none.
-        limits: limits for requests.
+        options: options for the server. Without a token, requests must use a known host name.
         on_load_change: callback with the number of requests, after each change.
-        host: listening host; without a token, requests must use this or another known host name.
-        names: further host names of the server.
     """
 
     def __init__(
         self,
         handler: TeamHandler,
         loop: asyncio.AbstractEventLoop,
-        token: str,
-        limits: Limits = Limits(),
+        options: ServeOptions,
         on_load_change: Callable[[int], None] = lambda _: None,
-        host: str = "127.0.0.1",
-        names: Sequence[str] = (),
     ) -> None:
-        self.host, self.names = host, names
-        self.handler, self.loop, self.token, self.limits, self.body_limits = handler, loop, token, limits, BodyLimits()
-        self.admission = AdmissionQueue(limits.concurrency, limits.queue, on_load_change)
+        self.handler, self.loop, self.options = handler, loop, options
+        self._names = [urlsplit(options.public_url).hostname or ""] if options.public_url else []
+        self.admission = AdmissionQueue(options.concurrency, options.queue, on_load_change)
         self.metrics = ServerMetrics(lambda: self.admission.running, lambda: self.admission.waiting)
         self.other_paths: list[str] = []  # paths served by other servers
-        self.asgi = Starlette(
-            routes=[
-                Route("/v1/chat/completions", self._build_endpoint(ChatCompletions()), methods=["POST"]),
-                Route("/v1/responses", self._build_endpoint(Responses()), methods=["POST"]),
-                Route("/v1/messages", self._build_endpoint(Messages()), methods=["POST"]),
-                Route(
-                    "/v1/messages/count_tokens",
-                    build_endpoint(Messages(CountTokensRequest), self._count_tokens, get_error_headers),
-                    methods=["POST"],
-                ),
-                Route(
-                    "/v1/models",
-                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
-                    methods=["GET"],
-                ),
-                Route(
-                    "/v1/models/{model:path}",
-                    build_endpoint(ChatCompletions(), self._list_models, get_error_headers),
-                    methods=["GET"],
-                ),
-                Route("/healthz", self._check_health, methods=["GET"]),
-                Route(
-                    "/metrics", build_endpoint(ChatCompletions(), self._get_metrics, get_error_headers), methods=["GET"]
-                ),
-            ],
-            exception_handlers={HTTPException: build_error_handler(self._not_found_error)},
-            middleware=[Middleware(OriginMiddleware, app_=self)],
-        )
-        self.asgi.router.redirect_slashes = False  # an unknown address stays unknown with a trailing slash
+        routes = [
+            Route("/healthz", self._check_health, methods=["GET"]),
+            Route("/metrics", self.build_endpoint(ChatCompletions(), self._get_metrics), methods=["GET"]),
+        ]
+        super().__init__("/v1", routes, middleware=[Middleware(OriginMiddleware, app_=self)])
 
-    def _not_found_error(self) -> RequestError:
+    def not_found_error(self) -> RequestError:
         paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]
         top_paths = [path for path in paths if not any(path.startswith(f"{prefix}/") for prefix in paths)]
         supported = ", ".join([*top_paths, *self.other_paths])
         return RequestError(404, "not_found", f"nothing is served at this address; these are: {supported}")
 
-    def _build_endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            """Answer a request; count and report its errors."""
-            pending_labels = [UNKNOWN_MODEL]
-            try:
-                return await self._answer(protocol, request, pending_labels)
-            except RequestError as error:
-                request_error = error
-            except Exception as error:  # noqa: BLE001  internal error
-                request_error = internal_error(error)
-            for model in pending_labels:
-                self.metrics.requests.labels(model, request_error.status).inc()
-            return JSONResponse(
-                protocol.build_error(request_error), request_error.status, get_error_headers(request_error)
-            )
+    def get_error_headers(self, error: RequestError) -> dict[str, str]:
+        if isinstance(error, BusyError):
+            return {"retry-after": str(error.retry_seconds)}
+        return super().get_error_headers(error) | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
 
-        return endpoint
+    def reject(self, error: RequestError, path: str) -> Response:
+        """Count a request rejected before it was read; return the error response."""
+        self.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
+        return self.build_error_response(get_protocol(path), error)
+
+    async def ask_team(
+        self, task: str, on_progress: Callable[[Mapping[str, str]], Awaitable[None]] | None = None
+    ) -> tuple[str, RequestResult]:
+        """Answer a task as a request to the whole team; return the request's id and result.
+
+        Args:
+            task: the task.
+            on_progress: callback with progress before the answer: requested agents and their messages.
+
+        Raises:
+            RequestError: the queue is full, or the request failed.
+        """
+        name, chat = self.handler.team_names[0], Chat(messages=({"role": "user", "content": task},))
+        served_request = ServedRequest(self, ChatCompletions(), ParsedRequest(chat), name)
+        try:
+            slot = self.admission.enter()
+        except BusyError as error:  # other errors are counted by the request itself
+            self.metrics.requests.labels(name, error.status).inc()
+            raise
+        served_request.start(slot)
+        return served_request.name, await served_request.wait_for_answer(on_progress)
+
+    async def answer(self, protocol: Protocol, request: Request) -> Response:
+        """Answer a chat; count its errors."""
+        pending_labels = [UNKNOWN_MODEL]
+        try:
+            return await self._answer(protocol, request, pending_labels)
+        except Exception as error:
+            for model in pending_labels:
+                self.metrics.requests.labels(model, get_status(error)).inc()
+            raise
 
     async def _answer(self, protocol: Protocol, request: Request, pending_labels: list[str]) -> Response:
         """Answer a request.
@@ -175,7 +176,7 @@ class App:
                 await asyncio.to_thread(
                     self.handler.check_format, model, parsed_request
                 )  # compiling a grammar may take a second
-            served_request = ServedRequest(self, protocol, parsed_request, model, self.handler.next_request_id())
+            served_request = ServedRequest(self, protocol, parsed_request, model)
         except BaseException:
             slot.release()
             raise
@@ -188,7 +189,10 @@ class App:
             first = await served_request.cancel_on_disconnect(request, anext(texts := served_request.stream()))
             return EventStream(protocol, texts, headers, first) if first else CLIENT_CLOSED
         result = await served_request.cancel_on_disconnect(request, served_request.wait_for_answer())
-        return JSONResponse(served_request.build_body(result), headers=headers) if result else CLIENT_CLOSED
+        if result is None:
+            return CLIENT_CLOSED
+        response = protocol.build_response(parsed_request, result.replies, served_request.build_metadata())
+        return JSONResponse(response, headers=headers)
 
     def _find_model_name(self, body: bytes) -> str:
         """Return a known model's name from an unparsed body, for error counts."""
@@ -202,46 +206,40 @@ class App:
         Raises:
             RequestError: the token is missing or wrong.
         """
-        if not self.token:
+        if not self.options.token:
             return
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        token = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        bearer = get_bearer_token(request.headers)
+        token = request.headers.get("x-api-key", "") if bearer is None else bearer
+        if not are_secrets_equal(token, self.options.token):
             raise RequestError(401, "invalid_api_key", "this needs the server's token, as a bearer token")
 
     def check_origin(self, headers: Headers) -> None:
         """Check that a request without a token does not come from a foreign web page in a local browser.
 
         Raises:
-            RequestError: ``Host`` or ``RowSource`` is foreign.
+            RequestError: ``Host`` or ``Origin`` is foreign.
         """
-        if self.token:
+        if self.options.token:
             return
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not is_allowed_host(hosts[0], self.host, self.names):
+        if len(hosts) != 1 or not is_allowed_host(hosts[0], self.options.host, self._names):
             raise RequestError(
                 421, "wrong_host", "this host is not answered to without a token; use the server's address"
             )
-        if origins and (len(origins) != 1 or not is_allowed_origin(origins[0], self.host, self.names)):
+        if origins and (len(origins) != 1 or not is_allowed_origin(origins[0], self.options.host, self._names)):
             raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def count_tokens(self, protocol: Protocol, request: Request) -> Response:
         """Return the number of prompt tokens for a role."""
         self.check_token(request)
-        parsed_request = await parse_request(Messages(CountTokensRequest), await read_body(request, self.body_limits))
+        parsed_request = await parse_request(protocol, await read_body(request, self.body_limits))
         coroutine = self.handler.count_tokens(parsed_request.model or self.handler.team_names[0], parsed_request)
         token_count = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
         return JSONResponse({"input_tokens": token_count})
 
-    async def _list_models(self, request: Request) -> Response:
+    async def list_models(self, protocol: Protocol, request: Request) -> Response:  # noqa: ARG002
         self.check_token(request)
-        model_name = request.path_params.get("model")
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.handler.models]
-        if model_name is None:
-            return JSONResponse({"object": "list", "data": models})
-        if model_name not in self.handler.models:
-            raise RequestError(404, "model_not_found", "there is no such model", "model")
-        return JSONResponse(models[self.handler.models.index(model_name)])
+        return build_models_response(self.handler.models, request.path_params.get("model"), "there is no such model")
 
     async def _check_health(self, _: Request) -> Response:
         """Report whether the engine works; after an engine failure, every request still tries again."""
@@ -266,10 +264,7 @@ class OriginMiddleware:
             try:
                 self._app.check_origin(Headers(scope=scope))
             except RequestError as error:
-                self._app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
-                response = JSONResponse(
-                    get_protocol(scope["path"]).build_error(error), error.status, get_error_headers(error)
-                )
+                response = self._app.reject(error, scope["path"])
                 await response(scope, receive, send)
                 return
         await self._inner(scope, receive, send)
@@ -278,8 +273,9 @@ class OriginMiddleware:
 class ServedRequest:
     """Request from its entry into the queue to its answer."""
 
-    def __init__(self, app: App, protocol: Protocol, parsed_request: ParsedRequest, model: str, name: str) -> None:
-        self.app, self.protocol, self.parsed_request, self.model, self.name = app, protocol, parsed_request, model, name
+    def __init__(self, app: App, protocol: Protocol, parsed_request: ParsedRequest, model: str) -> None:
+        self.app, self.protocol, self.parsed_request, self.model = app, protocol, parsed_request, model
+        self.name = app.handler.next_request_id()
         self._buffer = StreamBuffer()
         self._live_actions = [TokenStream() for _ in range(parsed_request.count)] if parsed_request.stream else []
         self._start_time = time.perf_counter()
@@ -341,12 +337,7 @@ class ServedRequest:
 
         self._buffer.subscribe(self._live_actions)
         response = StreamResponse(
-            self.protocol,
-            self.parsed_request,
-            self._buffer,
-            self._build_metadata,
-            self._format_event,
-            self._format_progress,
+            self.protocol, self.parsed_request, self._buffer, self.build_metadata, self._format_progress
         )
         try:
             async with aclosing(response.iter_texts(asyncio.ensure_future(replies()))) as texts:
@@ -355,13 +346,9 @@ class ServedRequest:
         finally:
             self._task.cancel()
 
-    def build_body(self, result: RequestResult) -> dict[str, Any]:
-        """Return the body of a complete response."""
-        return self._add_id(self.protocol.build_response(self.parsed_request, result.replies, self._build_metadata()))
-
     async def _run(self, slot: QueueSlot) -> RequestResult:
         await slot.acquire()
-        limit = self.app.limits.seconds
+        limit = self.app.options.timeout_seconds
         coroutine = self.app.handler.answer(
             self.model, self.parsed_request, self.name, self._buffer.add_note, self._live_actions
         )
@@ -380,7 +367,7 @@ class ServedRequest:
             return
         error = task.exception()
         if error is not None:
-            metrics.requests.labels(self.model, error.status if isinstance(error, RequestError) else 500).inc()
+            metrics.requests.labels(self.model, get_status(error)).inc()
             return
         result = task.result()
         metrics.requests.labels(self.model, 200).inc()
@@ -399,20 +386,17 @@ class ServedRequest:
             text = f"{update['agent']}: {update['text']}\n\n"
         delta = {"reasoning_content": text} if text else {}
         choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
-        head = {"object": "chat.completion.chunk", "created": int(time.time()), "model": self.model}
-        progress = {key: value for key, value in update.items() if key != "text"}
-        return format_event(("", self._add_id(head | {"choices": [choice], "marft": {"progress": progress}})))
+        chunk = {
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.model,
+            "choices": [choice],
+            "marft": {"progress": {key: value for key, value in update.items() if key != "text"}},
+            "id": f"chatcmpl-{self.name}",
+        }
+        return format_event(("", chunk))
 
-    def _add_id(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a Chat Completions response a unique id."""
-        id_field = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
-        return {**body, **id_field}
-
-    def _format_event(self, event: Event) -> str:
-        name, payload = event
-        return format_event((name, payload if isinstance(payload, str) else self._add_id(payload)))
-
-    def _build_metadata(self, started_actions: Sequence[ActionStart] = ()) -> dict[str, Any]:
+    def build_metadata(self, started_actions: Sequence[ActionStart] = ()) -> Metadata:
         """Return a response's metadata.
 
         Args:
@@ -424,22 +408,18 @@ class ServedRequest:
             if self._task.done()
             else started_actions
         )
-        metadata: dict[str, Any] = {
+        marft: dict[str, object] = {
             "request": self.name,
             "actions": [{"id": action.id, "policy": action.policy, "sees": list(action.sees)} for action in actions],
         }
         recorded_only = {name: value for name, value in chat.recorded_options.items() if name not in APPLIED_OPTIONS}
-        field_notes = _drop_empty(recorded_only=recorded_only, ignored=list(self.parsed_request.ignored))
-        return {"model": self.model, "marft": metadata | field_notes}
+        if recorded_only:
+            marft["recorded_only"] = recorded_only
+        if self.parsed_request.ignored:
+            marft["ignored"] = list(self.parsed_request.ignored)
+        return {"model": self.model, "marft": marft, "request": self.name}
 
 
-def _drop_empty(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value}
-
-
-def get_error_headers(error: RequestError) -> dict[str, str]:
-    """Return the headers for an error response."""
-    if isinstance(error, BusyError):
-        return {"retry-after": str(error.retry_seconds)}
-    headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
-    return headers | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+def get_status(error: BaseException) -> int:
+    """Return the HTTP status for an error."""
+    return error.status if isinstance(error, RequestError) else 500

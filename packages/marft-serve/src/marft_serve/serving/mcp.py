@@ -14,26 +14,20 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_PARAMS
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marft.agents.chat import Chat
 from marft.common.version import __version__
 from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.http import read_body
-from marft_serve.gateway.protocol.base import ParsedRequest
-from marft_serve.gateway.protocol.chat_completions import ChatCompletions
-from marft_serve.serving.admission import BusyError
-from marft_serve.serving.app import App, OriginMiddleware, ServedRequest, get_error_headers
-from marft_serve.serving.metrics import UNKNOWN_MODEL
+from marft_serve.serving.app import App, OriginMiddleware
 from marft_serve.serving.options import MCP_PATH, TOOL_NAME
-from marft_serve.serving.rpc_checks import find_body_error
+from marft_serve.serving.rpc_checks import read_call, replay_body
 
 
 class TeamServer(MCPServer[Any]):
     """MCP server with a clear error for a call without a task."""
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], *context: Any, **named: Any) -> Any:
+    async def call_tool(self, name: str, arguments: dict[str, object], *context: Any, **named: Any) -> Any:
         """Call a tool.
 
         Raises:
@@ -66,14 +60,10 @@ def build_team_server(app: App) -> MCPServer[Any]:
     logging.getLogger("mcp").setLevel(logging.ERROR)
 
     async def ask_team(task: str) -> str:
-        parsed_request = ParsedRequest(Chat(messages=({"role": "user", "content": task},)))
         try:
-            served_request = ServedRequest(app, ChatCompletions(), parsed_request, name, app.handler.next_request_id())
-            served_request.start(app.admission.enter())
-            return str((await served_request.wait_for_answer()).replies[0].message["content"])
+            _, result = await app.ask_team(task)
+            return str(result.replies[0].message["content"])
         except RequestError as error:
-            if isinstance(error, BusyError):  # other errors are counted by the request itself
-                app.metrics.requests.labels(name, error.status).inc()
             raise ToolError(str(error)) from error
 
     roles = ", ".join(app.handler.roles)
@@ -100,35 +90,13 @@ def combine_apps(app: App, server: MCPServer[Any]) -> ASGIApp:
         if scope["type"] != "http" or scope["path"] != MCP_PATH:
             await main(scope, receive, send)
             return
-        request = Request(scope, receive)
-        try:
-            app.check_token(request)
-            body = await read_body(request, app.body_limits)
-        except RequestError as error:
-            app.metrics.requests.labels(UNKNOWN_MODEL, error.status).inc()
-            await JSONResponse(ChatCompletions().build_error(error), error.status, get_error_headers(error))(
-                scope, receive, send
-            )
-            return
-        if rpc_error := await find_body_error(body):
-            await JSONResponse(rpc_error, 400)(scope, receive, send)
-            return
-        await inner(scope, _replay_body(body, receive), send)
+        body = await read_call(app, Request(scope, receive), 400)
+        if isinstance(body, Response):
+            await body(scope, receive, send)
+        else:
+            await inner(scope, replay_body(body, receive), send)
 
     return OriginMiddleware(route, app)
-
-
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that starts with a body already read."""
-    parts = [body]
-
-    async def receive_body() -> Message:
-        """Return the body first, then further messages."""
-        if parts:
-            return {"type": "http.request", "body": parts.pop(), "more_body": False}
-        return await receive()
-
-    return receive_body
 
 
 def _build_lifespan(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:

@@ -1,19 +1,30 @@
-"""Recorder for a server's requests and answers, as ungraded sessions to score or view later."""
+"""Records of a server: ungraded sessions to score or view later, and the tool definitions to replay them.
+
+Replays need no tool servers, because the definitions are stored with the sessions.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from marft.common import atomic
 from marft.common.texts import format_error, single_line
-from marft.common.types import Episode
+from marft.common.types import Episode, Tool
+from marft.config.interfaces.tools import ToolSource
+from marft.config.plugins import Plugin
 from marft.runs.episode_files import write_episodes
 
 SESSIONS_PER_FILE = 64  # sessions per file
 FLUSH_SECONDS = 10.0  # maximum seconds before waiting sessions are written
+TOOLS_FILE = "tools.json"
 
 
 class Recorder:
@@ -29,12 +40,12 @@ class Recorder:
         ValueError: the folder cannot be created.
     """
 
-    def __init__(self, folder: Path, on_dropped: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path, on_dropped: Callable[[int], object] = lambda _: None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"--record: cannot make {folder}: {error.strerror}") from error
-        self.folder, self._on_dropped = folder, on_dropped
+        self.folder, self.on_dropped = folder, on_dropped
         self._start_label = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         self._file_count = 0
         self._pending: list[Episode] = []
@@ -72,6 +83,52 @@ class Recorder:
         try:
             write_episodes(self.folder / f"sessions-{self._start_label}-{self._file_count:06d}.parquet", episodes)
         except (OSError, ValueError) as error:  # a full disk, or an id that a file cannot store
-            self._on_dropped(len(episodes))
+            self.on_dropped(len(episodes))
             message = single_line(format_error(error))
             logging.getLogger("marft").warning("%d sessions could not be recorded: %s", len(episodes), message)
+
+
+def compute_digest(source: Plugin) -> str:
+    """Return the hash that identifies a tool source.
+
+    The source's recipe table is not stored, because it may contain secrets.
+    """
+    table = source.model_dump(mode="json", exclude_none=True)
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def write_tools(folder: Path, plugins: Mapping[str, Plugin], sources: Mapping[str, ToolSource]) -> None:
+    """Write the tool definitions for each source; existing definitions from other teams stay."""
+    if not plugins:
+        return
+    tables = read_tables(folder)
+    tables |= {
+        compute_digest(plugin): [asdict(tool) for tool in sources[name].tools] for name, plugin in plugins.items()
+    }
+    atomic.write_file(folder / TOOLS_FILE, json.dumps(tables, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_tools(folder: Path) -> dict[str, tuple[Tool, ...]]:
+    """Read the tool definitions for all stored sources, by hash.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    return {digest: tuple(Tool(**tool) for tool in tools) for digest, tools in read_tables(folder).items()}
+
+
+def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the stored tables; empty without a file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = folder / TOOLS_FILE
+    if not file.exists():
+        return {}
+    try:
+        tables = atomic.read_json(file)
+        assert all(set(tool) == {"name", "description", "parameters"} for tools in tables.values() for tool in tools)
+    except (ValueError, OSError, AssertionError, AttributeError, TypeError) as error:
+        raise ValueError(f"{file} is damaged; remove it, and serve once more with --record") from error
+    return dict(tables)

@@ -1,15 +1,18 @@
-"""Checks for JSON-RPC bodies in A2A and MCP, within the limits of their libraries."""
+"""Calls of A2A and MCP, in JSON-RPC: token, and bodies within the limits of their libraries."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterable
-from typing import Any
 
-from marft_serve.gateway.errors import RequestError
-from marft_serve.gateway.http import LARGE_BODY_BYTES
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive
+
+from marft.inference.tool_format import exceeds_depth
+from marft_serve.gateway.errors import RequestError, invalid_error
+from marft_serve.gateway.http import read_body, run_if_large
 from marft_serve.gateway.protocol.parsing import check_size, parse_json
+from marft_serve.serving.app import App
 
 MAX_DEPTH = 32  # nesting levels of tables and lists
 MAX_CONTAINERS = 1024  # per call, tables and lists; A2A's library parses them slowly on the server's event loop
@@ -17,19 +20,38 @@ MAX_VALUES = 4096
 PARSE_ERROR = -32700  # JSON-RPC error code for an unreadable body
 
 
-async def find_body_error(body: bytes) -> dict[str, Any] | None:
-    """Return the JSON-RPC error for a body that the libraries cannot read; None for a valid body.
+async def read_call(app: App, request: Request, invalid_status: int) -> bytes | Response:
+    """Check a call's token and body; return the body, or the error response.
 
-    A large body is checked on a thread.
+    Args:
+        app: the server's app.
+        request: the request.
+        invalid_status: HTTP status for a body that the libraries cannot read; its error is in JSON-RPC's format.
     """
     try:
-        if len(body) < LARGE_BODY_BYTES:
-            check_body(body)
-        else:
-            await asyncio.to_thread(check_body, body)
+        app.check_token(request)
+        body = await read_body(request, app.body_limits)
     except RequestError as error:
-        return {"jsonrpc": "2.0", "id": None, "error": {"code": PARSE_ERROR, "message": str(error)}}
-    return None
+        return app.reject(error, request.url.path)
+    try:
+        await run_if_large(body, check_body)
+    except RequestError as error:
+        rpc_error = {"code": PARSE_ERROR, "message": str(error)}
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": rpc_error}, invalid_status)
+    return body
+
+
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that starts with a body already read."""
+    parts = [body]
+
+    async def receive_body() -> Message:
+        """Return the body first, then further messages."""
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        return await receive()
+
+    return receive_body
 
 
 def check_body(body: bytes) -> None:
@@ -40,23 +62,9 @@ def check_body(body: bytes) -> None:
     """
     check_size(body, MAX_CONTAINERS, MAX_VALUES)
     table = parse_json(body)
-    if _exceeds_depth(MAX_DEPTH, table):
-        raise RequestError(400, "invalid_value", f"a call nests at most {MAX_DEPTH} tables and lists")
+    if exceeds_depth(table, MAX_DEPTH + 1):
+        raise invalid_error(f"a call nests at most {MAX_DEPTH} tables and lists")
     try:
         json.dumps(table, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RequestError(400, "invalid_value", "a text holds half of a character (a lone surrogate)") from None
-
-
-def _exceeds_depth(max_depth: int, table: Any) -> bool:
-    """Return True for tables and lists nested deeper than ``max_depth`` levels."""
-    level = [table]
-    for _ in range(max_depth + 1):
-        level = [inner for value in level for inner in _get_children(value)]
-    return bool(level)
-
-
-def _get_children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        raise invalid_error("a text holds half of a character (a lone surrogate)") from None

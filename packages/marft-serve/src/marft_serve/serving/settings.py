@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from marft.agents.environment import Session, Split
 from marft.common.texts import format_error
 from marft.common.types import Task
 from marft.common.user_modules import is_export
+from marft.config.interfaces.environment import Environment, Session, Split
 from marft.config.load import parse_recipe
-from marft.config.plugin_types import EnvironmentPart
-from marft.config.references import ENVIRONMENT_TOOLS
+from marft.config.recipe_checks import ENVIRONMENT_TOOLS
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.runs.checkpoints import RECIPE, CheckpointManager, read_record
-from marft.runs.export.loader import read_recipe_table
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.export.manifest import Export, load_export
+from marft.runs.export.recipe import read_recipe_table
+from marft.runs.run_files import RECIPE_FILE
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import read_record
 
 SERVING_KEYS = (
     "name",
@@ -38,7 +39,7 @@ SERVING_KEYS = (
 )
 
 
-class Questions(EnvironmentPart):
+class Questions(Environment):
     """Placeholder for a recipe's environment; each request brings its own task."""
 
     one_step: ClassVar[bool] = True
@@ -96,7 +97,7 @@ def load_served_team(
     folder = RunFolder.open(path)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
     record = read_record(CheckpointManager(folder, CheckpointSettings()).find(name))
-    table = build_served_table(tomllib.loads((record.path / RECIPE).read_text(encoding="utf-8")))
+    table = build_served_table(tomllib.loads((record.path / RECIPE_FILE).read_text(encoding="utf-8")))
     return ServedTeam(parse_recipe(table, overrides, str(path)), checkpoint=record.path)
 
 

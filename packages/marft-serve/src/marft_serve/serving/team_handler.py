@@ -12,26 +12,27 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from marft.agents.agents import Agent, Agents
 from marft.agents.chat import Chat, ChatRefusedError, Reply
-from marft.agents.chat_history import check_constraint
-from marft.agents.chat_tokens import count_chat_tokens
-from marft.agents.engine import engine_problem
-from marft.agents.environment import Split
+from marft.agents.chat_history import check_constraint, count_chat_tokens
+from marft.agents.conversation import find_stop_string
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.prompt_messages import ChatMessage, Message
-from marft.agents.stop_strings import find_stop_string
+from marft.agents.prompt_messages import ChatMessage
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
 from marft.common.texts import single_line
 from marft.common.types import Action, Episode, JointAction, Observation, SamplingParams, Step, Task
 from marft.config.agents import MIN_TEMPERATURE
-from marft_serve.gateway.errors import RequestError
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.engine import engine_problem
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.interfaces.organization import Organization
+from marft_serve.gateway.errors import RequestError, chat_errors
 from marft_serve.gateway.protocol.base import ParsedRequest
 from marft_serve.gateway.protocol.parsing import unsupported_error
 
@@ -123,10 +124,8 @@ class TeamHandler:
         Raises:
             RequestError: the constraint is not supported.
         """
-        try:
+        with chat_errors():
             check_constraint(self.game.renderer, self.game.team.agent(model).policy, request.chat)
-        except ChatRefusedError as error:
-            raise RequestError.from_chat_error(error) from error
 
     async def count_tokens(self, model: str, request: ParsedRequest) -> int:
         """Return the number of prompt tokens for a role.
@@ -139,10 +138,8 @@ class TeamHandler:
             raise unsupported_error("model", "the agents of a team read each something else; ask a role")
         agent = self.game.team.agent(model)
         chat = replace(request.chat, messages=_add_instructions(request.chat.messages, agent))
-        try:
+        with chat_errors():
             return count_chat_tokens(self.game.renderer, agent.policy, chat)
-        except ChatRefusedError as error:
-            raise RequestError.from_chat_error(error) from error
 
     async def answer(
         self,
@@ -177,11 +174,10 @@ class TeamHandler:
     async def _answer_as_team(
         self, request: ParsedRequest, name: str, team: Team, watcher: _ProgressWatcher
     ) -> RequestResult:
-        question = RequestEnvironment(build_task_text(request.chat.messages))
+        text = build_task_text(request.chat.messages)
+        question = RequestEnvironment(text)
         game = replace(self.game, team=team, environment=question, callback=watcher)
-        episode = await self._play_episode(
-            game, Task(name, question.text), request.chat.recorded_options.get("seed"), question
-        )
+        episode = await self._play_episode(game, Task(name, text), request.chat.recorded_options.get("seed"), question)
         if question.answer is None:
             raise RequestError(500, "no_answer", "the team ended without an answer")
         answer = question.answer
@@ -198,9 +194,10 @@ class TeamHandler:
         organization = SingleAgentOrganization(
             role, [replace(chat, token_stream=live) for live in live_actions] or [chat] * request.count
         )
-        question = RequestEnvironment(build_task_text(request.chat.messages))
+        text = build_task_text(request.chat.messages)
+        question = RequestEnvironment(text)
         game = replace(self.game, team=replace(team, organization=organization), environment=question)
-        episode = await self._play_episode(game, Task(name, question.text), chat.recorded_options.get("seed"))
+        episode = await self._play_episode(game, Task(name, text), chat.recorded_options.get("seed"))
         if organization.error is not None:
             raise RequestError.from_chat_error(organization.error)
         return _build_result(tuple(organization.replies), episode)
@@ -247,12 +244,20 @@ class TeamHandler:
         return RequestError(500, "team_failed", message)
 
 
-class RequestEnvironment:
+class RequestEnvironment(Environment):
     """Environment and session for a single request: shows a text and stores the team's answer."""
 
+    _text: str
+    _answer: Action | None = None
+
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.answer: Action | None = None
+        super().__init__()
+        self._text = text
+
+    @property
+    def answer(self) -> Action | None:
+        """The team's answer; None before the end and without an answer."""
+        return self._answer
 
     def tasks(self, split: Split) -> Sequence[Task]:  # noqa: ARG002
         """Return no tasks."""
@@ -264,11 +269,11 @@ class RequestEnvironment:
 
     async def reset(self) -> Observation:
         """Return the text."""
-        return Observation(self.text)
+        return Observation(self._text)
 
     async def step(self, actions: JointAction) -> Step:
         """Store the answer and end the episode."""
-        self.answer = actions.answer
+        self._answer = actions.answer
         return Step(Observation(""), 0.0, terminated=True)
 
     async def close(self) -> None:
@@ -276,23 +281,37 @@ class RequestEnvironment:
         return
 
 
-class SingleAgentOrganization:
+class SingleAgentOrganization(Organization):
     """Organization that forwards a client's messages to a single agent."""
 
     own_timeout: ClassVar[bool] = True
 
+    _role: str
+    _chats: Sequence[Chat]
+    _replies: Sequence[Reply] = ()
+    _error: ChatRefusedError | None = None
+
     def __init__(self, role: str, chats: Sequence[Chat]) -> None:
-        self.role, self.chats = role, chats
-        self.replies: list[Reply] = []
-        self.error: ChatRefusedError | None = None
+        super().__init__()
+        self._role, self._chats = role, chats
+
+    @property
+    def replies(self) -> Sequence[Reply]:
+        """One reply per chat; () after an error."""
+        return self._replies
+
+    @property
+    def error(self) -> ChatRefusedError | None:
+        """Reason why a chat was refused; None without one."""
+        return self._error
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Request one reply per choice."""
-        pending = [agents[self.role].reply(observation, chat) for chat in self.chats]
+        pending = [agents[self._role].reply(observation, chat) for chat in self._chats]
         try:
-            self.replies = list(await asyncio.gather(*pending))
+            self._replies = list(await asyncio.gather(*pending))
         except ChatRefusedError as error:
-            self.error = error
+            self._error = error
         return JointAction()
 
 
@@ -324,8 +343,7 @@ class _ProgressWatcher:
 
 def find_answer_role(team: Team) -> str:
     """Return the role that gives the team's answer; "" if only the finished episode shows it."""
-    method = getattr(team.organization, "answer_role", None)
-    return str(method([agent.role for agent in team.agents if agent.profile.answers])) if method else ""
+    return team.organization.answer_role([agent.role for agent in team.agents if agent.profile.answers])
 
 
 def build_task_text(messages: Sequence[ChatMessage]) -> str:
@@ -387,7 +405,7 @@ def _add_instructions(messages: tuple[ChatMessage, ...], agent: Agent) -> tuple[
     return ({"role": "system", "content": agent.profile.instructions}, *messages)
 
 
-def _merge_actions(answer: Action, episode: Episode) -> tuple[Action, dict[str, Any], tuple[()], str]:
+def _merge_actions(answer: Action, episode: Episode) -> tuple[Action, dict[str, object], tuple[()], str]:
     """Return the team's answer in one action with every agent's tokens, for the usage counts."""
     empty = [np.empty(0, np.int32)]
     merged = replace(

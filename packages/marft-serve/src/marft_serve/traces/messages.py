@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from marft.agents.prompt_messages import ChatMessage
+from marft.agents.prompt_messages import ChatMessage, format_message
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool, ToolCall
-from marft.inference.tool_format import MAX_DEPTH
+from marft.config.interfaces.channel import Message
+from marft.inference.tool_format import MAX_DEPTH, exceeds_depth
 from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.parsing import ClientMessage, ClientToolCall, build_chat_messages, join_parts
-from marft_serve.traces.types import DEFAULT_AGENT_NAME, UnreadableError
+from marft_serve.traces.types import DEFAULT_AGENT_NAME, UnreadableError, parse_json_text
 
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
@@ -115,18 +115,18 @@ def parse_text(content: object) -> str:
     return join_parts(texts)
 
 
-def parse_calls(table: Mapping[str, Any]) -> tuple[ClientToolCall, ...]:
+def parse_calls(table: Mapping[str, object]) -> tuple[ClientToolCall, ...]:
     """Return an assistant message's tool calls.
 
     Raises:
         UnreadableError: the value is not a list of tool calls, a call has no tool name, or its arguments are invalid.
     """
-    listed, single = _parse_json(table.get("tool_calls")), _parse_json(table.get("function_call"))
+    listed, single = parse_json_text(table.get("tool_calls")), parse_json_text(table.get("function_call"))
     if not isinstance(listed or [], list) or not isinstance(single or {}, Mapping):
         raise UnreadableError(f"the calls of a message are no list: {str(listed or single)[:80]!r}")
     calls = []
     for number, call in enumerate([*(listed or []), *([{"function": single}] if single else [])]):
-        function = _parse_json(call.get("function", call)) if isinstance(call, Mapping) else None
+        function = parse_json_text(call.get("function", call)) if isinstance(call, Mapping) else None
         name = _to_name(function.get("name")) if isinstance(function, Mapping) else ""
         if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
             raise UnreadableError("a call names no tool")
@@ -135,7 +135,7 @@ def parse_calls(table: Mapping[str, Any]) -> tuple[ClientToolCall, ...]:
     return tuple(calls)
 
 
-def _find_arguments(call: Mapping[str, Any], tool: str) -> object:
+def _find_arguments(call: Mapping[str, object], tool: str) -> object:
     """Return a tool call's arguments, under any key in ``ARGUMENT_KEYS``; None without arguments.
 
     Raises:
@@ -173,7 +173,7 @@ def normalize_arguments(value: object, tool: str = "a tool") -> str:
         decoded = text + json.dumps(parsed, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError):
         parsed, decoded = None, ""
-    if not isinstance(parsed, dict) or _exceeds_depth(parsed, MAX_DEPTH) or replace_surrogates(decoded) != decoded:
+    if not isinstance(parsed, dict) or exceeds_depth(parsed, MAX_DEPTH) or replace_surrogates(decoded) != decoded:
         raise UnreadableError(f"the arguments of a call of {tool!r} are no JSON object: {str(value)[:80]!r}")
     return text
 
@@ -255,7 +255,7 @@ def build_chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessa
         if message.role == "assistant" and not is_own:
             other_calls |= {call.id for call in message.calls}
             if message.text:
-                client_messages.append(ClientMessage("user", f"Message from {message.name}:\n{message.text}"))
+                client_messages.append(ClientMessage("user", format_message(Message(message.name, message.text))))
         elif message.role == "assistant":
             client_messages.append(ClientMessage("assistant", message.text, message.calls))
             other_calls -= {call.id for call in message.calls}
@@ -273,13 +273,13 @@ def build_chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessa
 
 def parse_tools(listed: object) -> tuple[Tool, ...]:
     """Return the tools in OpenAI's ``tools`` or ``functions``; entries without a name are ignored."""
-    tools, listed = [], _parse_json(listed)
+    tools, listed = [], parse_json_text(listed)
     for entry in listed if isinstance(listed, list) else ():
         function = entry.get("function", entry) if isinstance(entry, Mapping) else None
         name = _to_name(function.get("name")) if isinstance(function, Mapping) else ""
         if isinstance(function, Mapping) and name:
             schema = function.get("parameters", function.get("input_schema"))
-            parameters = schema if isinstance(schema, Mapping) and not _exceeds_depth(schema, MAX_DEPTH) else {}
+            parameters = schema if isinstance(schema, Mapping) and not exceeds_depth(schema, MAX_DEPTH) else {}
             description = function.get("description")
             tools.append(
                 Tool(name, replace_surrogates(description) if isinstance(description, str) else "", parameters)
@@ -301,19 +301,6 @@ def pair_tool_results(
     return tool_calls, missing_results
 
 
-def _parse_json(value: object) -> Any:
-    """Parse JSON text; return different values unchanged."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
-
-
 def _to_name(value: object) -> str:
     """Convert a name or id to text with up to 256 characters; "" for other types."""
     return replace_surrogates(str(value))[:256] if isinstance(value, str | int) and not isinstance(value, bool) else ""
-
-
-def _exceeds_depth(value: object, depth: int) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_exceeds_depth(child, depth - 1) for child in inner)

@@ -1,11 +1,15 @@
-"""Mapping from agent names in traces to the roles of a recipe."""
+"""Roles for the agent names in traces, and the recipe's ``[sft]`` overrides from a command or a call."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from marft.config.run import RunSettings
 from marft.config.settings import did_you_mean
+from marft_serve.traces.reader import find_rows
+from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.types import DEFAULT_AGENT_NAME
 
 
@@ -84,3 +88,26 @@ def _normalize(name: str) -> str:
     'theplanner1'
     """
     return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def build_overrides(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str]) -> dict[str, object]:
+    """Return recipe overrides by key.
+
+    Args:
+        run: the recipe.
+        traces: files of traces, or folders of rows.
+        roles: the recipe's role for each agent name in the traces.
+
+    Raises:
+        ValueError: a file does not exist, or the recipe has no agent with a given role.
+    """
+    for path in traces:
+        if not path.is_file() and find_rows(path) is None:
+            raise ValueError(f"--traces {path}: there is no such file, and no folder of rows")
+    check_roles(roles, [agent.role for agent in run.agents])
+    overrides: dict[str, object] = {}
+    if traces:
+        overrides["sft.traces"] = [str(path.resolve()) for path in traces]
+    if roles:
+        overrides["sft.roles"] = {**SftSettings.from_run(run).roles, **roles}
+    return overrides

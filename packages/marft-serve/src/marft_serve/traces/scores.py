@@ -10,9 +10,9 @@ from pathlib import Path
 from marft.common.types import Episode
 from marft.config.run import RunSettings
 from marft.evaluation.intervals import wilson_interval
-from marft.runs.checkpoints import checkpoint_name
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import checkpoint_name
 from marft_serve.traces.reader import read_traces
 from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
 from marft_serve.traces.settings import SftSettings
@@ -127,6 +127,5 @@ def score_traces(
             write_episodes(
                 folder.episodes / f"{checkpoint_name(number)}.parquet", [replayed.episode for replayed in batch]
             )
-        if unused := replayer.roles.unused_names():
-            skip_counter.skip("role", f"no turn is by {', '.join(map(repr, unused))}, which --role names", "--role")
+        replayer.skip_unused_roles()
     return scores

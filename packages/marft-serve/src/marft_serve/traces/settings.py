@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict
 
-from marft.config.algorithm import LearningRate, OptimizerSettings
+from marft.config.algorithm import LearningRate, LearningRateSchedule, OptimizerSettings
 from marft.config.paths import ExpandUser
 from marft.config.sections import Section
 from marft.config.settings import Count, Fraction, NonEmptyString, NonNegativeCount, SmallCount
@@ -32,7 +32,7 @@ class SftSettings(Section):
     epochs: SmallCount = 1  # passes over the turns
     batch_tokens: Count = 16384  # tokens per step, prompts included
     learning_rate: LearningRate = 1e-4  # peak learning rate of every policy
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # decay of the learning rate, to 0
+    schedule: LearningRateSchedule = "cosine"  # decay of the learning rate, to 0
     warmup_ratio: Fraction = 0.05  # fraction of the steps with linear warmup
     # fraction of the episodes that are held out of training, to measure the loss
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05

@@ -13,13 +13,11 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from marft.agents.prompt_messages import ChatMessage
 from marft.common.texts import replace_surrogates
 from marft.common.usage import Usage
 from marft_serve.gateway.protocol.parsing import ClientToolCall
-from marft_serve.traces.conventions import TRUNCATED_REASONS, ModelCall, is_model_call, parse_model_call
 from marft_serve.traces.conversations import parse_reward, parse_task
 from marft_serve.traces.messages import (
     TracedMessage,
@@ -29,7 +27,7 @@ from marft_serve.traces.messages import (
     parse_message,
     parse_tools,
 )
-from marft_serve.traces.spans import ImportedSpan
+from marft_serve.traces.spans import TRUNCATED_REASONS, ImportedSpan, ModelCall, is_model_call, parse_model_call
 from marft_serve.traces.types import (
     DEFAULT_AGENT_NAME,
     MAX_TURNS,
@@ -37,6 +35,7 @@ from marft_serve.traces.types import (
     TracedEpisode,
     TracedTurn,
     UnreadableError,
+    parse_json_text,
 )
 
 MAX_OPEN_TRACES, MAX_SPANS, MAX_TEXT_CHARS = 1024, 50_000, 2**29
@@ -296,9 +295,9 @@ def _agent_names(span: ImportedSpan) -> list[str]:
     return [name for name in _span_names(span) if name]
 
 
-def _parse_usage(attributes: Mapping[str, Any]) -> Usage | None:
+def _parse_usage(attributes: Mapping[str, object]) -> Usage | None:
     counts = [
-        next((int(attributes[key]) for key in keys if isinstance(attributes.get(key), int | float)), 0)
+        next((int(value) for key in keys if isinstance(value := attributes.get(key), int | float)), 0)
         for keys in (
             ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
             ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
@@ -307,12 +306,9 @@ def _parse_usage(attributes: Mapping[str, Any]) -> Usage | None:
     return Usage(*counts) if any(counts) else None
 
 
-def _parse_mapping(value: object) -> dict[str, Any]:
+def _parse_mapping(value: object) -> dict[str, object]:
     """Return a mapping, parsed from JSON if necessary; empty if the value is not a mapping."""
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return {}
+    parsed = parse_json_text(value)
     return parsed if isinstance(parsed, dict) else {}
 
 

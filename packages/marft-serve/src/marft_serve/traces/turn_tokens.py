@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -12,9 +12,15 @@ from marft.agents.prompt_messages import ChatMessage, NotExact, parse_arguments,
 from marft.common.reasoning import CHANNEL_DELIMITERS, THINK_END, THINK_START
 from marft.common.texts import format_error
 from marft.common.types import TokenIds, Tool, ToolCall
-from marft.inference.chat_messages import PROBE_LAST, reasoning_tags, starts_with_reasoning
+from marft.inference.chat_messages import (
+    PROBE_LAST,
+    RENDERED_DIFFERENTLY,
+    EncodedTurn,
+    encode_full_turn,
+    reasoning_tags,
+    starts_with_reasoning,
+)
 from marft.inference.renderer import ChatRenderer
-from marft.inference.turn_encoding import RENDERED_DIFFERENTLY, EncodedTurn, encode_full_turn
 from marft.models.chat_templates import RENDER_ERRORS
 from marft.models.control_tokens import encode_continuation, escape_control_tokens
 from marft_serve.traces.messages import normalize_arguments
@@ -120,7 +126,7 @@ def _encode(
     return np.array([*ids, *chat_format.stop_ids[:1]], np.int32)
 
 
-def _iter_messages(turn: TracedTurn, reasoning: str, marks: tuple[str, str]) -> Iterator[dict[str, Any]]:
+def _iter_messages(turn: TracedTurn, reasoning: str, marks: tuple[str, str]) -> Iterator[dict[str, object]]:
     """Yield the turn as messages for a template: with separate reasoning, or with reasoning at the start of the text.
 
     Args:

@@ -5,8 +5,10 @@ An episode has turns of agents, and each turn is one model answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from marft.agents.prompt_messages import ChatMessage
 from marft.common.texts import single_line
@@ -98,6 +100,14 @@ class TracedEpisode:
     attempt: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     location: str = ""
+
+
+def parse_json_text(value: object) -> Any:
+    """Parse JSON text; return other values unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 class SkipCounter:

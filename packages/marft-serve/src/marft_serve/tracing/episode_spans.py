@@ -17,26 +17,30 @@ environment step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from marft.common.types import Action, Episode, ToolCall
+from marft.common.version import __version__
 from marft_serve.tracing.messages import (
+    ModelTurn,
     build_call_id,
     build_parts,
     build_prompt_messages,
     build_text_message,
     build_turn_messages,
+    split_turns,
     to_json,
 )
 from marft_serve.tracing.span import AttributeValue, Span, SpanKind, SpanLink, sanitize_text, span_id, trace_id
 from marft_serve.tracing.team_metadata import AgentMetadata, TeamMetadata
-from marft_serve.tracing.turns import ModelTurn, split_turns
 
 OPERATION, AGENT = "gen_ai.operation.name", "gen_ai.agent.name"
 STEP = "agent.trajectory.step"
 MAX_NAME_CHARS = 200  # maximum length of a span name, in characters
 Attributes = dict[str, AttributeValue]
+# per request: number of spans, total characters; OpenTelemetry's own exporters send 512 spans
+MAX_SPANS, MAX_TEXT_CHARS = 512, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ class _EpisodeSpans:
                 attributes["gen_ai.output.messages"] = to_json([message])
         name = f"invoke_workflow {self.tracer.team.name or 'marft'}"
         error = sanitize_text(episode.error) if content else ""
-        return self._build_span((), "", name, (0.0, episode.seconds), attributes, links, not episode.is_scored, error)
+        span = self._build_span((), "", name, (0.0, episode.seconds), attributes)
+        return replace(span, links=links, failed=not episode.is_scored, error=error)
 
     def _find_answer(self) -> Action | None:
         """Return the last action of an answering agent; without an answering agent, the last action."""
@@ -190,7 +195,8 @@ class _EpisodeSpans:
             if seen in self.actions_by_id
         )
         names = ("action", action.id)
-        yield self._build_span(names, parent, f"invoke_agent {action.agent}", (start_time, end_time), attributes, links)
+        span = self._build_span(names, parent, f"invoke_agent {action.agent}", (start_time, end_time), attributes)
+        yield replace(span, links=links)
         yield from self._iter_turns(action, agent, shared, split_turns(action, start_time, end_time))
 
     def _iter_turns(
@@ -226,7 +232,9 @@ class _EpisodeSpans:
                     attributes["gen_ai.system_instructions"] = to_json(instructions)
             times = (turn.start_time, turn.end_time)
             names = ("chat", action.id, number)
-            yield self._build_span(names, parent, f"chat {agent.model}", times, attributes, kind=SpanKind.CLIENT)
+            yield replace(
+                self._build_span(names, parent, f"chat {agent.model}", times, attributes), kind=SpanKind.CLIENT
+            )
             for call in turn.calls:
                 if not last or call.seconds or call.output:  # else the client executes the call
                     yield self._build_tool(action, call, parent, turn)
@@ -249,7 +257,7 @@ class _EpisodeSpans:
             attributes["gen_ai.tool.call.result"] = sanitize_text(call.output)
         times = (turn.end_time, min(turn.end_time + call.seconds, turn.tools_end_time))
         names = ("tool", action.id, call.index)
-        return self._build_span(names, parent, f"execute_tool {name}", times, attributes, failed=call.error)
+        return replace(self._build_span(names, parent, f"execute_tool {name}", times, attributes), failed=call.error)
 
     def _shared_attributes(self, action: Action, agent: AgentMetadata) -> Attributes:
         """Return attributes shared by the span of an action and the spans of its turns."""
@@ -274,16 +282,7 @@ class _EpisodeSpans:
         return min([*later, self.episode.seconds])
 
     def _build_span(
-        self,
-        names: tuple[object, ...],
-        parent: str,
-        name: str,
-        times: tuple[float, float],
-        attributes: Attributes,
-        links: tuple[SpanLink, ...] = (),
-        failed: bool = False,
-        error: str = "",
-        kind: SpanKind = SpanKind.INTERNAL,
+        self, names: tuple[object, ...], parent: str, name: str, times: tuple[float, float], attributes: Attributes
     ) -> Span:
         start_time, end_time = (round((self.episode.start_time + seconds) * 1e9) for seconds in times)
         return Span(
@@ -291,11 +290,60 @@ class _EpisodeSpans:
             span_id(self.trace, *names),
             parent,
             sanitize_text(name, MAX_NAME_CHARS),
-            kind,
+            SpanKind.INTERNAL,
             start_time,
             max(start_time, end_time),
             attributes,
-            links,
-            failed,
-            error,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanBatch:
+    """Spans for one request, or for one line in a file.
+
+    Args:
+        spans: the spans.
+        episodes: number of episodes that this batch completes.
+    """
+
+    spans: list[Span]
+    episodes: int
+
+
+def make_batches(episodes: Iterable[Episode], tracer: Tracer) -> Iterator[SpanBatch]:
+    """Yield batches with the spans of episodes, in order.
+
+    A batch has whole episodes up to the size limits. A larger episode is split over several batches.
+    """
+    pending, count, size = list[Span](), 0, 0
+    for episode in episodes:
+        spans = tracer.build_spans(episode)
+        episode_size = sum(map(_estimate_size, spans))
+        if pending and (len(pending) + len(spans) > MAX_SPANS or size + episode_size > MAX_TEXT_CHARS):
+            yield SpanBatch(pending, count)
+            pending, count, size = [], 0, 0
+        for span in spans:
+            if pending and (len(pending) >= MAX_SPANS or size + _estimate_size(span) > MAX_TEXT_CHARS):
+                yield SpanBatch(pending, count)
+                pending, count, size = [], 0, 0
+            pending.append(span)
+            size += _estimate_size(span)
+        count += 1
+    if pending:
+        yield SpanBatch(pending, count)
+
+
+def build_resource(tracer: Tracer) -> Mapping[str, AttributeValue]:
+    """Return the resource attributes for all spans in a run."""
+    return {
+        "service.name": "marft",
+        "service.version": __version__,
+        "marft.run": tracer.team.name,
+        "marft.run.identity": tracer.run,
+    }
+
+
+def _estimate_size(span: Span) -> int:
+    """Return the approximate size of a span, in characters."""
+    texts = sum(len(key) + len(str(value)) for key, value in span.attributes.items())
+    return 200 + texts + 100 * len(span.links)

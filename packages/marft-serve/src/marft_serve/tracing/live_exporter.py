@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from marft.common.callbacks import Callback
 from marft.common.texts import format_error, single_line
 from marft.common.types import Episode
-from marft_serve.tracing.batches import build_resource, make_batches
-from marft_serve.tracing.episode_spans import Tracer
+from marft_serve.tracing.episode_spans import Tracer, build_resource, make_batches
 from marft_serve.tracing.otlp import check_installed, encode_protobuf
 from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url, parse_headers
 from marft_serve.tracing.settings import TracingSettings
@@ -32,6 +31,11 @@ class LiveExporter:
         timeout: timeout of a request, in seconds.
         queue_size: maximum number of queued episodes. Further episodes are dropped and counted.
 
+    Attributes:
+        sent: number of exported episodes.
+        dropped: number of dropped episodes.
+        problem: first error of the endpoint.
+
     Raises:
         ValueError: a package is missing, or a header in the environment is invalid.
     """
@@ -43,20 +47,10 @@ class LiveExporter:
         self._tracer, self._resource = tracer, build_resource(tracer)
         self._queue: queue.Queue[Episode] = queue.Queue(queue_size)
         self._lock = threading.Lock()
-        self._added = self._sent = self._dropped = 0
-        self.problem = ""  # first error of the endpoint
+        self._added = self.sent = self.dropped = 0
+        self.problem = ""
         self._thread = threading.Thread(target=self._run, name="marft-tracing", daemon=True)
         self._thread.start()
-
-    @property
-    def sent(self) -> int:
-        """Number of exported episodes."""
-        return self._sent
-
-    @property
-    def dropped(self) -> int:
-        """Number of dropped episodes."""
-        return self._dropped
 
     def add_episode(self, episode: Episode) -> None:
         """Queue an episode for export; never blocks."""
@@ -73,13 +67,13 @@ class LiveExporter:
         self._thread.join(seconds)
         self._stopped = True
         with self._lock:
-            remaining = self._added - self._sent - self._dropped
+            remaining = self._added - self.sent - self.dropped
         if remaining:
             self._drop(remaining, f"it did not take them within {seconds:g} s of the end")
 
     def _drop(self, count: int, reason: str) -> None:
         with self._lock:
-            self._dropped += count
+            self.dropped += count
             self.problem = self.problem or reason
 
     def _run(self) -> None:
@@ -105,7 +99,7 @@ class LiveExporter:
                 rejected = self._receiver.send(encode_protobuf(batch.spans, self._resource))
                 exported += batch.episodes
                 with self._lock:
-                    self._sent += batch.episodes
+                    self.sent += batch.episodes
                     self.problem = self.problem or (f"it left out {rejected}" if rejected else "")
         except ExportError as error:
             self._drop(len(episodes) - exported, str(error))

@@ -11,6 +11,8 @@ import json
 import os
 import re
 import secrets
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,17 +21,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request
 
 from marft.common.errors import RunError
 from marft.common.texts import single_line
 from marft.common.version import __version__
 from marft.config.api_keys import mask_values
 from marft.config.endpoint import is_server_url
-from marft_serve.tracing.http_timeout import SecureTimeoutHandler, TimeoutHandler
 
 TRACES_PATH = "/v1/traces"
 HEADER_ENV_KEYS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
@@ -40,21 +42,66 @@ MAX_MESSAGE_CHARS = 300  # maximum characters of a response to show
 HEADER_NAME = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")  # name of a header
 
 
+class _TimeoutConnection(HTTPConnection):
+    """HTTP connection with ``timeout`` for each read and for the complete response head."""
+
+    _timed_out = False
+
+    def getresponse(self) -> HTTPResponse:
+        """Read the head of the response.
+
+        Raises:
+            TimeoutError: the head did not arrive in time.
+        """
+        timer = threading.Timer(self.timeout or 0.0, self._abort)
+        timer.daemon = True
+        timer.start()
+        try:
+            response = super().getresponse()
+        except Exception as error:
+            if self._timed_out:
+                raise TimeoutError from error
+            raise
+        finally:
+            timer.cancel()
+        if self._timed_out:  # the partial head was parsed as a whole head
+            raise TimeoutError
+        return response
+
+    def _abort(self) -> None:
+        self._timed_out, sock = True, self.sock
+        with suppress(OSError):
+            if sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _SecureTimeoutConnection(_TimeoutConnection, HTTPSConnection):
+    """HTTPS connection with the same timeout."""
+
+
+class TimeoutHandler(urllib.request.HTTPHandler):
+    """Handler for ``http`` URLs."""
+
+    def http_open(self, req: Request) -> HTTPResponse:
+        """Open the connection."""
+        return self.do_open(_TimeoutConnection, req)
+
+
+class SecureTimeoutHandler(urllib.request.HTTPSHandler):
+    """Handler for ``https`` URLs; certificates are verified."""
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        """Open the connection."""
+        return self.do_open(_SecureTimeoutConnection, req)
+
+
 class ExportError(RunError):
     """Export failure; the message gives the reason."""
 
 
 class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """OTLP endpoint.
-
-        Args:
-            url: complete URL; see :func:`build_traces_url`.
-            headers: headers for each request.
-            timeout: timeout in seconds, for the head and for the body of a response separately.
-            tries: maximum number of attempts per request.
-            wait: function that waits for a number of seconds before a retry.
-        """
+        """Reject the redirect."""
         return  # urllib would redirect the request without its body
 
 
@@ -80,7 +127,7 @@ class Receiver:
         """Send a single request; return the endpoint's message about rejected spans, or "" without rejections.
 
         Raises:
-            UnsentError: the request failed.
+            ExportError: the request failed.
         """
         message = ""
         for number in range(self.max_attempts):
@@ -156,7 +203,7 @@ class Receiver:
         """Return a response's message about rejected spans (``partial_success``).
 
         Raises:
-            UnsentError: the response is not from an OTLP endpoint.
+            ExportError: the response is not from an OTLP endpoint.
         """
         content_type = headers.get_content_type()
         if not body.strip():

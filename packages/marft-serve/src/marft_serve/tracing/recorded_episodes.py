@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,15 +11,14 @@ from marft.common.types import Episode
 from marft.config.settings import did_you_mean
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft_serve.tracing.batches import build_resource, make_batches
-from marft_serve.tracing.episode_spans import Tracer
-from marft_serve.tracing.otlp import encode_json_line, encode_protobuf
-from marft_serve.tracing.receiver import Receiver
-from marft_serve.tracing.span import Span
+from marft_serve.tracing.episode_spans import Tracer, build_resource, make_batches
+from marft_serve.tracing.otlp import encode_json_line
+from marft_serve.tracing.span import AttributeValue, Span
 from marft_serve.tracing.team_metadata import TeamMetadata
 
 SESSION_FILES = "sessions-*.parquet"  # files written by marft serve --record
-SendSpans = Callable[[list[Span]], str]  # sends spans; returns the endpoint's message about rejected spans
+# sends spans with their resource attributes; returns the endpoint's message about rejected spans
+SendSpans = Callable[[Sequence[Span], Mapping[str, AttributeValue]], str]
 
 
 @dataclass(slots=True)
@@ -29,13 +28,11 @@ class ExportProgress:
     Args:
         episodes: number of exported episodes.
         spans: number of exported spans.
-        files: number of exported files.
         rejected: messages about rejected spans.
     """
 
     episodes: int = 0
     spans: int = 0
-    files: int = 0
     rejected: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -80,16 +77,12 @@ class Recording:
         return Recording(folder, files, run.identity(), task)
 
     def export(
-        self,
-        make_sender: Callable[[Tracer], SendSpans],
-        content: bool,
-        progress: ExportProgress,
-        on_file: Callable[[], None],
+        self, send_spans: SendSpans, content: bool, progress: ExportProgress, on_file: Callable[[], None]
     ) -> None:
         """Export every episode's spans, file by file.
 
         Args:
-            make_sender: function from a file's tracer to a function that sends spans.
+            send_spans: function that sends spans.
             content: True to include prompts, answers, and the arguments and results of tool calls.
             progress: progress, updated in place, also if an error ends the export.
             on_file: callback after each file.
@@ -101,13 +94,12 @@ class Recording:
         team, task_ids = TeamMetadata.from_file(self.folder / "config.toml", self.folder.resolve().name), set[str]()
         for file in self.files:
             tracer = Tracer(self.identity or file.stem.rpartition("-")[0], team, content)
-            send_spans = make_sender(tracer)
+            resource = build_resource(tracer)
             for batch in make_batches(self._iter_episodes(file, task_ids), tracer):
-                if rejected := send_spans(batch.spans):
+                if rejected := send_spans(batch.spans, resource):
                     progress.rejected.append(rejected)
                 progress.episodes += batch.episodes
                 progress.spans += len(batch.spans)
-            progress.files += 1
             on_file()
         if not progress.spans:
             raise ValueError(f"no recorded episode is of task {self.task!r}{did_you_mean(self.task, task_ids)}")
@@ -127,20 +119,9 @@ def _with_start_time(episode: Episode, file: Path) -> Episode:
     return episode if episode.start_time else replace(episode, start_time=file.stat().st_mtime - episode.seconds)
 
 
-def build_receiver_sender(receiver: Receiver) -> Callable[[Tracer], SendSpans]:
-    """Return an exporter to an OTLP endpoint."""
-
-    def make_sender(tracer: Tracer) -> SendSpans:
-        """Return the function that sends spans."""
-        resource = build_resource(tracer)
-        return lambda spans: receiver.send(encode_protobuf(spans, resource))
-
-    return make_sender
-
-
 @contextmanager
-def open_file_sender(path: Path) -> Iterator[Callable[[Tracer], SendSpans]]:
-    """Context manager with an exporter to a file, one JSON line per batch.
+def open_trace_file(path: Path) -> Iterator[SendSpans]:
+    """Context manager with a function that writes spans to a file, as one JSON line per call.
 
     The file appears only when it is complete.
 
@@ -153,18 +134,12 @@ def open_file_sender(path: Path) -> Iterator[Callable[[Tracer], SendSpans]]:
     try:
         with temporary.open("w", encoding="utf-8") as file:
 
-            def make_sender(tracer: Tracer) -> SendSpans:
-                """Return the function that writes spans."""
-                resource = build_resource(tracer)
+            def write_spans(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> str:
+                """Write spans as one line."""
+                file.write(encode_json_line(spans, resource))
+                return ""
 
-                def write_spans(spans: list[Span]) -> str:
-                    """Write spans as one line."""
-                    file.write(encode_json_line(spans, resource))
-                    return ""
-
-                return write_spans
-
-            yield make_sender
+            yield write_spans
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

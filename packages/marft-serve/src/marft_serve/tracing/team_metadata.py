@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
 
 from marft.common.types import AgentProfile
 
@@ -47,7 +46,7 @@ class TeamMetadata:
         return self.agents.get(role) or AgentMetadata(AgentProfile(role), policy)
 
     @staticmethod
-    def from_table(table: Mapping[str, Any], name: str = "") -> TeamMetadata:
+    def from_table(table: Mapping[str, object], name: str = "") -> TeamMetadata:
         """Read the metadata from a recipe's plain table; missing or invalid entries are left out."""
         agents = table.get("agents")
         listed = [agent for agent in agents if isinstance(agent, dict)] if isinstance(agents, list | tuple) else []
@@ -66,7 +65,7 @@ class TeamMetadata:
             return TeamMetadata(name)
 
 
-def _parse_agent(table: Mapping[str, Any], agent: Mapping[str, Any]) -> AgentMetadata:
+def _parse_agent(table: Mapping[str, object], agent: Mapping[str, object]) -> AgentMetadata:
     policy = str(agent.get("policy"))
     policy_table = _get_table(table, "policies", policy)
     model = _get_table(table, "models", str(policy_table.get("model")))
@@ -83,7 +82,7 @@ def _parse_agent(table: Mapping[str, Any], agent: Mapping[str, Any]) -> AgentMet
     return AgentMetadata(profile, f"{label}:{policy}" if trained else label, "openai" if remote else "marft")
 
 
-def _get_table(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _get_table(table: Mapping[str, object], *keys: str) -> Mapping[str, object]:
     for key in keys:
         inner = table.get(key)
         table = inner if isinstance(inner, dict) else {}

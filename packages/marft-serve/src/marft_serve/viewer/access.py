@@ -8,7 +8,6 @@ Requests with a foreign domain in ``Host`` (DNS rebinding) are rejected.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
@@ -17,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from marft_serve.gateway.hosts import is_allowed_host
+from marft_serve.gateway.hosts import are_secrets_equal, get_bearer_token, is_allowed_host
 
 TOKEN_PARAMETER = "token"  # query parameter in the first URL
 CONTENT_POLICY = (
@@ -76,30 +75,25 @@ class AccessMiddleware:
         """Set the session cookie and redirect to the URL without the token."""
         remaining_query = urlencode([(name, value) for name, value in query if name != TOKEN_PARAMETER])
         response = RedirectResponse("/" + path.lstrip("/") + (f"?{remaining_query}" if remaining_query else ""), 303)
-        if self._token and _secrets_equal(dict(query)[TOKEN_PARAMETER], self._token):
+        if self._token and are_secrets_equal(dict(query)[TOKEN_PARAMETER], self._token):
             response.set_cookie(self.cookie, self._session, httponly=True, samesite="strict", path="/")
         return response
 
     def _is_authorized(self, headers: Headers) -> bool:
         if not self._token:
             return True
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _secrets_equal(bearer.strip(), self._token):
+        if are_secrets_equal(get_bearer_token(headers) or "", self._token):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return False
-        return cookie is not None and _secrets_equal(cookie.value, self._session)
+        return cookie is not None and are_secrets_equal(cookie.value, self._session)
 
 
 def build_error_response(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
     """Return an error response in the page's format."""
     return JSONResponse({"error": sentence}, status, headers)
-
-
-def _secrets_equal(received: str, expected: str) -> bool:
-    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
 def _add_security_headers(send: Send) -> Send:

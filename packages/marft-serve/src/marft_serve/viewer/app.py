@@ -1,10 +1,12 @@
-"""The viewer's web app: routes, parameter checks and responses; read-only."""
+"""The viewer's server and web app: routes, parameter checks and error messages; read-only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
@@ -14,18 +16,29 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from marft_serve.gateway.listener import Listener
 from marft_serve.viewer import responses
 from marft_serve.viewer.access import AccessMiddleware, build_error_response
-from marft_serve.viewer.episode_query import EpisodeQuery, Sort
-from marft_serve.viewer.evaluations import get_evaluations
+from marft_serve.viewer.episode_index import IndexCache
+from marft_serve.viewer.episode_query import EpisodeQuery
 from marft_serve.viewer.library import Library, MissingError
 from marft_serve.viewer.metrics_log import dump_json
-from marft_serve.viewer.parameter_errors import describe_error
-from marft_serve.viewer.worth import get_worth as found_worth
+from marft_serve.viewer.responses import get_evaluations
+from marft_serve.viewer.responses import get_worth as found_worth
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 TextParameter = Annotated[str, Query(max_length=500)]
-Order = Literal["asc", "desc"]
+ERROR_MESSAGES = {  # by pydantic's error type
+    "missing": "it is left out",
+    "int_parsing": "it has to be a whole number",
+    "int_from_float": "it has to be a whole number",
+    "float_parsing": "it has to be a number",
+    "string_too_long": "it may have at most {max_length} characters",
+    "greater_than_equal": "it may not be less than {ge}",
+    "less_than_equal": "it may not be more than {le}",
+    "literal_error": "it is none of {expected}",
+}
+SERVER_LABEL = "marft view"
 
 
 class JsonResponse(Response):
@@ -119,36 +132,9 @@ def _add_run_routes(app: FastAPI, library: Library) -> None:
 
 def _add_episode_routes(app: FastAPI, library: Library) -> None:
     @app.get("/api/runs/{run}/episodes")
-    def episodes(
-        run: str,
-        step: TextParameter = "",
-        q: TextParameter = "",
-        agent: TextParameter = "",
-        task: TextParameter = "",
-        status: TextParameter = "",
-        success: Literal["true", "false", ""] = "",
-        guard: TextParameter = "",
-        reward_min: float | Literal[""] = "",
-        reward_max: float | Literal[""] = "",
-        sort: Sort = "step",
-        order: Order = "asc",
-        offset: Annotated[int, Query(ge=0, le=2**40)] = 0,
-        limit: Annotated[int, Query(ge=0, le=1000)] = 50,
-    ) -> Response:
+    def episodes(run: str, query: Annotated[EpisodeQuery, Query()]) -> Response:
         """Return the episodes for a query."""
-        query = EpisodeQuery(
-            q=q,
-            agent=agent,
-            task=task,
-            status=status,
-            success=success == "true" if success else None,
-            guard=guard,
-            reward_min=None if reward_min == "" else reward_min,
-            reward_max=None if reward_max == "" else reward_max,
-            sort=sort,
-            descending=order == "desc",
-        )
-        return JsonResponse(responses.get_episodes(library.get_run(run), step, query, offset, limit))
+        return JsonResponse(responses.get_episodes(library.get_run(run), query))
 
     base_path = "/api/runs/{run}/episodes/{step}/{index}"
 
@@ -190,3 +176,75 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def _describe_first_error(error: RequestValidationError) -> str:
     return describe_error(error.errors()[0])
+
+
+def describe_error(problem: Mapping[str, Any]) -> str:
+    """Describe a pydantic error in plain words.
+
+    >>> describe_error({"type": "missing", "loc": ("query", "action"), "msg": "Field required"})
+    "this address needs 'action' to be answered: it is left out"
+    """
+    name = next((part for part in problem["loc"][1:] if isinstance(part, str)), "a value")
+    template = ERROR_MESSAGES.get(problem["type"])
+    message = template.format(**problem.get("ctx", {})) if template else str(problem["msg"])
+    if problem["type"] == "missing":
+        return f"this address needs {name!r} to be answered: {message}"
+    return f"{name!r} of this address cannot be {_truncate(problem.get('input'))}: {message}"
+
+
+def _truncate(value: object, max_chars: int = 40) -> str:
+    text = str(value)
+    return repr(text if len(text) <= max_chars else text[:max_chars] + "…")
+
+
+class Viewer:
+    """Viewer at ``address``. Call :meth:`close` at the end.
+
+    Args:
+        paths: run folders, and folders that contain runs.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        with_token: True to require a token, which is part of ``url``.
+        cache: cache for episode indexes; None for the user's cache.
+
+    Raises:
+        ValueError: a folder has no run, or the server cannot listen on this host and port.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], host: str, port: int, with_token: bool = True, cache: IndexCache | None = None
+    ) -> None:
+        if not with_token and host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f"--no-token: others could read runs at {host}; leave it out, or listen on 127.0.0.1")
+        cache = cache or IndexCache.for_user()
+        cache.prune()
+        self.token = secrets.token_urlsafe(24) if with_token else ""
+        self.library = Library(paths, cache)
+        self._listener = Listener(build_app(self.library, self.token, host), host, port, SERVER_LABEL)
+        self.address = self._listener.address
+        self.url = f"{self.address}/" + (f"?token={self.token}" if self.token else "")
+
+    def close(self) -> None:
+        """Stop the server; open connections are cut."""
+        self._listener.close()
+
+
+def run_viewer(paths: Sequence[Path], host: str, port: int, with_token: bool, ready: Callable[[str], None]) -> None:
+    """Run the viewer until Ctrl-C.
+
+    Args:
+        paths: run folders, and folders that contain runs.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        with_token: True to require a token.
+        ready: callback with the URL.
+
+    Raises:
+        ValueError: as for :class:`Viewer`.
+    """
+    viewer = Viewer(paths, host, port, with_token)
+    try:
+        ready(viewer.url)
+        threading.Event().wait()
+    finally:
+        viewer.close()

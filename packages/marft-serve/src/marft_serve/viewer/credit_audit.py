@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
+from marft.common.types import Episode
 from marft.runs.credit_files import read_advantages, read_credit, read_groups
 from marft_serve.viewer.episode_index import FileIndex
 from marft_serve.viewer.library import Run
@@ -17,13 +18,24 @@ NUM_BINS = 41
 EQUAL_TOLERANCE = 1e-8  # rewards whose range is below this count as equal
 
 
-def load_credit(run: Run, file: FileIndex, stream: str, task: str, sample: int) -> dict[str, dict[str, Any]]:
+class Group(TypedDict):
+    """Comparison group: its episodes by step and number, and their rewards."""
+
+    key: str
+    episodes: list[list[int | str]]
+    rewards: list[float]
+    mean: float
+    std: float
+    zero: bool
+
+
+def load_credit(run: Run, file: FileIndex, episode: Episode) -> dict[str, dict[str, object]]:
     """Return recorded credit by action id for an episode; empty without a readable record."""
     path = find_credit_file(run, file)
     if path is None:
         return {}
     try:
-        return read_credit(path, stream, task, sample)
+        return read_credit(path, episode.stream, episode.task.id, episode.sample)
     except ValueError:
         return {}
 
@@ -34,7 +46,7 @@ def find_credit_file(run: Run, file: FileIndex) -> Path | None:
     return recorded.path if recorded else None
 
 
-def build_audit(run: Run, file: FileIndex) -> dict[str, Any]:
+def build_audit(run: Run, file: FileIndex) -> dict[str, object]:
     """Return the credit audit for a training step.
 
     Raises:
@@ -43,7 +55,7 @@ def build_audit(run: Run, file: FileIndex) -> dict[str, Any]:
     path = find_credit_file(run, file)
     groups = _build_groups(file, read_groups(path) if path else {})
     advantages = read_advantages(path) if path else {}
-    row: Mapping[str, Any] = next((r for r in reversed(run.log.rows) if r["step"] == file.file.step), {})
+    row: Mapping[str, object] = next((r for r in reversed(run.log.rows) if r["step"] == file.file.step), {})
     shares = {agent["role"]: row.get(f"agents/{agent['role']}/gradient_share") for agent in run.agents}
     return {
         "step": file.file.step,
@@ -57,17 +69,17 @@ def build_audit(run: Run, file: FileIndex) -> dict[str, Any]:
     }
 
 
-def find_group(run: Run, file: FileIndex, number: int) -> Mapping[str, Any] | None:
+def find_group(run: Run, file: FileIndex, number: int) -> Mapping[str, object] | None:
     """Return an episode's first comparison group; without a readable record, the attempts at its task."""
     path, recorded = find_credit_file(run, file), dict[str, list[tuple[str, str, int]]]()
     with suppress(ValueError):
         recorded = read_groups(path) if path else {}
     groups = _build_groups(file, recorded)
     match = next((group for group in groups if [file.file.step, number] in group["episodes"]), None)
-    return {name: match[name] for name in ("key", "episodes", "rewards")} if match else None
+    return {"key": match["key"], "episodes": match["episodes"], "rewards": match["rewards"]} if match else None
 
 
-def _build_groups(file: FileIndex, recorded: Mapping[str, Sequence[tuple[str, str, int]]]) -> list[dict[str, Any]]:
+def _build_groups(file: FileIndex, recorded: Mapping[str, Sequence[tuple[str, str, int]]]) -> list[Group]:
     """Return the comparison groups by key; without recorded groups, the attempts at each task."""
     assert file.table is not None
     rows = file.table.select(["stream", "task", "sample", "reward", "status", "origin"]).to_pylist()
@@ -86,7 +98,7 @@ def _build_groups(file: FileIndex, recorded: Mapping[str, Sequence[tuple[str, st
     ]
 
 
-def _build_group(key: str, numbers: Sequence[int], rewards: Sequence[float], step: int | str) -> dict[str, Any]:
+def _build_group(key: str, numbers: Sequence[int], rewards: Sequence[float], step: int | str) -> Group:
     values = np.array(rewards, np.float64)
     return {
         "key": key,
@@ -104,7 +116,7 @@ def _zero_fraction(advantages: Mapping[str, np.ndarray]) -> float | None:
     return float(np.mean(values == 0.0)) if len(values) else None
 
 
-def _build_histograms(advantages: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _build_histograms(advantages: Mapping[str, np.ndarray]) -> dict[str, object]:
     """Return a histogram of each agent's advantages, with shared bins centered at 0."""
     finite = {role: values[np.isfinite(values)] for role, values in advantages.items()}
     max_advantage = max((float(np.abs(values).max()) for values in finite.values() if len(values)), default=0.0) or 1.0

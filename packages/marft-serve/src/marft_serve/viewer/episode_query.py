@@ -6,38 +6,39 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BaseModel, Field
 
 from marft_serve.viewer.episode_index import FileIndex
-from marft_serve.viewer.file_index import END_MARK
 
-Sort = Literal["step", "reward", "task", "tokens", "seconds"]
+QueryText = Annotated[str, Field(max_length=500)]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 SEARCH_CACHE_SIZE = 8  # number of cached searches
 TABLE_COLUMNS = ("task", "status", "success", "reward", "tokens", "seconds", "agents")
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeQuery:
-    """Query for episodes; empty fields do not filter."""
+class EpisodeQuery(BaseModel):
+    """Query for a page of episodes, as the parameters of an address; empty fields do not filter."""
 
-    q: str = ""
-    agent: str = ""
-    task: str = ""
-    status: str = ""
-    success: bool | None = None
-    guard: str = ""
-    reward_min: float | None = None
-    reward_max: float | None = None
-    sort: Sort = "step"
-    descending: bool = False
+    step: QueryText = ""
+    q: QueryText = ""
+    agent: QueryText = ""
+    task: QueryText = ""
+    status: QueryText = ""
+    success: Literal["true", "false", ""] = ""
+    guard: QueryText = ""
+    reward_min: float | Literal[""] = ""
+    reward_max: float | Literal[""] = ""
+    sort: Literal["step", "reward", "task", "tokens", "seconds"] = "step"
+    order: Literal["asc", "desc"] = "asc"
+    offset: Annotated[int, Field(ge=0, le=2**40)] = 0
+    limit: Annotated[int, Field(ge=0, le=1000)] = 50
 
 
 class EpisodeTable:
@@ -87,29 +88,30 @@ class EpisodeTable:
             keep &= _match_codes(self.status, self.statuses, lambda status: status == query.status)
         if query.agent:
             keep &= _match_codes(self.agent_list, self.agent_lists, lambda cast: query.agent in cast.split(","))
-        if query.success is not None:
-            keep &= self.success == int(query.success)
-        if query.reward_min is not None:
+        if query.success:
+            keep &= self.success == int(query.success == "true")
+        if isinstance(query.reward_min, float):
             keep &= self.reward >= query.reward_min
-        if query.reward_max is not None:
+        if isinstance(query.reward_max, float):
             keep &= self.reward <= query.reward_max
         if query.guard:
             raised = [isinstance(f.file.step, int) and query.guard in guards(f.file.step) for f in self.files]
             keep &= np.repeat(np.array(raised, bool), np.diff(self.starts))
         if query.q:
             # lower case as in the index, for example for ΟΔΟΣ and İ
-            keep &= self._match_text(pc.utf8_lower(query.q.replace(END_MARK, "")).as_py())
+            keep &= self._match_text(pc.utf8_lower(query.q.replace("\0", "")).as_py())
         return self._sort(np.flatnonzero(keep), query)
 
     def _sort(self, numbers: Ints, query: EpisodeQuery) -> Ints:
+        descending = query.order == "desc"
         if query.sort == "step":
-            return numbers[::-1] if query.descending else numbers
+            return numbers[::-1] if descending else numbers
         if query.sort == "task":
             order = np.argsort(np.argsort(np.array(self.tasks, object)))
             keys = order[self.task[numbers]].astype(np.float64)
         else:
             keys = getattr(self, query.sort)[numbers].astype(np.float64)
-        keys = np.where(np.isnan(keys), math.inf, -keys if query.descending else keys)  # unknown values come last
+        keys = np.where(np.isnan(keys), math.inf, -keys if descending else keys)  # unknown values come last
         return numbers[np.argsort(keys, kind="stable")]
 
     def _match_text(self, text: str) -> Bools:
@@ -117,7 +119,7 @@ class EpisodeTable:
         with self._lock:  # requests run concurrently
             mask = self._search_cache.pop(text, None)
             if mask is None:
-                parts = [file.texts.find_matches(text) for file in self.files]
+                parts = [find_matches(file.texts, text) for file in self.files]
                 mask = np.concatenate([*parts, np.zeros(0, bool)])
             self._search_cache[text] = mask
             while len(self._search_cache) > SEARCH_CACHE_SIZE:
@@ -130,7 +132,17 @@ class EpisodeTable:
         return [(self.files[f], int(n - self.starts[f])) for f, n in zip(files, numbers, strict=True)]
 
 
-def build_list_entry(file: FileIndex, number: int, guards: Sequence[str]) -> dict[str, Any]:
+def find_matches(texts: pa.ChunkedArray, text: str) -> Bools:
+    """Return a mask with True for texts that contain a text.
+
+    >>> find_matches(pa.chunked_array([["abc", "bcd", ""]]), "bc").tolist()
+    [True, True, False]
+    """
+    mask = pc.match_substring(texts, text.encode("utf-8", "replace").decode())
+    return np.asarray(mask.to_numpy(), bool)
+
+
+def build_list_entry(file: FileIndex, number: int, guards: Sequence[str]) -> dict[str, object]:
     """Return an episode's entry in a list."""
     assert file.table is not None
     (row,) = file.table.slice(number, 1).to_pylist()

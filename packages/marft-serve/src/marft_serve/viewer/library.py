@@ -7,20 +7,28 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from marft.common.texts import replace_surrogates
-from marft.evaluation.prompt_decoder import PromptDecoder as Written
-from marft.runs.run_folder import RunFolder
-from marft.runs.saved_schemas import SavedRecipe
-from marft_serve.viewer.episode_index import EpisodeIndex, FileIndex
+from marft.evaluation.transcripts import PromptDecoder as Written
+from marft.runs.run_folder import RunFolder, SavedRecipe
+from marft_serve.viewer.episode_index import EpisodeIndex, FileIndex, IndexCache
 from marft_serve.viewer.episode_query import EpisodeTable
-from marft_serve.viewer.file_index import IndexCache
 from marft_serve.viewer.metrics_log import MetricsLog
 
 
 class MissingError(ValueError):
     """Requested item does not exist; HTTP status 404."""
+
+
+class Agent(TypedDict):
+    """Agent of a run."""
+
+    role: str
+    policy: str
+    trained: bool
+    answers: bool
+    instructions: str
 
 
 class Run:
@@ -40,22 +48,24 @@ class Run:
         self._table_cache: tuple[tuple[int, ...], EpisodeTable] = ((), EpisodeTable([]))
 
     @property
-    def agents(self) -> list[dict[str, Any]]:
+    def agents(self) -> list[Agent]:
         """The agents, with flags for training and for answering."""
         policies = (self.recipe.model_extra or {}).get("policies")
         policies = policies if isinstance(policies, dict) else {}
-        entries = []
+        agents = list[Agent]()
         for agent in self.recipe.agents:
             extra = agent.model_extra or {}
             policy = policies.get(str(extra.get("policy")), {})
-            trained = isinstance(policy, dict) and policy.get("train", "lora") != "frozen"
-            answers = extra.get("answers") is True or len(self.recipe.agents) == 1
-            instructions = str(extra.get("instructions", ""))
-            entries.append(
-                {"role": agent.role, "policy": str(extra.get("policy", "")), "trained": trained, "answers": answers}
-                | {"instructions": instructions}
+            agents.append(
+                {
+                    "role": agent.role,
+                    "policy": str(extra.get("policy", "")),
+                    "trained": isinstance(policy, dict) and policy.get("train", "lora") != "frozen",
+                    "answers": extra.get("answers") is True or len(self.recipe.agents) == 1,
+                    "instructions": str(extra.get("instructions", "")),
+                }
             )
-        return entries
+        return agents
 
     @property
     def organization(self) -> str:
@@ -110,6 +120,10 @@ class Run:
         if file_index.table is None:
             raise ValueError(file_index.problem)
         return file_index
+
+    def get_guards(self, file: FileIndex) -> list[str]:
+        """Return the guards raised in a file's training step; none for an evaluation."""
+        return self.log.get_guards(file.file.step) if isinstance(file.file.step, int) else []
 
     def get_last_step(self) -> str:
         """Return the last recorded step.

@@ -18,6 +18,7 @@ from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GuardMonitor
 from marft.runs.metrics_log import parse_row
 
+Row = dict[str, Any]  # values by metric, and the step
 Floats = npt.NDArray[np.float64]
 GUARD_PREFIX = "guards/"
 
@@ -37,8 +38,8 @@ class MetricsLog:
 
     def _reset(self) -> None:
         self._offset, self._last = 0, b""  # number of bytes read, and the last line read
-        self.rows: list[dict[str, Any]] = []
-        self.guards: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
+        self.guards: list[Row] = []
         self._watch = GuardMonitor(self._settings, (), lambda _: None)
         self._raised_guards: frozenset[str] = frozenset()
 
@@ -72,7 +73,7 @@ class MetricsLog:
         file.seek(self._offset - len(self._last))
         return bool(file.read(len(self._last)) == self._last)
 
-    def _add_row(self, row: dict[str, Any]) -> None:
+    def _add_row(self, row: Row) -> None:
         """Add a row, and the findings of guards that were not raised in the step before."""
         self.rows.append(row)
         sentences = {name: alert.message for name, alert in self._watch.check(row).alerts.items()}
@@ -98,7 +99,7 @@ class MetricsLog:
 
     def get_guards(self, step: int) -> list[str]:
         """Return the guards raised in a step, including guards already raised before."""
-        row: dict[str, Any] = next((row for row in reversed(self.rows) if row["step"] == step), {})
+        row: Row = next((row for row in reversed(self.rows) if row["step"] == step), {})
         names = [
             name.removeprefix(GUARD_PREFIX) for name, value in row.items() if name.startswith(GUARD_PREFIX) and value
         ]

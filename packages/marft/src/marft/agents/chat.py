@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from marft.agents.prompt_messages import ChatMessage
@@ -96,17 +96,8 @@ class Chat:
         max_tokens = min(base.max_new_tokens, room, self.max_tokens or base.max_new_tokens)
         last: tuple[str | StopString, ...] = (ends,) if ends else ()
         stop = tuple(dict.fromkeys((*base.stop, *self.stop, *last)))
-        final_grammar = grammar or base.grammar
-        return SamplingParams(
-            base.temperature,
-            max_tokens,
-            base.top_p,
-            base.top_k,
-            stop,
-            final_grammar,
-            self.alternatives,
-            self.token_stream,
-        )
+        sampling = replace(base, max_new_tokens=max_tokens, stop=stop, grammar=grammar or base.grammar)
+        return replace(sampling, alternatives=self.alternatives, on_token=self.token_stream)
 
     @property
     def single_call(self) -> bool:

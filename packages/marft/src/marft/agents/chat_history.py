@@ -10,19 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from marft.agents.agents import Agent
 from marft.agents.chat import Chat, ChatRefusedError, Reply
-from marft.agents.communication import ReceivedMessage
-from marft.agents.conversation import Conversation, Node
-from marft.agents.conversation_memory import REASONING_DROPPED, PolicyTemplate, PromptRequest
-from marft.agents.prompt_messages import ChatMessage, Message, Renderer
+from marft.agents.conversation import Conversation, Node, Template, find_stop_string, strip_stop_string
+from marft.agents.conversation_memory import REASONING_DROPPED, PromptRequest, ReceivedMessage
+from marft.agents.prompt_messages import ChatMessage, Renderer, format_message
 from marft.agents.quote_tracker import QuoteTracker, iter_texts
-from marft.agents.stop_strings import find_stop_string, strip_stop_string
 from marft.common.types import Action, Prompt, TokenIds, ToolCall
+from marft.config.interfaces.channel import Message
 
 RESTART_REASONS = {
     "edited": "what was said is changed, or something was put in",
@@ -82,10 +80,7 @@ class ChatHistory:
             new_actions = [action for action in earlier if action.id in quoted.difference(seen)]
         else:
             new_actions = [actions[name] for name in dict.fromkeys(chat.sees) if name not in seen]
-        received = [
-            ReceivedMessage(new_action, Message(new_action.agent, new_action.message), new_action.message)
-            for new_action in new_actions
-        ]
+        received = [ReceivedMessage(new, Message(new.agent, new.message), new.message) for new in new_actions]
         prompt = Prompt(prompt_node.context, 0, _messages_with_prefix(chat), chat.tools)
         return PromptRequest(prompt, received, (), tuple(path), seen, reason, prompt_node, from_client=True)
 
@@ -99,15 +94,12 @@ class ChatHistory:
         ids = self.client_tokens(chat, action.policy, action.tokens, action.text)
         shortened = self._shortened_reason(chat, action)
         self._conversation(chat).add_turn(request.node, [message], ids, action.id, shortened_reason=shortened)
-        thought, stopped = (
-            action.text[: action.thought],
-            self._matched_stop(chat, action.policy, action.tokens, action.text),
-        )
+        thought, stopped = action.text[: action.thought], self._matched_stop(chat, action)
         self._replies[action.id] = message, Reply(action, message, calls, thought, chat.prefix, stopped)
         self._quote_tracker.add_action(action, message, chat)
 
     def client_tokens(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
-        """Return a turn's token ids in its client's form (:func:`~marft.agents.stop_strings.strip_stop_string`)."""
+        """Return a turn's token ids in its client's form (:func:`~marft.agents.conversation.strip_stop_string`)."""
         return strip_stop_string(self.renderer, policy, tokens, text, self._stop_strings(chat), bool(chat.prefix))
 
     def reply(self, action: Action, pieces: bool = False) -> Reply:
@@ -119,17 +111,12 @@ class ChatHistory:
         reply = self._replies[action.id][1]
         if not pieces:
             return reply
-        alternative_tokens, texts_in = (
-            self._alternatives.get(action.id, ()),
-            partial(self.renderer.token_texts, action.policy),
-        )
-        ids = np.array([token for candidates in alternative_tokens for token, _ in candidates], np.int32)
-        begin, first = 0 if reply.prefix else 1, alternative_tokens[0] if alternative_tokens else ()
-        texts = iter(texts_in(ids, begin * len(first)))
-        alternatives = tuple(
-            tuple((next(texts), value) for _, value in candidates) for candidates in alternative_tokens
-        )
-        return replace(reply, pieces=texts_in(action.tokens, begin), alternatives=alternatives)
+        candidates, token_texts = self._alternatives.get(action.id, ()), self.renderer.token_texts
+        ids = np.array([token for position in candidates for token, _ in position], np.int32)
+        begin, first = 0 if reply.prefix else 1, candidates[0] if candidates else ()
+        texts = iter(token_texts(action.policy, ids, begin * len(first)))
+        alternatives = tuple(tuple((next(texts), value) for _, value in position) for position in candidates)
+        return replace(reply, pieces=token_texts(action.policy, action.tokens, begin), alternatives=alternatives)
 
     def store_alternatives(self, name: str, alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Store the most likely alternatives to an action's tokens.
@@ -144,9 +131,7 @@ class ChatHistory:
         If the chat template cannot render the addition, return the chat alone.
         """
         prompt = request.prompt
-        added = "\n\n".join(
-            f"Message from {received.message.role}:\n{received.message.text}" for received in new_messages
-        )
+        added = "\n\n".join(format_message(received.message) for received in new_messages)
         prefix = request.node.prefix if request.node else ""
         chat = prompt.chat[:-1] if prefix else prompt.chat
         try:
@@ -155,11 +140,10 @@ class ChatHistory:
         except ValueError:
             return prompt.ids
 
-    def _matched_stop(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
+    def _matched_stop(self, chat: Chat, action: Action) -> str:
         """Return the client's or recipe's stop string that ended a turn, or ""."""
-        return find_stop_string(
-            self._stop_strings(chat), self.renderer.decode_tokens(policy, tokens, bool(chat.prefix)), text
-        )
+        sampled_text = self.renderer.decode_tokens(action.policy, action.tokens, bool(chat.prefix))
+        return find_stop_string(self._stop_strings(chat), sampled_text, action.text)
 
     def _stop_strings(self, chat: Chat) -> list[str]:
         return [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
@@ -171,9 +155,7 @@ class ChatHistory:
             return REASONING_DROPPED
         if chat.single_call and len(self.renderer.calls(action.policy, action.tokens, chat.tools)) > len(calls) > 0:
             return EXTRA_CALLS_DROPPED
-        return (
-            STOP_STRING_DROPPED if calls and self._matched_stop(chat, action.policy, action.tokens, action.text) else ""
-        )
+        return STOP_STRING_DROPPED if calls and self._matched_stop(chat, action) else ""
 
     def _add_prefix(self, prompt_node: Node, chat: Chat, earlier: Sequence[Action]) -> tuple[Node, list[str]]:
         """Return the node for a turn that the client begins, and the matching own action's id in a list.
@@ -209,7 +191,7 @@ class ChatHistory:
     def _conversation(self, chat: Chat) -> Conversation:
         key = json.dumps([(tool.name, tool.description, tool.parameters) for tool in chat.tools])
         if key not in self._conversations:
-            self._conversations[key] = Conversation(PolicyTemplate(self.renderer, self.agent.policy, chat.tools))
+            self._conversations[key] = Conversation(Template(self.renderer, self.agent.policy, chat.tools))
         return self._conversations[key]
 
     def _restart_reason(self, chat: Chat, node: Node, count: int) -> str:
@@ -288,3 +270,22 @@ def _messages_with_prefix(chat: Chat) -> tuple[ChatMessage, ...]:
 
 def _named_calls(action: Action) -> tuple[ToolCall, ...]:
     return tuple(call for call in action.calls if call.name)
+
+
+def count_chat_tokens(renderer: Renderer, policy: str, chat: Chat) -> int:
+    """Return the number of tokens in a chat, its tools and the opening of the next turn.
+
+    The count includes the client's beginning of that turn.
+
+    Raises:
+        ChatRefusedError: the chat template cannot render the chat, or the chat far exceeds the model's context.
+    """
+    context = renderer.context(policy)
+    size = sum(len(str(message["content"])) for message in chat.messages) + len(chat.prefix)
+    if size > CHARACTERS_PER_TOKEN * context or len(chat.messages) > MAX_MESSAGES:
+        raise ChatRefusedError("too_long", f"This model's maximum context length is {context} tokens.")
+    try:
+        count = len(renderer.start(policy, list(chat.messages), chat.tools))
+        return count + (len(renderer.encode_prefix(policy, chat.prefix)) if chat.prefix else 0)
+    except ValueError as error:
+        raise ChatRefusedError("invalid", str(error)) from error

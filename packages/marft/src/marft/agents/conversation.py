@@ -11,19 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from marft.agents.prompt_messages import ChatMessage, NotExact
-from marft.common.types import TokenIds
+from marft.agents.prompt_messages import ChatMessage, NotExact, Renderer
+from marft.common.types import TokenIds, Tool
 
 
-class Template(Protocol):
-    """Rendering from messages to token ids."""
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Chat template of a policy, with the tools offered to its agent."""
+
+    renderer: Renderer
+    policy: str
+    tools: tuple[Tool, ...]
 
     def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """Return the ids for a new conversation, up to the start of the next turn."""
+        """Return the token ids for a new conversation, up to the start of the next turn, [T]."""
+        return self.renderer.start(self.policy, messages, self.tools)
 
     def continue_chat(
         self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
@@ -32,6 +37,7 @@ class Template(Protocol):
 
         Return ``NotExact`` if the template cannot append them exactly.
         """
+        return self.renderer.continue_chat(self.policy, ids, messages, new, self.tools)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,11 +101,9 @@ class Conversation:
         if existing is not None:
             return existing
         while node.action_id:
-            ids = (
-                NotExact(node.shortened_reason)
-                if node.shortened_reason
-                else self.template.continue_chat(node.context, node.conversation, messages)
-            )
+            ids: TokenIds | NotExact = NotExact(node.shortened_reason)
+            if not node.shortened_reason:
+                ids = self.template.continue_chat(node.context, node.conversation, messages)
             if not isinstance(ids, NotExact):
                 return self._add_prompt(node, messages, ids, reason)
             reason = reason or ids.reason
@@ -121,9 +125,10 @@ class Conversation:
             ValueError: the chat template cannot render the messages.
         """
         existing = _find_prompt(self.root, tuple(messages))
-        return existing or self._add_prompt(
-            self.root, tuple(messages), self.template.start(messages) if ids is None else ids, reason
-        )
+        if existing is not None:
+            return existing
+        ids = self.template.start(messages) if ids is None else ids
+        return self._add_prompt(self.root, tuple(messages), ids, reason)
 
     def add_prefix(self, prompt_node: Node, prefix: str, ids: TokenIds) -> Node:
         """Add a client's beginning of the next turn, and return the node that the turn continues.
@@ -133,11 +138,8 @@ class Conversation:
             prefix: the text that begins the turn.
             ids: token ids for that text, [T].
         """
-        existing = _find_prompt(prompt_node.previous, prompt_node.messages, prefix)
-        prompt_ids = np.concatenate([prompt_node.ids, ids])
-        return existing or self._add_prompt(
-            prompt_node.previous, prompt_node.messages, prompt_ids, prompt_node.restart_reason, prefix
-        )
+        prompt_ids, reason = np.concatenate([prompt_node.ids, ids]), prompt_node.restart_reason
+        return self._add_prompt(prompt_node.previous, prompt_node.messages, prompt_ids, reason, prefix)
 
     def add_turn(
         self,
@@ -160,15 +162,8 @@ class Conversation:
         if existing is not None:
             existing.sampled |= sampled
             return existing
-        turn = Node(
-            prompt_node,
-            tuple(messages),
-            ids,
-            np.concatenate([prompt_node.context, ids]),
-            action_id,
-            sampled,
-            shortened_reason=shortened_reason,
-        )
+        context = np.concatenate([prompt_node.context, ids])
+        turn = Node(prompt_node, tuple(messages), ids, context, action_id, sampled, shortened_reason=shortened_reason)
         prompt_node.children.append(turn)
         return turn
 
@@ -199,3 +194,35 @@ class Conversation:
 def _find_prompt(parent: Node, messages: tuple[ChatMessage, ...], prefix: str = "") -> Node | None:
     """Return the existing prompt child with the same messages and the same beginning of the next turn, or None."""
     return next((child for child in parent.children if child.messages == messages and child.prefix == prefix), None)
+
+
+def find_stop_string(stops: Sequence[str], sampled_text: str, text: str) -> str:
+    """Return the stop string that ended a turn, or "".
+
+    Args:
+        sampled_text: the complete sampled text.
+        text: the text as passed on, without the stop string.
+    """
+    matches = [(at, len(stop), stop) for stop in stops if (at := sampled_text.find(stop)) >= 0]
+    return min(matches)[2] if matches and min(matches)[2] not in text else ""
+
+
+def strip_stop_string(
+    renderer: Renderer, policy: str, tokens: TokenIds, text: str, stops: Sequence[str], inside: bool = False
+) -> TokenIds:
+    """Return a turn's token ids without the final stop string and any text sampled with it.
+
+    The result keeps the sampled ids. Only text from a token that also contains the start of the stop string is
+    encoded again.
+
+    Args:
+        tokens: the turn as sampled, [T].
+        text: the turn's text without the stop string.
+        inside: whether the turn continues a client's beginning.
+    """
+    if not stops or not find_stop_string(stops, renderer.decode_tokens(policy, tokens, inside), text):
+        return tokens
+    count = len(tokens)
+    while not text.startswith(decoded := renderer.decode_tokens(policy, tokens[:count], inside)):
+        count -= 1
+    return np.concatenate([tokens[:count], renderer.encode_text(policy, text[len(decoded) :])])

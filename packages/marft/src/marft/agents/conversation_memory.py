@@ -1,40 +1,79 @@
-"""Conversation memory: an agent's own conversation in the episode, extended by each new prompt.
-
-An agent remembers its actions that were finished before the current request, in the order of the requests. Earlier
-prompts and turns keep their token ids, and each appears once. After the new observation, the prompt contains only
-messages that the agent has not read yet.
-
-If an action's chat was rendered again during tool use, its earlier part appears as the template renders it. Later
-sampled tokens keep their ids, even if the action is copied into another branch.
-"""
+"""Delivery of other agents' messages through the team's channel into an agent's prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from marft.agents.agents import Agent, Request, VisibleAction
-from marft.agents.communication import (
-    MessageTransform,
-    ReceivedMessage,
-    build_message,
-    count_message_tokens,
-    receive_messages,
-    render_prompt,
-)
-from marft.agents.conversation import Conversation, Node
-from marft.agents.prompt_messages import Channel, ChatMessage, NotExact, Renderer, build_messages
-from marft.agents.stop_strings import strip_stop_string
+from marft.agents.agents import Agent, MessageOverride, Request, VisibleAction
+from marft.agents.conversation import Conversation, Node, Template, strip_stop_string
+from marft.agents.prompt_messages import ChatMessage, PromptTooLongError, Renderer, build_messages
 from marft.common.errors import EpisodeFailedError
 from marft.common.token_data import TokenSource
-from marft.common.types import Action, Observation, Prompt, TokenIds, Tool
+from marft.common.types import Action, Observation, Prompt, TokenIds
+from marft.config.interfaces.channel import Channel, Message
 
+MessageTransform = Callable[[Action, str], str]  # (action, its message text) → the text that other agents receive
 CONTEXT_FULL = "the context is full: the oldest exchanges were left out"
 REASONING_DROPPED = "its thoughts were dropped"
 CONCURRENT_ACTIONS = "it acted several times at once, and remembers all of it"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedMessage:
+    """Received message: the source action, the message after the channel and the text before the channel."""
+
+    action: Action
+    message: Message
+    original_text: str
+
+
+def build_message(transform: MessageTransform, visible: VisibleAction) -> ReceivedMessage:
+    """Return an action's message for other agents, before the channel."""
+    action = visible.action if isinstance(visible, MessageOverride) else visible
+    text = transform(action, visible.text if isinstance(visible, MessageOverride) else visible.message)
+    return ReceivedMessage(action, Message(action.agent, text), text)
+
+
+def receive_messages(
+    channel: Channel, transform: MessageTransform, sees: Sequence[VisibleAction]
+) -> list[ReceivedMessage]:
+    """Return the messages that an agent reads from others, after the channel."""
+    received = [build_message(transform, visible) for visible in sees]
+    carried = channel.carry([original.message for original in received])
+    return [
+        replace(original, message=message)
+        for original, message in zip(received, carried, strict=True)
+        if message is not None
+    ]
+
+
+def count_message_tokens(renderer: Renderer, policy: str, received: Sequence[ReceivedMessage]) -> dict[str, int]:
+    """Return the number of tokens read from each action, by action id."""
+    tokens: dict[str, int] = {}
+    for message in received:
+        tokens[message.action.id] = tokens.get(message.action.id, 0) + renderer.count(policy, message.message.text)
+    return tokens
+
+
+def render_prompt(
+    renderer: Renderer, agent: Agent, observation: Observation, received: Sequence[ReceivedMessage], room: int
+) -> Prompt:
+    """Return a prompt that leaves ``room`` tokens for the action.
+
+    Raises:
+        EpisodeFailedError: the prompt does not fit.
+    """
+    messages = [entry.message for entry in received]
+    try:
+        return renderer.render(
+            agent.policy, agent.profile, observation.for_role(agent.role), messages, reserve=room, cut=agent.cut
+        )
+    except PromptTooLongError as error:
+        raise EpisodeFailedError("failed", str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,25 +132,6 @@ class Exchange:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTemplate:
-    """Chat template of a policy, with the tools offered to its agent."""
-
-    renderer: Renderer
-    policy: str
-    tools: tuple[Tool, ...]
-
-    def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """Return the token ids for a new conversation, up to the start of the next turn, [T]."""
-        return self.renderer.start(self.policy, messages, self.tools)
-
-    def continue_chat(
-        self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
-    ) -> TokenIds | NotExact:
-        """Return the token ids to append for new messages, or ``NotExact``."""
-        return self.renderer.continue_chat(self.policy, ids, messages, new, self.tools)
-
-
 class ConversationMemory:
     """Conversation memory for one agent in one episode.
 
@@ -121,7 +141,7 @@ class ConversationMemory:
 
     def __init__(self, agent: Agent, renderer: Renderer, channel: Channel, transform: MessageTransform) -> None:
         self.agent, self.renderer, self.channel, self.transform = agent, renderer, channel, transform
-        self._conversation = Conversation(PolicyTemplate(renderer, agent.policy, agent.profile.tools))
+        self._conversation = Conversation(Template(renderer, agent.policy, agent.profile.tools))
         self._exchanges: dict[str, Exchange] = {}  # by action id
 
     def memory_ids(self) -> tuple[str, ...]:
@@ -158,31 +178,18 @@ class ConversationMemory:
             full_length = full_length or len(node.context)
             excess = len(node.context) - self._budget(room)
             if excess <= 0:
-                prompt = Prompt(
-                    node.context, full_length - len(node.context), node.conversation, self.agent.profile.tools
-                )
-                return PromptRequest(
-                    prompt,
-                    received,
-                    new_messages,
-                    kept_ids,
-                    self._seen_ids(kept_ids),
-                    self._restart_reason(action_ids, kept_ids, node),
-                    node,
-                )
+                truncated, tools = full_length - len(node.context), self.agent.profile.tools
+                prompt = Prompt(node.context, truncated, node.conversation, tools)
+                seen, reason = self._seen_ids(kept_ids), self._restart_reason(action_ids, kept_ids, node)
+                return PromptRequest(prompt, received, new_messages, kept_ids, seen, reason, node)
             self._check_truncation(len(node.context), room)
             kept_ids = self._drop_oldest(kept_ids, excess)
         received = self._receive(request.sees, ())
         prompt = render_prompt(self.renderer, self.agent, request.observation, received, room)
         prompt = replace(prompt, truncated_tokens=max(prompt.truncated_tokens, full_length - len(prompt.ids)))
         node = self._conversation.add_messages(prompt.chat, self._conversation.root)
-        return PromptRequest(
-            prompt,
-            received,
-            prompt.chat[len(self._system_messages) :],
-            restart_reason=CONTEXT_FULL if action_ids else "",
-            node=node,
-        )
+        new_messages, reason = prompt.chat[len(self._system_messages) :], CONTEXT_FULL if action_ids else ""
+        return PromptRequest(prompt, received, new_messages, restart_reason=reason, node=node)
 
     def store(self, prompt_request: PromptRequest, action: Action, request: Request) -> None:
         """Store a finished action."""
@@ -190,22 +197,19 @@ class ConversationMemory:
         turn_messages = tuple(self.renderer.turn(action.policy, action))
         messages = tuple(map(self._strip_reasoning, turn_messages)) if self.agent.thinking == "drop" else turn_messages
         shortened_reason = REASONING_DROPPED if messages != turn_messages else ""
+        begun = (request.begins.id,) if request.begins else ()
         since = 0
         if action.restarted == CONTEXT_FULL:
             since = self._exchanges[action.continues[0]].action.index if action.continues else action.index
-        prompt_tokens = sum(
-            self.renderer.count(action.policy, str(message["content"])) for message in prompt_request.new_messages
-        )
+        texts = [str(message["content"]) for message in prompt_request.new_messages]
+        prompt_tokens = sum(self.renderer.count(action.policy, text) for text in texts)
         self._exchanges[action.id] = Exchange(
             action=action,
             new_messages=prompt_request.new_messages,
             messages=messages,
             shortened_reason=shortened_reason,
             received=frozenset((entry.action.id, entry.original_text) for entry in prompt_request.received),
-            seen=(
-                *(entry.action.id for entry in prompt_request.received),
-                *([request.begins.id] if request.begins else ()),
-            ),
+            seen=tuple(entry.action.id for entry in prompt_request.received) + begun,
             turn=self._add_turn(prompt_request.node, messages, action, shortened_reason),
             oldest_index=since,
             size=prompt_tokens + len(action.tokens),
@@ -245,9 +249,8 @@ class ConversationMemory:
 
     def _new_messages(self, observation: Observation, received: Sequence[ReceivedMessage]) -> tuple[ChatMessage, ...]:
         profile = replace(self.agent.profile, instructions="")
-        return tuple(
-            build_messages(profile, observation.for_role(self.agent.role), [entry.message for entry in received])
-        )
+        messages = [entry.message for entry in received]
+        return tuple(build_messages(profile, observation.for_role(self.agent.role), messages))
 
     def _build_node(self, action_ids: Sequence[str], new: tuple[ChatMessage, ...]) -> Node:
         """Return the conversation node after these exchanges and the new messages."""
@@ -255,12 +258,10 @@ class ConversationMemory:
         try:
             for name in action_ids:
                 exchange = self._exchanges[name]
-                prompt_node = self._conversation.add_messages(
-                    self._opening_messages(node) + exchange.new_messages, node
-                )
-                node = self._add_turn(
-                    prompt_node, exchange.messages, exchange.action, exchange.shortened_reason, sampled=False
-                )
+                told = self._opening_messages(node) + exchange.new_messages
+                prompt_node = self._conversation.add_messages(told, node)
+                reason = exchange.shortened_reason
+                node = self._add_turn(prompt_node, exchange.messages, exchange.action, reason, sampled=False)
             return self._conversation.add_messages(self._opening_messages(node) + new, node)
         except ValueError as error:
             raise EpisodeFailedError("failed", f"{self.agent.role}: {error}") from error

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from marft.agents.environment import Environment, Session
-from marft.common.step_info import StepInfo
 from marft.common.texts import replace_surrogates, truncate
-from marft.common.types import JointAction, Observation, Step, Task
+from marft.common.types import JointAction, Observation, Step, StepInfo, Task
+from marft.config.interfaces.environment import Environment, Session
 from marft.config.settings import did_you_mean
 
 MAX_TEXT_CHARACTERS = 16 * 2**20  # maximum characters of an observation text

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marft.agents.engine import Sampler
-from marft.agents.environment import Environment
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.prompt_injection import PromptInjection, inject_message
-from marft.agents.prompt_messages import Message, Renderer
+from marft.agents.prompt_messages import Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
-from marft.agents.tool_sources import ToolSource
+from marft.common.seeds import derive_seed
 from marft.common.types import Action, ActionKey, Observation, Task
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.engine import Sampler
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.tools import ToolSource
 
 
 class EpisodeCallback(Protocol):
@@ -44,6 +46,11 @@ class Game:
     timeout: float = 60.0  # timeout of each call into the environment, in seconds
     callback: EpisodeCallback | None = None
     tools: Mapping[str, ToolSource] = field(default_factory=dict)
+
+    def seed_for(self, part: str, attempt: Attempt) -> int:
+        """Return the seed of a part of an episode. A replay uses the seed of the replayed episode."""
+        origin = attempt.replay or attempt
+        return derive_seed(self.seed, part, origin.stream, attempt.task.id, origin.sample)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,18 +13,17 @@ import numpy.typing as npt
 from marft.agents.agents import Agent, Request
 from marft.agents.chat import Chat, ChatRefusedError
 from marft.agents.chat_history import ChatHistory
-from marft.agents.engine import Sampler
 from marft.agents.helpers import HelperCall, HelperReply
 from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact, Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.tool_executor import ToolExecutor
 from marft.common.errors import EpisodeFailedError, RowFailedError
 from marft.common.reasoning import StopString, ends_in_reasoning
-from marft.common.segments import PromptReset
 from marft.common.texts import format_error
-from marft.common.token_data import GrammarMasks, TokenSource, single_token_mask
+from marft.common.token_data import GrammarMasks, PromptReset, TokenSource, single_token_mask
 from marft.common.types import Action, ActionKey, Completion, FinishReason, LogProbs, Option, Prompt, TokenIds, ToolCall
 from marft.common.usage import Usage
+from marft.config.interfaces.engine import Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,74 +70,163 @@ def encode_options(renderer: Renderer, policy: str, request: Request) -> list[Op
     return options
 
 
-async def generate(
-    engine: Sampler,
-    renderer: Renderer,
-    tool_executor: ToolExecutor,
-    agent: Agent,
-    prompt: Prompt,
-    prefix: ResponsePrefix,
-    key: ActionKey,
-    token_stream: TokenStream | None = None,
-    helper_call: HelperCall | None = None,
-) -> Action:
-    """Sample a text after the prefix, with helper replies and tool outputs inserted as they occur.
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionSampler:
+    """Sampler for one action of an agent. The caller fills in the action's position in the episode."""
 
-    After each helper call, sampling continues from the reply; after each tool round, from the tool outputs. The
-    caller fills in the action's position in the episode.
+    engine: Sampler
+    renderer: Renderer
+    agent: Agent
+    prompt: Prompt
+    key: ActionKey
 
-    Args:
-        token_stream: stream for the tokens. It is used only without a prefix, tools and helpers: otherwise the tokens
-            sampled first may not be the action's final text.
-        helper_call: access to helpers, if the agent may call any.
-    """
-    builder = ActionBuilder(prompt, prefix)
-    limits, max_new_tokens, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
-    if token_stream and not (agent.profile.tools or len(prefix.tokens) or helper_call):
-        token_stream.make_text_stream = partial(
-            renderer.text_stream, agent.policy, agent.sampling.stop, agent.thinking == "drop", False
+    async def generate(
+        self,
+        tool_executor: ToolExecutor,
+        prefix: ResponsePrefix,
+        token_stream: TokenStream | None = None,
+        helper_call: HelperCall | None = None,
+    ) -> Action:
+        """Sample a text after the prefix, with helper replies and tool outputs inserted as they occur.
+
+        After each helper call, sampling continues from the reply; after each tool round, from the tool outputs.
+
+        Args:
+            token_stream: stream for the tokens. It is used only without a prefix, tools and helpers: otherwise the
+                tokens sampled first may not be the action's final text.
+            helper_call: access to helpers, if the agent may call any.
+        """
+        agent, policy, sampling, limits = self.agent, self.agent.policy, self.agent.sampling, self.agent.tool_use
+        if token_stream and not (agent.profile.tools or len(prefix.tokens) or helper_call):
+            token_stream.make_text_stream = partial(
+                self.renderer.text_stream, policy, sampling.stop, agent.thinking == "drop", False
+            )
+            sampling = replace(sampling, on_token=token_stream)
+        builder = ActionBuilder(self.prompt, prefix)
+        room, rounds = sampling.max_new_tokens, 0
+        while True:
+            turn_sampling = helper_call.resolve_sampling(sampling) if helper_call else sampling
+            completion = await self.engine.sample(
+                policy,
+                builder.build_prompt(),
+                replace(turn_sampling, max_new_tokens=room),
+                _turn_key(self.key, builder.completion_count),
+            )
+            before, turn_tokens = builder.text, builder.turn
+            if len(turn_tokens):
+                completion = self._restore_space(completion)
+            builder.add_completion(completion)
+            helper_reply = None
+            if helper_call:
+                inside = bool(len(turn_tokens))
+                helper_reply = await helper_call.reply(agent, self.key, before, completion, rounds, inside)
+            if helper_reply is not None:
+                room = self._room(builder, builder.length + len(helper_reply.tokens))
+                if room < 1:
+                    return builder.build_action(self.key, agent, "length")
+                builder.add_helper_reply(before, helper_reply)
+                continue
+            calls = self._parse_calls(completion, turn_tokens)
+            if not calls or rounds == limits.rounds:
+                return builder.build_action(self.key, agent, "length" if calls else completion.finish)
+            clip = partial(self.renderer.clip, policy, tokens=limits.output_tokens)
+            executed = [replace(call, round=rounds) for call in await tool_executor.execute(limits, calls, clip)]
+            builder.calls += executed
+            tool_turn = builder.render_tool_turn(self.renderer, agent, completion, executed)
+            rounds += 1
+            room = self._room(builder, builder.length_with(tool_turn))
+            if room < 1:
+                return builder.build_action(self.key, agent, "length")
+            builder.add_tool_turn(tool_turn)
+
+    def _room(self, builder: ActionBuilder, context_length: int) -> int:
+        """Return the number of tokens that the action may still sample after a context of this length."""
+        return min(
+            self.agent.sampling.max_new_tokens - builder.sampled_tokens,
+            self.renderer.context(self.agent.policy) - context_length,
         )
-        agent = replace(agent, sampling=replace(agent.sampling, on_token=token_stream))
-    while True:
-        sampling = replace(
-            helper_call.resolve_sampling(agent.sampling) if helper_call else agent.sampling,
-            max_new_tokens=max_new_tokens,
-        )
-        completion = await engine.sample(
-            agent.policy, builder.build_prompt(), sampling, turn_key(key, builder.completion_count)
-        )
-        before, turn_tokens = builder.text, builder.turn
-        completion = _restore_space(renderer, agent.policy, completion) if len(turn_tokens) else completion
+
+    def _restore_space(self, completion: Completion) -> Completion:
+        """Return a completion from the middle of a turn, with its leading space.
+
+        Decoding at the start of a turn drops the space.
+        """
+        decode = partial(self.renderer.decode_tokens, self.agent.policy, completion.tokens)
+        alone, inside = decode(False), decode(True)
+        space = inside[: len(inside) - len(alone)] if inside.endswith(alone) else ""
+        return replace(completion, text=space + completion.text)
+
+    def _parse_calls(self, completion: Completion, turn_tokens: TokenIds) -> Sequence[ToolCall]:
+        tools = self.agent.profile.tools
+        if not tools or completion.finish == "length":
+            return ()
+        if completion.calls is not None:
+            return completion.calls
+        return self.renderer.calls(self.agent.policy, completion.tokens, tools, turn_tokens)
+
+    async def answer_chat(self, record: ChatHistory, chat: Chat) -> Action:
+        """Sample one turn of a client's chat; the client executes its tool calls.
+
+        Raises:
+            ChatRefusedError: the engine could not sample this request.
+        """
+        agent, renderer, policy = self.agent, self.renderer, self.agent.policy
+        room = renderer.context(policy) - len(self.prompt.ids)
+        grammar = renderer.grammar(policy, chat) if chat.constraint else None
+        calls = bool(chat.tools) and chat.calls
+        sampling = chat.resolve_sampling(agent.sampling, room, grammar, self._call_end_marker(chat))
+        if chat.token_stream:
+            chat.token_stream.make_text_stream = partial(
+                renderer.text_stream, policy, sampling.stop, agent.thinking == "drop", calls, chat.prefix
+            )
+        try:
+            completion = await self.engine.sample(policy, self.prompt, sampling, self.key)
+        except RowFailedError as error:  # the client receives the error and the episode continues
+            raise ChatRefusedError("unsupported" if error.grammar_failed else "failed", error.reason) from error
+        completion = self._restore_space(completion) if chat.prefix else completion
+        builder = ActionBuilder(self.prompt, ResponsePrefix())
         builder.add_completion(completion)
-        helper_reply = (
-            await helper_call.reply(agent, key, before, completion, rounds, bool(len(turn_tokens)))
-            if helper_call
-            else None
+        if calls and completion.finish == "stop":
+            found_calls: Sequence[ToolCall] | None = completion.calls
+            if found_calls is None:
+                client_tokens = record.client_tokens(chat, policy, completion.tokens, completion.text)
+                prefix_tokens = renderer.encode_prefix(policy, chat.prefix) if chat.prefix else NO_TOKENS
+                found_calls = renderer.calls(policy, client_tokens, chat.tools, prefix_tokens)
+            first_named = [call for call in found_calls if call.name][:1] if chat.single_call else ()
+            builder.calls += first_named or found_calls
+        action = replace(builder.build_action(self.key, agent, completion.finish), wishes=chat.dump_recorded_options())
+        if completion.alternatives:
+            record.store_alternatives(action.id, completion.alternatives)
+        return action
+
+    def _call_end_marker(self, chat: Chat) -> str | StopString:
+        """Return the marker that ends a turn after its first tool call, or "" if the turn may continue."""
+        end = self.renderer.call_end(self.agent.policy) if chat.single_call else ""
+        if isinstance(end, StopString):
+            return replace(end, in_reasoning=ends_in_reasoning(chat.prefix, end.in_reasoning))
+        return end
+
+    async def choose(self, texts: Sequence[str], options: Sequence[Option]) -> Action:
+        """Choose one of the options, which encode these texts."""
+        agent = self.agent
+        choice, versions = await self.engine.choose(agent.policy, self.prompt, options, agent.sampling, self.key)
+        tokens = options[choice.chosen].tokens
+        return Action(
+            key=self.key,
+            policy=agent.policy,
+            profile_version=agent.profile.version,
+            index=0,
+            sees=(),
+            prompt=self.prompt.ids,
+            tokens=tokens,
+            marks=np.full(len(tokens), TokenSource.SAMPLED, np.uint8),
+            log_probs=choice.log_probs[[choice.chosen]],
+            text=texts[choice.chosen],
+            finish="stop",
+            versions=versions,
+            choice=choice,
+            usage=choice.usage,
         )
-        if helper_reply is not None:
-            room = renderer.context(agent.policy) - builder.length - len(helper_reply.tokens)
-            max_new_tokens = min(agent.sampling.max_new_tokens - builder.sampled_tokens, room)
-            if max_new_tokens < 1:
-                return builder.build_action(key, agent, "length")
-            builder.add_helper_reply(before, helper_reply)
-            continue
-        calls = _parse_calls(renderer, agent, completion, turn_tokens)
-        if not calls:
-            return builder.build_action(key, agent, completion.finish)
-        if rounds == limits.rounds:
-            return builder.build_action(key, agent, "length")
-        clip = partial(renderer.clip, agent.policy, tokens=limits.output_tokens)
-        executed_calls = [replace(call, round=rounds) for call in await tool_executor.execute(limits, calls, clip)]
-        builder.calls += executed_calls
-        tool_turn = builder.render_tool_turn(renderer, agent, completion, executed_calls)
-        rounds += 1
-        max_new_tokens = min(
-            agent.sampling.max_new_tokens - builder.sampled_tokens,
-            renderer.context(agent.policy) - builder.length_with(tool_turn),
-        )
-        if max_new_tokens < 1:
-            return builder.build_action(key, agent, "length")
-        builder.add_tool_turn(tool_turn)
 
 
 def check_log_probs(action: Action) -> None:
@@ -155,27 +243,9 @@ def check_log_probs(action: Action) -> None:
         raise EpisodeFailedError("failed", f"{action.agent} sampled a token whose log-prob is not a finite number")
 
 
-def turn_key(key: ActionKey, rounds: int) -> ActionKey:
+def _turn_key(key: ActionKey, rounds: int) -> ActionKey:
     """Return the key for the random stream of an action's text after ``rounds`` earlier samplings."""
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
-
-
-def _restore_space(renderer: Renderer, policy: str, completion: Completion) -> Completion:
-    """Return a completion from the middle of a turn, with its leading space.
-
-    Decoding at the start of a turn drops the space.
-    """
-    alone, inside = (renderer.decode_tokens(policy, completion.tokens, at) for at in (False, True))
-    space = inside[: len(inside) - len(alone)] if inside.endswith(alone) else ""
-    return replace(completion, text=space + completion.text)
-
-
-def _parse_calls(renderer: Renderer, agent: Agent, completion: Completion, turn_tokens: TokenIds) -> Sequence[ToolCall]:
-    if not agent.profile.tools or completion.finish == "length":
-        return ()
-    if completion.calls is not None:
-        return completion.calls
-    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools, turn_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,17 +381,12 @@ class ActionBuilder:
             marks[last] = TokenSource.SAMPLED
             self._masks.append((last, GrammarMasks.from_masks([0], [single_token_mask(int(tokens[last]))])))
         log_probs = np.zeros(len(tokens), np.float32)
-        log_probs[np.isin(marks, (TokenSource.SAMPLED, TokenSource.FORCED))] = np.concatenate(
-            [s.log_probs for s in self._completions]
-        )
-        used = [
-            usage
-            for usage in (*(s.usage for s in self._completions), *(q.usage for q in self._helper_replies))
-            if usage
-        ]
-        teammate_log_probs = np.concatenate(
-            [self.prefix.log_probs, *(reply.log_probs for reply in self._helper_replies)]
-        )
+        own = np.isin(marks, (TokenSource.SAMPLED, TokenSource.FORCED))
+        log_probs[own] = np.concatenate([completion.log_probs for completion in self._completions])
+        sources: list[Completion | HelperReply] = [*self._completions, *self._helper_replies]
+        used = [source.usage for source in sources if source.usage]
+        reply_log_probs = [reply.log_probs for reply in self._helper_replies]
+        teammate_log_probs = np.concatenate([self.prefix.log_probs, *reply_log_probs])
         prefix = self.prefix.text if len(self._texts) == 1 else ""
         return Action(
             key=key,
@@ -345,84 +410,3 @@ class ActionBuilder:
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
         )
-
-
-async def answer_chat(
-    engine: Sampler, record: ChatHistory, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
-) -> Action:
-    """Sample one turn of a client's chat; the client executes its tool calls.
-
-    The caller fills in the action's position in the episode.
-
-    Raises:
-        ChatRefusedError: the engine could not sample this request.
-    """
-    renderer = record.renderer
-    room = renderer.context(agent.policy) - len(prompt.ids)
-    chat_grammar = renderer.grammar(agent.policy, chat) if chat.constraint else None
-    calls = bool(chat.tools) and chat.calls
-    sampling = chat.resolve_sampling(agent.sampling, room, chat_grammar, _call_end_marker(renderer, agent, chat))
-    prefix_arguments = {"prefix": chat.prefix} if chat.prefix else {}
-    if chat.token_stream:
-        chat.token_stream.make_text_stream = partial(
-            renderer.text_stream, agent.policy, sampling.stop, agent.thinking == "drop", calls, **prefix_arguments
-        )
-    try:
-        completion = await engine.sample(agent.policy, prompt, sampling, key)
-    except RowFailedError as error:  # the client receives the error and the episode continues
-        raise ChatRefusedError("unsupported" if error.grammar_failed else "failed", error.reason) from error
-    completion = _restore_space(renderer, agent.policy, completion) if chat.prefix else completion
-    builder = ActionBuilder(prompt, ResponsePrefix())
-    builder.add_completion(completion)
-    if calls and completion.finish == "stop":
-        found_calls = list(
-            _parse_client_calls(record, agent, chat, completion) if completion.calls is None else completion.calls
-        )
-        builder.calls += (
-            ([call for call in found_calls if call.name][:1] or found_calls) if chat.single_call else found_calls
-        )
-    action = replace(builder.build_action(key, agent, completion.finish), wishes=chat.dump_recorded_options())
-    if completion.alternatives:
-        record.store_alternatives(action.id, completion.alternatives)
-    return action
-
-
-def _parse_client_calls(record: ChatHistory, agent: Agent, chat: Chat, completion: Completion) -> Sequence[ToolCall]:
-    """Return the tool calls in the part of a turn that the client receives."""
-    client_tokens = record.client_tokens(chat, agent.policy, completion.tokens, completion.text)
-    prefix_tokens = record.renderer.encode_prefix(agent.policy, chat.prefix) if chat.prefix else NO_TOKENS
-    return record.renderer.calls(agent.policy, client_tokens, chat.tools, prefix_tokens)
-
-
-def _call_end_marker(renderer: Renderer, agent: Agent, chat: Chat) -> str | StopString:
-    """Return the marker that ends a turn after its first tool call, or "" if the turn may continue."""
-    end = renderer.call_end(agent.policy) if chat.single_call else ""
-    return (
-        replace(end, in_reasoning=ends_in_reasoning(chat.prefix, end.in_reasoning))
-        if isinstance(end, StopString)
-        else end
-    )
-
-
-async def choose_option(
-    engine: Sampler, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
-) -> Action:
-    """Choose one option. The caller fills in the action's position in the episode."""
-    choice, versions = await engine.choose(agent.policy, prompt, options, agent.sampling, key)
-    tokens = options[choice.chosen].tokens
-    return Action(
-        key=key,
-        policy=agent.policy,
-        profile_version=agent.profile.version,
-        index=0,
-        sees=(),
-        prompt=prompt.ids,
-        tokens=tokens,
-        marks=np.full(len(tokens), TokenSource.SAMPLED, np.uint8),
-        log_probs=choice.log_probs[[choice.chosen]],
-        text=request.options[choice.chosen],
-        finish="stop",
-        versions=versions,
-        choice=choice,
-        usage=choice.usage,
-    )

@@ -13,13 +13,22 @@ import numpy as np
 
 from marft.agents.agents import Agent
 from marft.agents.chat_history import CHARACTERS_PER_TOKEN
-from marft.agents.engine import Sampler
-from marft.agents.prompt_messages import NO_TOKENS, Message, PromptTooLongError, Renderer, TruncationPolicy
+from marft.agents.prompt_messages import NO_TOKENS, PromptTooLongError, Renderer, TruncationPolicy
 from marft.common.errors import EpisodeFailedError
-from marft.common.helper_calls import HelperCallRecord
-from marft.common.types import ActionKey, AgentProfile, Completion, LogProbs, Observation, SamplingParams, TokenIds
+from marft.common.types import (
+    ActionKey,
+    AgentProfile,
+    Completion,
+    HelperCallRecord,
+    LogProbs,
+    Observation,
+    SamplingParams,
+    TokenIds,
+)
 from marft.common.usage import Usage
 from marft.config.helpers import HelperCallSettings
+from marft.config.interfaces.channel import Message
+from marft.config.interfaces.engine import Sampler
 
 if TYPE_CHECKING:
     from marft.agents.game import Game
@@ -56,22 +65,14 @@ class HelperConfig:
     @staticmethod
     def from_settings(settings: HelperCallSettings) -> HelperConfig:
         """Build the helper configuration from a recipe's settings."""
-        helpers = {
-            kind: Helper(
-                helper.policy,
-                AgentProfile(kind, helper.instructions),
-                helper.sampling.to_sampling_params(),
-                frozenset(helper.context),
-            )
-            for kind, helper in settings.helpers.items()
-        }
         example = settings.call_template.format(kind="KIND", question="your question")
-        kinds = [
-            f"{kind}: {helper.description}" if helper.description else kind for kind, helper in settings.helpers.items()
-        ]
-        description = "\n".join(
-            [f"You may ask for help while you write: {example}, with one of these as KIND.", *kinds]
-        )
+        lines = [f"You may ask for help while you write: {example}, with one of these as KIND."]
+        helpers = {}
+        for kind, helper in settings.helpers.items():
+            profile, sampling = AgentProfile(kind, helper.instructions), helper.sampling.to_sampling_params()
+            helpers[kind] = Helper(helper.policy, profile, sampling, frozenset(helper.context))
+            lines.append(f"{kind}: {helper.description}" if helper.description else kind)
+        description = "\n".join(lines)
         return HelperConfig(helpers, settings.call_template, settings.reply_template, settings.visible, description)
 
     @cached_property
@@ -187,16 +188,12 @@ class HelperCall:
         profile, visible_task = replace(helper.profile, guidance=question), self.task if "task" in helper.sees else ""
         reserve = helper.sampling.max_new_tokens
         try:
-            prompt = self.renderer.render(
-                helper.policy, profile, visible_task, seen, reserve=reserve, cut=TruncationPolicy()
-            )
-        except PromptTooLongError as error:
-            return None, str(error)
-        name = key._replace(stream=f"{key.stream}+?{self._call_count}")
-        try:
+            cut = TruncationPolicy()
+            prompt = self.renderer.render(helper.policy, profile, visible_task, seen, reserve=reserve, cut=cut)
+            name = key._replace(stream=f"{key.stream}+?{self._call_count}")
             completion = await self.engine.sample(helper.policy, prompt, helper.sampling, name)
         # The agent continues without a reply: a helper failure does not cost the attempt.
-        except EpisodeFailedError as error:
+        except (PromptTooLongError, EpisodeFailedError) as error:
             return None, str(error)
         thought = self.renderer.reasoning_length(helper.policy, completion.text)
         return replace(completion, text=completion.text[: thought + reserve * CHARACTERS_PER_TOKEN]), ""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
@@ -120,12 +121,15 @@ class LoopThread:
         """
         return await self._run_coroutine(self._run_counted(run_user_code, function, arguments, passthrough), timeout)
 
-    async def _run_coroutine(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
+    def _submit(self, coroutine: Coroutine[object, object, T]) -> Future[T]:
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError as error:  # a session closed the loop
             coroutine.close()
             raise UserCodeError(format_error(error), "") from None
+
+    async def _run_coroutine(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
+        future = self._submit(coroutine)
         try:
             async with asyncio.timeout(timeout) as limit:
                 return await asyncio.wrap_future(future)
@@ -161,13 +165,8 @@ class LoopThread:
 
     async def _ask(self, question: Coroutine[object, object, bool]) -> bool:
         try:
-            answer = asyncio.run_coroutine_threadsafe(question, self.loop)
-        except RuntimeError:  # a session closed the loop
-            question.close()
-            return False
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), GRACE_SECONDS + 0.2)
-        except TimeoutError:
+            return await asyncio.wait_for(asyncio.wrap_future(self._submit(question)), GRACE_SECONDS + 0.2)
+        except (TimeoutError, UserCodeError):
             return False
         except asyncio.CancelledError:  # cancelled by leftovers from the session
             if is_canceled():
@@ -176,11 +175,8 @@ class LoopThread:
 
     def call_later(self, function: Callable[[], object]) -> None:
         """Run ``function()`` on the thread after its current work, and ignore errors."""
-        coroutine = run_user_code(function, (), ())
-        try:
-            asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:
-            coroutine.close()
+        with suppress(UserCodeError):
+            self._submit(run_user_code(function, (), ()))
 
     def stop(self) -> None:
         """Stop the event loop, which ends the thread."""

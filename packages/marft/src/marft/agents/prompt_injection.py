@@ -66,23 +66,16 @@ def inject_outputs(calls: Sequence[ToolCall], injections: Sequence[PromptInjecti
     in_tools = [injection for injection in injections if injection.location == "tool"]
     if not in_tools:
         return [*calls]
-    return [
-        call
-        if call.error
-        else replace(call, output=append_injections(call.output, [p for p in in_tools if p.applies_to(call.name)]))
-        for call in calls
-    ]
+    injected = []
+    for call in calls:
+        output = append_injections(call.output, [one for one in in_tools if one.applies_to(call.name)])
+        injected.append(call if call.error else replace(call, output=output))
+    return injected
 
 
 def inject_message(reader: str, action: Action, text: str, injections: Sequence[PromptInjection]) -> str:
     """Return a teammate's message with its injections; an agent's own message stays unchanged."""
     if action.agent == reader:
         return text
-    return append_injections(
-        text,
-        [
-            injection
-            for injection in injections
-            if injection.location == "message" and injection.applies_to(action.agent)
-        ],
-    )
+    in_messages = [injection for injection in injections if injection.location == "message"]
+    return append_injections(text, [injection for injection in in_messages if injection.applies_to(action.agent)])

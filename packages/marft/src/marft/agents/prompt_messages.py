@@ -1,8 +1,14 @@
-"""Rendering for rollout observations: [profile + observation + dependencies (+ guidance)]."""
+"""Messages of an agent's prompt, and the interface that turns them into tokens.
+
+The prompt of a rollout observation is [profile + observation + dependencies (+ guidance)]. This module writes it as
+messages and knows no tokenizer. A :class:`Renderer` turns messages into token ids:
+:class:`marft.inference.renderer.ChatRenderer`, through the chat template of each policy's model.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -12,32 +18,30 @@ import numpy as np
 from marft.common.reasoning import StopString
 from marft.common.token_data import Grammar
 from marft.common.types import Action, AgentProfile, Prompt, TokenIds, Tool, ToolCall
+from marft.config.interfaces.channel import Message
 
 if TYPE_CHECKING:
     from marft.agents.chat import Chat
     from marft.agents.streaming import TextStream
 
+_MESSAGE_HEADER = re.compile(r"(?:\A|\n\n)Message from (\w+):\n")  # see :func:`format_message`
 NO_TOKENS = np.empty(0, np.int32)  # no tokens, [0]
 ChatMessage = Mapping[str, object]  # role and content, in the format of chat templates and chat endpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Message in the form that another agent reads."""
-
-    role: str
-    text: str
+def format_message(message: Message) -> str:
+    """Return a teammate's message as a prompt shows it."""
+    return f"Message from {message.role}:\n{message.text}"
 
 
-class Channel(Protocol):
-    """Communication channel between an action and its readers."""
+def split_messages(prompt: str) -> tuple[str, list[Message]]:
+    """Return a prompt's text before its first message, and its messages. Guidance belongs to the last message.
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """Transform the messages for one agent, oldest first.
-
-        The result has one entry per message; None hides the message from the agent.
-        """
-        ...
+    >>> split_messages("2 + 3 =\\n\\nMessage from reasoner:\\nIt is 5.")
+    ('2 + 3 =', [Message(role='reasoner', text='It is 5.')])
+    """
+    before, *parts = _MESSAGE_HEADER.split(prompt)
+    return before, [Message(role, text) for role, text in zip(parts[::2], parts[1::2], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,19 +246,13 @@ def tool_call_messages(text: str, calls: Sequence[ToolCall]) -> list[dict[str, A
     >>> tool_call_messages("", [ToolCall("add", '{"a": 1}', output="1")])[1]
     {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
     """
-    named = [(f"call{index:05d}", call.name or "unknown", call) for index, call in enumerate(calls)]
-    functions = [
-        (name_id, {"name": name, "arguments": parse_arguments(call.arguments)}) for name_id, name, call in named
-    ]
-    turn = {
-        "role": "assistant",
-        "content": text,
-        "tool_calls": [{"type": "function", "id": name_id, "function": function} for name_id, function in functions],
-    }
-    answers = [
-        {"role": "tool", "name": name, "tool_call_id": name_id, "content": call.output} for name_id, name, call in named
-    ]
-    return [turn, *answers]
+    tool_calls, answers = [], []
+    for index, call in enumerate(calls):
+        call_id, name = f"call{index:05d}", call.name or "unknown"
+        function = {"name": name, "arguments": parse_arguments(call.arguments)}
+        tool_calls.append({"type": "function", "id": call_id, "function": function})
+        answers.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": call.output})
+    return [{"role": "assistant", "content": text, "tool_calls": tool_calls}, *answers]
 
 
 def parse_arguments(arguments: str) -> dict[str, object]:
@@ -273,6 +271,6 @@ def build_messages(profile: AgentProfile, observation: str, seen: Sequence[Messa
     >>> build_messages(profile, "2 + 3 =", [Message("reasoner", "It is 5.")])[1]
     {'role': 'user', 'content': '2 + 3 =\\n\\nMessage from reasoner:\\nIt is 5.\\n\\nBe brief.'}
     """
-    parts = [observation, *(f"Message from {message.role}:\n{message.text}" for message in seen), profile.guidance]
+    parts = [observation, *map(format_message, seen), profile.guidance]
     user = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
     return [{"role": "system", "content": profile.instructions}, user] if profile.instructions else [user]

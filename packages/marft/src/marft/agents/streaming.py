@@ -42,14 +42,10 @@ class TokenStream:
     """
 
     def __init__(self) -> None:
-        self.start: ActionStart | None = None
+        self.start: ActionStart | None = None  # set before sampling begins
         self.tokens: list[int] = []
         self.make_text_stream: Callable[[], TextStream] | None = None  # makes the detokenizer for one reader
         self._callbacks: list[Callable[[], None]] = []
-
-    def set_start(self, start: ActionStart) -> None:
-        """Set the start information before sampling begins."""
-        self.start = start
 
     def __call__(self, token: int) -> None:
         """Append the next token and notify all subscribers."""
@@ -88,12 +84,8 @@ class Detokenizer:
         byte_tokens: Collection[int] = (),
         cleans_up_spaces: bool = False,
     ) -> None:
-        self._decode, self._skipped_tokens, self._byte_tokens, self._cleans_up_spaces = (
-            decode,
-            skipped_tokens,
-            byte_tokens,
-            cleans_up_spaces,
-        )
+        self._decode, self._cleans_up_spaces = decode, cleans_up_spaces
+        self._skipped_tokens, self._byte_tokens = skipped_tokens, byte_tokens
         self._ids: list[int] = []
         self._stable_count = 0  # number of leading tokens that ended at a stable point
         self._read_length = 0  # number of their characters already in the text
@@ -145,12 +137,8 @@ class TextStream:
         in_reasoning: bool | None = None,
         stable_length: Callable[[str], int] = len,
     ) -> None:
-        self._detokenizer, self._stops, self._in_reasoning, self._stable_length = (
-            detokenizer,
-            stops,
-            in_reasoning,
-            stable_length,
-        )
+        self._detokenizer, self._stops = detokenizer, stops
+        self._in_reasoning, self._stable_length = in_reasoning, stable_length
         self._sent_reasoning = self._sent_message = ""  # parts already sent
         self._message_start = 0  # start index of the message in the text, once a part was sent
 
@@ -162,11 +150,9 @@ class TextStream:
         # another reasoning block ended, so the start of the message moved
         if reasoning_length is None or (self._sent_message and reasoning_length != self._message_start):
             return "", ""
-        message = (
-            text[reasoning_length:]
-            if self._in_reasoning is None
-            else text_before(text[reasoning_length:], (find_delimiters(text)[1],))
-        )
+        message = text[reasoning_length:]
+        if self._in_reasoning is not None:
+            message = text_before(message, (find_delimiters(text)[1],))
         return self._mark_sent(text[:reasoning_length], message[: self._stable_length(message)])
 
     def finish(self, reasoning: str, message: str) -> tuple[str, str]:

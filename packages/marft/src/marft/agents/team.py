@@ -4,44 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast, runtime_checkable
 
-from marft.agents.agents import Agent, Agents
-from marft.agents.channels.raw import Raw
+from marft.agents.agents import Agent, ToolUse
+from marft.agents.channels import Raw
 from marft.agents.helpers import HelperConfig
-from marft.agents.prompt_messages import Channel, TruncationPolicy
-from marft.agents.tool_sources import ToolUse
+from marft.agents.loop_threads import is_canceled
+from marft.agents.prompt_messages import TruncationPolicy
+from marft.agents.task_copies import copy_task
+from marft.common.error_origin import describe_error
+from marft.common.errors import EpisodeFailedError
 from marft.common.prompt_history import PromptVersion
-from marft.common.types import AgentProfile, JointAction, Observation, Task
+from marft.common.texts import display_name
+from marft.common.types import AgentProfile, Task
 from marft.config.agents import AgentSettings
+from marft.config.interfaces.channel import Channel
+from marft.config.interfaces.organization import Organization
 from marft.config.run import RunSettings
 
 AttachTools = Callable[[AgentSettings], tuple[AgentProfile, ToolUse]]
-
-
-class Organization(Protocol):
-    """Organization: the dependency function D_t, as ordinary asyncio code."""
-
-    async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """Run one environment step: request actions from agents and select the answer."""
-        ...
-
-
-@runtime_checkable
-class EpisodicOrganization(Organization, Protocol):
-    """Organization with state for one episode: a transcript, the next speaker, a router's attempts.
-
-    Each episode opens an organization of its own from the team's and closes it at the end. A fork's organization
-    opens under the same seed and acts again on the recorded actions, which restores its state.
-    """
-
-    def open(self, task: Task, seed: int) -> EpisodicOrganization:
-        """Return a new organization for one episode."""
-        ...
-
-    def close(self) -> None:
-        """Release the episode's state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +50,8 @@ class Team:
         helper_settings = run.consulting
         return Team(
             tuple(agents),
-            cast("Organization", run.team),
-            cast("Channel", run.channel),
+            run.team,
+            run.channel,
             HelperConfig.from_settings(helper_settings) if helper_settings else None,
             frozenset(helper_settings.roles(run)) if helper_settings else frozenset(),
         )
@@ -80,11 +60,10 @@ class Team:
         """Return the team with the helpers' announcement added, if the recipe requests it."""
         if self.helpers is None:
             return self
-        describe = self.helpers.describe_helpers
-        agents = (
-            replace(a, profile=describe(a.profile, may_ask)) if a.role in self.helper_callers else a
-            for a in self.agents
-        )
+        agents = list(self.agents)
+        for index, agent in enumerate(agents):
+            if agent.role in self.helper_callers:
+                agents[index] = replace(agent, profile=self.helpers.describe_helpers(agent.profile, may_ask))
         return replace(self, agents=tuple(agents))
 
     def with_policies(self, policies: Mapping[str, str]) -> Team:
@@ -119,3 +98,39 @@ def _replace_instructions(profile: AgentProfile, version: PromptVersion, before:
     added = profile.instructions.removeprefix(before).removeprefix("\n\n" if before else "")
     text = "\n\n".join(part for part in (version.instructions, added) if part)
     return replace(profile, instructions=text, version=version.number)
+
+
+def open_organization(organization: Organization, task: Task, seed: int) -> Organization:
+    """Return the organization that acts in an episode.
+
+    Args:
+        seed: the episode's seed; a fork uses its source episode's seed.
+
+    Raises:
+        EpisodeFailedError: ``open()`` raised, or returned an object without ``act()`` or ``close()``.
+    """
+    if type(organization).open is Organization.open:
+        return organization
+    caller = f"the organization {display_name(organization)}: open()"
+    try:
+        opened = organization.open(copy_task(task), seed)
+    except BaseException as error:
+        if is_canceled():
+            raise
+        raise EpisodeFailedError("failed", f"{caller} raised {describe_error(error)}") from error
+    if not all(callable(getattr(opened, name, None)) for name in ("act", "close")):
+        raise EpisodeFailedError("failed", f"{caller} gave a {type(opened).__name__}, which lacks act() or close()")
+    return opened
+
+
+def close_organization(team: Organization, episode: Organization) -> bool:
+    """Close an episode's own organization; return false if closing raised. The episode's outcome does not change."""
+    if episode is team:
+        return True
+    try:
+        episode.close()
+    except BaseException:
+        if is_canceled():
+            raise
+        return False
+    return True

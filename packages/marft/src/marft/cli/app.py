@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from marft.common.packages import missing_extra, version_problem
-from marft.common.registry import registered_entry_points
+from marft.common.packages import missing_extra, registered_entry_points, version_problem
 from marft.common.version import __version__
 
 

@@ -97,11 +97,6 @@ def report_errors(debug: bool = False) -> Iterator[None]:
         threading.excepthook = before
 
 
-def explain_file_error(error: Exception) -> str:
-    """Return message and remedy for a file system error; "" for other errors, and for errors with their own remedy."""
-    return _explain_file_error(error, only_full=_is_user_error(error))
-
-
 def _report_thread_error(args: threading.ExceptHookArgs) -> None:
     if isinstance(args.exc_value, Exception):
         _print_message(_explain(args.exc_value)[0])
@@ -111,9 +106,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Return message and exit status for an error."""
     if _state.debug:
         traceback.print_exception(error)
-    files = explain_file_error(error)
-    if files:
-        return files, 2
+    if file_message := explain_file_error(error):
+        return file_message, 2
     if _is_user_error(error):
         return str(error), 2
     return _describe_bug(error), 1
@@ -139,8 +133,12 @@ def _is_user_error(error: Exception) -> bool:
     return isinstance(error, RunError) or (isinstance(error, ValueError) and raised_by_marft(error))
 
 
-def _explain_file_error(error: BaseException, only_full: bool = False) -> str:
-    """Return a message with remedy for a file system error in the chain of causes; "" for other errors."""
+def explain_file_error(error: Exception) -> str:
+    """Return message and remedy for a file system error in the chain of causes.
+
+    The text is "" for other errors. For an error that states its own remedy, only a full disk counts.
+    """
+    only_full = _is_user_error(error)
     cause: BaseException | None = error
     seen: set[int] = set()  # chains of causes can be circular
     while cause is not None and id(cause) not in seen:

@@ -176,8 +176,7 @@ def _print_results(out: Output, rows: Sequence[Mapping[str, Any]], multiple: boo
     Raises:
         ValueError: no task has the field ``by``.
     """
-    from marft.evaluation.trajectories.cohort_metrics import build_cohort_table
-    from marft.evaluation.trajectories.table import build_metric_table
+    from marft.evaluation.metric_tables import build_cohort_table, build_metric_table
 
     out.print(evaluation_table(rows, targets=multiple), "")
     if any(row["passes"] for row in rows):
@@ -194,8 +193,8 @@ def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOpti
         ValueError: the path is none of these.
     """
     if (path / "team.json").is_file():
-        from marft.runs.export.loader import check_bases, load_settings
         from marft.runs.export.manifest import load_export
+        from marft.runs.export.recipe import check_bases, load_settings
 
         export = load_export(path)
         # without the team's tables; other overrides supply settings that the export leaves out
@@ -284,7 +283,7 @@ def _evaluate_target(
     target: EvaluationTarget, options: EvaluationOptions, scenarios: ScenarioSet | None, out: Output
 ) -> list[Evaluation]:
     from marft.evaluation.evaluate import parse_modes
-    from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+    from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 
     run = target.run
     modes = parse_modes(options.mode.split(","), "--mode") if options.mode else run.evaluation.modes
@@ -292,17 +291,19 @@ def _evaluate_target(
         results = evaluate_checkpoints(
             run,
             target.folder,
-            target.checkpoints,
-            modes,
-            options.tasks or run.evaluation.tasks,
-            options.shuffle_messages,
+            EvaluationPlan(
+                target.checkpoints,
+                modes,
+                options.tasks or run.evaluation.tasks,
+                shuffled_too=options.shuffle_messages,
+                attempts=options.attempts or run.evaluation.attempts,
+                scenarios=scenarios,
+                reorganized=target.reorganized,
+            ),
             advance,
             out.note,
             target.check,
-            attempts=options.attempts or run.evaluation.attempts,
-            scenarios=scenarios,
             storage=StorageOptions(target.output_folder.evaluations, options.again),
-            reorganized=target.reorganized,
         )
     save_recipe(target, out.note)
     return [replace(result, checkpoint=target.base_name) if target.base_name else result for result in results]

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 from rich.text import Text
 
-from marft.agents.environment import Split
 from marft.cli.console import INTERRUPTED, bold, wide_console
 from marft.cli.errors import set_run_folder
 from marft.cli.listings import load_preset
 from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
-from marft.common.texts import sanitize, single_line
+from marft.common.texts import single_line
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.run import check_packages, check_prompt_space, check_trainable, warn_idle_settings
-from marft.envs.tasks import NoTasksError, check_step_limit, read_tasks
+from marft.config.run import check_packages, check_trainable
 from marft.evaluation.checkpoint_results import build_comparison_tables, describe_unevaluated
 from marft.evaluation.evaluate import ProgressCallback
-from marft.runs.resume import resolve_start
-from marft.runs.run_folder import RunFolder
+from marft.inference.subprocess_engine.python_environment import install as make_environment
+from marft.runs.run_folder import RunFolder, resolve_start
 
-if TYPE_CHECKING:
-    from marft.models.tokenizer_format import TokenizerFormat
-
-MAX_PROMPT_LENGTH = 80  # maximum length of a task in the output, in characters
 console = wide_console()
 
 
@@ -65,7 +59,9 @@ def train(
     check_trainable(run)
     check_packages(run)
     if dry_run:
-        summary = _summarize_setup(run)
+        from marft.cli.dry_run import check_setup
+
+        summary = check_setup(run)
         console.print(to_toml(run))
         for sentence in summary:  # printed last, because earlier output scrolls away
             console.print(f"# {sentence}", soft_wrap=True)
@@ -86,7 +82,7 @@ def train(
     set_run_folder(folder.path)
     silence_transformers()
     from marft.evaluation.report import write_report
-    from marft.trainer.loop import train as run_training
+    from marft.trainer.train import train as run_training
 
     roles, steps = [agent.role for agent in run.agents], run.training.steps
     with open_output(output_mode) as out:
@@ -104,63 +100,6 @@ def train(
             out.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
             return
         out.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
-
-
-def _summarize_setup(run: RunSettings) -> list[str]:
-    """Return sentences on each split that training and evaluation need, and on the models' formats."""
-    from marft.models.tokenizer_format import load_formats
-
-    splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
-    sentences = []
-    for split in splits:
-        try:
-            tasks = read_tasks(run.environment, split)
-        except NoTasksError as error:
-            if split != "test":
-                raise
-            sentences.append(f"{split}: {error}; training needs none, and marft eval does")
-            continue
-        if split == "train":
-            check_step_limit(tasks, run.rollout.max_steps)
-        prompt = sanitize(" ".join(tasks[0].prompt.split()))
-        sentences.append(
-            f"{split}: {len(tasks)} tasks, the first is {sanitize(tasks[0].id)}: {prompt[:MAX_PROMPT_LENGTH]}"
-        )
-    silence_transformers()
-    formats = load_formats(run)
-    _check_components(run, formats)
-    for name, model in formats.items():
-        ends = " or ".join(
-            sanitize(str(token)) for token in model.tokenizer.convert_ids_to_tokens(list(model.stop_ids))
-        )
-        sentences.append(
-            f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
-        )
-    return [*sentences, *warn_idle_settings(run)]
-
-
-def _check_components(run: RunSettings, formats: Mapping[str, TokenizerFormat]) -> None:
-    """Run the checks at training start: context, tools, grammars, skills, endpoints and reward terms.
-
-    Raises:
-        ValueError: training would reject the recipe.
-    """
-    from marft.agents.tools.skills import read_skill
-    from marft.envs.game_runtime import check_agent, open_terms
-    from marft.inference.endpoints.client import Endpoint
-    from marft.inference.runtime import build_renderer
-
-    renderer = build_renderer(run, formats)
-    check_prompt_space(run, {policy: format.context for policy, format in renderer.formats.items()})
-    for agent in run.agents:
-        for folder in agent.skills:
-            read_skill(folder)
-        check_agent(run, agent, bool(agent.tools or agent.skills), renderer)
-    with ExitStack() as stack:
-        for name, model in run.models.items():
-            if model.endpoint:
-                stack.callback(Endpoint(name, model.endpoint, model.path).close)
-        open_terms(run, stack.callback)
 
 
 def play(
@@ -235,7 +174,8 @@ def graph(path: Path, name: str, step: int) -> None:
         name: index of the episode in the step, or ``task#sample``.
         step: recorded training step; 0: the last one.
     """
-    from marft.evaluation.episode_graph import build_timeline, draw_episode, find_episode, to_file_name
+    from marft.evaluation.episode_graph import build_timeline, draw_episode, to_file_name
+    from marft.evaluation.transcripts import find_episode
     from marft.runs.episode_files import read_episodes
 
     folder = RunFolder.open(path)
@@ -276,12 +216,12 @@ def _compare_pair(
     other_tools: bool,
     after_as: str,
 ) -> bool:
-    from marft.evaluation.comparison import compare_evaluations, read_saved
+    from marft.evaluation.comparison import compare_evaluations
     from marft.evaluation.metric_changes import build_changes_table
 
     if len(paths) != 2:
         raise ValueError("gates, cohorts, their files and --team-name are of two runs: marft compare BEFORE AFTER")
-    before, after = (read_saved(RunFolder.open(path)) for path in paths)
+    before, after = (RunFolder.open(path).read_evaluations(scenarios=True) for path in paths)
     names = (str(paths[0]), str(paths[1]))
     comparison = compare_evaluations(before, after, names, gates, by, other_tools=other_tools, after_as=after_as)
     for label, changes in comparison.changes.items():
@@ -346,3 +286,65 @@ def progress_bar(label: str, enabled: bool = True) -> Iterator[ProgressCallback]
                 progress.advance(task)
 
         yield advance
+
+
+def install_engine(engine: str, *, cpu: bool) -> None:
+    """``marft engine install``.
+
+    Args:
+        engine: name of the engine.
+        cpu: install the CPU build.
+    """
+    python = make_environment(engine, cpu=cpu, report=lambda text: console.print(text, soft_wrap=True, style="dim"))
+    console.print(f"{engine} is there: {python}. Train with it:  marft train RECIPE --engine.kind {engine}")
+
+
+def export(
+    run: Path, checkpoint: str, output: Path | None, *, merged: bool, overwrite: bool, team_file: Path | None
+) -> None:
+    """``marft export``.
+
+    Args:
+        run: folder of a run.
+        checkpoint: ``best``, ``last``, a step, or ``step_000050``.
+        output: folder to write; None: ``exports/<run>``.
+        merged: also write full weights with merged adapters.
+        overwrite: overwrite an existing export.
+        team_file: file of another team for the agents.
+    """
+    from marft.config.team_changes import read_team_change
+
+    change = read_team_change(team_file) if team_file else None
+    folder = RunFolder.open(run)
+    set_run_folder(folder.path)
+    silence_transformers()
+    from marft.runs.export.exporter import export_run
+    from marft.runs.export.manifest import RECIPE
+    from marft.runs.export.recipe import trust_flag
+
+    target = export_run(
+        folder,
+        checkpoint,
+        output,
+        merged=merged,
+        overwrite=overwrite,
+        target_team=change,
+        note=lambda text: console.print(text, soft_wrap=True),
+    )
+    trust = trust_flag(tomllib.loads((target / RECIPE).read_text(encoding="utf-8")))
+    console.print(f"wrote {target}. See {target / 'README.md'}, or:  marft serve {target}{trust}", soft_wrap=True)
+
+
+def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
+    """``marft push``.
+
+    Args:
+        path: folder of an export.
+        repo_id: ``name/model`` on the Hugging Face hub.
+        private: create the repository as private.
+        token: token of the hub.
+    """
+    silence_transformers()
+    from marft.runs.export.push import push_export as run_push
+
+    console.print(f"see {run_push(path, repo_id, private=private, token=token)}", soft_wrap=True)

@@ -13,21 +13,21 @@ from rich.text import Text
 
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.agents.prompt_messages import Message
-from marft.cli.outcomes import render_outcome
+from marft.cli.show import render_outcome
 from marft.common.errors import RunError
 from marft.common.texts import sanitize, single_line
 from marft.common.types import Action, Episode, Observation
 from marft.config import RunSettings
+from marft.config.interfaces.channel import Message
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import read_tasks
 from marft.evaluation.replay_point import ReplayPoint
 from marft.evaluation.session import find_checkpoint
-from marft.inference.human import HumanSampler
+from marft.inference.remote import HumanSampler
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
 from marft.runs.run_folder import RunFolder
-from marft.runs.state_schema import read_learned_prompts
+from marft.runs.state import read_learned_prompts
 
 
 class EpisodeScreen:

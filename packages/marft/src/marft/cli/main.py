@@ -7,10 +7,8 @@ import sys
 from io import TextIOWrapper
 
 import marft.cli.search_path  # noqa: F401 (before all other libraries)
+from marft.cli import commands  # noqa: F401  (registers the commands, in the order of the help)
 from marft.cli.app import app, expand_command_paths
-
-# Registers the commands, in the order of the help.
-from marft.cli.commands import project, engines, export, training, inspection  # noqa: F401  # isort: skip
 from marft.common import user_modules
 from marft.common.texts import sanitize
 
@@ -19,7 +17,7 @@ expand_command_paths(app)
 
 def command() -> None:
     """Run the console entry point; the process ends with the command."""
-    from marft.cli.exit_timeout import limit_exit_time
+    from marft.cli.signals import limit_exit_time
     from marft.cli.streams import safe_streams
 
     with limit_exit_time(), safe_streams(sys.argv[1:]):

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from marft.cli.errors import DEBUG_FLAG
-from marft.common.registry import registered_entry_points
+from marft.common.packages import registered_entry_points
 from marft.config.run import RunSettings
 from marft.config.settings import closest_match
 
@@ -24,17 +24,7 @@ def parse_overrides(context: typer.Context, first: Path, keys: Iterable[str] = (
     Raises:
         ValueError: an option is misspelled, or precedes the recipe.
     """
-    options = [
-        DEBUG_FLAG,
-        *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--"),
-    ]
-    for word in [str(first), *context.args]:
-        name = word.partition("=")[0]
-        suggestion = _suggest_option(name, options, keys) if name.startswith("--") else ""
-        if suggestion:
-            raise ValueError(f"no option is called {name!r}; did you mean {suggestion!r}?")
-    if str(first).startswith("--"):
-        raise ValueError(f"the recipe or run comes first, and {first} behind it: marft {context.info_name} demo …")
+    _check_words(context, [str(first), *context.args], keys)
     return context.args
 
 
@@ -45,13 +35,7 @@ def parse_targets(context: typer.Context, arguments: Sequence[Path]) -> tuple[li
         ValueError: an option is misspelled, or the overrides precede every target.
     """
     words = [str(word) for word in arguments]
-    for word in words:
-        options = [DEBUG_FLAG, *(n for parameter in context.command.params for n in parameter.opts if n[:2] == "--")]
-        suggestion = _suggest_option(word.partition("=")[0], options) if word.startswith("--") else ""
-        if suggestion:
-            raise ValueError(f"no option is called {word.partition('=')[0]!r}; did you mean {suggestion!r}?")
-    if words[0].startswith("--"):
-        raise ValueError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")
+    _check_words(context, words)
     paths, changes, remaining = list[Path](), list[str](), iter(words)
     for word in remaining:
         if word.startswith("--"):
@@ -62,10 +46,20 @@ def parse_targets(context: typer.Context, arguments: Sequence[Path]) -> tuple[li
     return paths, changes
 
 
-def _suggest_option(word: str, options: Sequence[str], keys: Iterable[str] = ()) -> str:
-    """Return the closest option, unless ``word`` is a setting or a setting is closer."""
+def _check_words(context: typer.Context, words: Sequence[str], keys: Iterable[str] = ()) -> None:
+    """Check for misspelled options: similar to an option of the command, and not to a setting.
+
+    Raises:
+        ValueError: an option is misspelled, or is the first word.
+    """
+    options = [DEBUG_FLAG, *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--")]
     settings = [f"--{key}" for key in (*RunSettings.model_fields, *registered_entry_points("sections"), *keys)]
-    if "." in word or word in settings:
-        return ""
-    close = closest_match(word, [*options, *settings])
-    return close if close in options else ""
+    for word in words:
+        name = word.partition("=")[0]
+        if not name.startswith("--") or "." in name or name in settings:
+            continue
+        suggestion = closest_match(name, [*options, *settings])
+        if suggestion in options:
+            raise ValueError(f"no option is called {name!r}; did you mean {suggestion!r}?")
+    if words[0].startswith("--"):
+        raise ValueError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")

@@ -2,19 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from marft.cli.console import wide_console
-from marft.cli.json_output import JsonCallback, JsonLinesWriter, json_lines_stdout
-from marft.cli.terminal import InterruptibleCallback, QuietCallback, TerminalCallback
+from marft.cli.streams import open_safe_stream
+from marft.cli.terminal import InterruptibleCallback, QuietCallback, TerminalCallback, TimeEstimate
+from marft.common.texts import replace_surrogates
+from marft.common.types import Episode
+
+SCHEMA_VERSION = 1  # incremented when a key is removed or changes its meaning
 
 OutputMode = Literal["", "quiet", "json"]
+
+
+class JsonLinesWriter:
+    """Writer for JSON lines in ASCII. Line breaks are escaped, and non-finite numbers become null."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, event: str, **fields: object) -> None:
+        """Write one event as a line and flush."""
+        self._out.write(
+            json.dumps({"event": event, **{k: _to_json(v) for k, v in fields.items()}}, allow_nan=False) + "\n"
+        )
+        self._out.flush()
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | Path):
+        return replace_surrogates(str(value))
+    if isinstance(value, Mapping):
+        return {replace_surrogates(str(key)): _to_json(inner) for key, inner in value.items()}
+    return [_to_json(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def json_lines_stdout() -> Iterator[JsonLinesWriter]:
+    """Yield a JSON line writer for stdout; all other output goes to stderr.
+
+    The redirection covers this process and programs that it starts.
+    """
+    sys.stdout.flush()
+    try:
+        is_stdout = sys.stdout.fileno() == 1
+    except (io.UnsupportedOperation, ValueError):
+        is_stdout = False  # not a file, as in a notebook
+    if not is_stdout:
+        out = sys.stdout
+        with redirect_stdout(sys.stderr):
+            yield JsonLinesWriter(out)
+        return
+    stdout_copy = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr), open_safe_stream(stdout_copy, 1, "ascii") as stdout:
+            yield JsonLinesWriter(stdout)
+    finally:
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
+
+
+class JsonCallback(InterruptibleCallback):
+    """Callback that writes events as JSON lines."""
+
+    def __init__(self, lines: JsonLinesWriter, folder: Path, roles: Sequence[str]) -> None:
+        self._lines, self._folder, self._roles = lines, folder, roles
+        self._step, self._steps, self._eta = 0, 0, TimeEstimate()
+
+    def on_train_start(self, completed_steps: int, steps: int) -> None:
+        """Write a ``began`` line."""
+        super().on_train_start(completed_steps, steps)
+        self._step, self._steps = completed_steps, steps
+        self._eta.update(time.monotonic())
+        self._lines.write(
+            "began",
+            schema=SCHEMA_VERSION,
+            run=self._folder,
+            agents=list(self._roles),
+            done=completed_steps,
+            steps=steps,
+        )
+
+    def on_episode(self, episode: Episode) -> None:
+        """Write an ``episode_lost`` line for an episode without a score."""
+        if not episode.is_scored:
+            self._lines.write(
+                "episode_lost",
+                step=self._step + 1,
+                task=episode.task.id,
+                sample=episode.sample,
+                status=episode.status,
+                error=episode.error,
+            )
+
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
+        """Write a ``step`` line."""
+        self._step, timestamp = step, time.monotonic()
+        self._eta.update(timestamp)
+        seconds_left = self._eta.seconds(self._steps - step, timestamp)
+        self._lines.write("step", step=step, steps=self._steps, seconds_left=seconds_left, metrics=metrics)
+
+    def on_guard(self, step: int, name: str, sentence: str) -> None:
+        """Write a ``guard`` line."""
+        self._lines.write("guard", step=step, name=name, text=sentence)
+
+    def on_note(self, text: str) -> None:
+        """Write a ``note`` line."""
+        self._lines.write("note", step=self._step, text=text)
 
 
 def output_mode(quiet: bool, as_json: bool) -> OutputMode:

@@ -16,6 +16,7 @@ from marft.cli.console import bold, wide_console
 from marft.cli.template.files import (
     DATA_FILE,
     TEAM_FILES,
+    TEAM_TEMPLATES,
     TINY_MODEL,
     TemplatePlan,
     TemplateResult,
@@ -24,7 +25,6 @@ from marft.cli.template.files import (
     write_template,
 )
 from marft.cli.template.tables import TableInfo, columns_of, generate_sums, guess_columns, inspect_table
-from marft.cli.template.teams import TEAM_TEMPLATES
 from marft.common.packages import missing_extra
 from marft.config.plugins import load_registered, plugin_names
 from marft.config.settings import did_you_mean

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,19 +12,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from marft.cli.console import bold, wide_console
+from marft.cli.console import INTERRUPTED, bold, wide_console
 from marft.cli.errors import set_run_folder
-from marft.cli.outcomes import SUCCESS_LABELS, render_outcome
 from marft.common.texts import sanitize, single_line, truncate
 from marft.common.types import Action, Episode
 from marft.config.settings import did_you_mean
-from marft.evaluation.prompt_decoder import PromptDecoder
-from marft.evaluation.prompt_updates import count_known_tokens, find_new_actions
 from marft.evaluation.transcripts import (
     Order,
+    PromptDecoder,
     count_failure_reasons,
+    count_known_tokens,
     diff_texts,
     extract_answer,
+    find_new_actions,
     read_task_episodes,
     read_task_history,
     select_attempts,
@@ -32,8 +33,57 @@ from marft.evaluation.transcripts import (
 from marft.runs.episode_files import list_sessions
 from marft.runs.run_folder import RunFolder, parse_step
 
+SUCCESS_LABELS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
+
 MAX_ANSWER_LENGTH = 80  # maximum length of an answer in a table, in characters
 DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}  # colors of lines in a diff
+
+POLL_SECONDS = 0.5  # seconds between two scans of the folder
+
+
+def render_outcome(episode: Episode) -> Iterator[RenderableType]:
+    """Yield a line with the rewards, a table of reward terms, and the error."""
+    if episode.is_scored and not episode.transitions:
+        yield Text(f"{episode.status}: not graded", style="dim")
+        return
+    agent_totals: dict[str, float] = {}
+    for transition in episode.transitions:
+        for role, reward in transition.agent_rewards.items():
+            agent_totals[role] = agent_totals.get(role, 0.0) + reward
+    rewards = "".join(f", {single_line(role)} {reward:g}" for role, reward in agent_totals.items())
+    if episode.is_scored:
+        text = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
+        yield Text.assemble(text, SUCCESS_LABELS[episode.success])
+    else:
+        yield Text(f"{episode.status}: not scored")
+    terms = sum_terms(episode)
+    if terms:
+        yield terms_table(terms)
+    if episode.error:
+        yield Text(sanitize(episode.error), style="red")
+
+
+def sum_terms(episode: Episode) -> dict[str, dict[str, float]]:
+    """Return weighted totals over the episode for each reward term: for the team (``""``) and by agent."""
+    totals: dict[str, dict[str, float]] = {}
+    for transition in episode.transitions:
+        for name, share in transition.terms.items():
+            term, _, agent = name.partition("/")
+            term_totals = totals.setdefault(term, {})
+            term_totals[agent] = term_totals.get(agent, 0.0) + share
+    return totals
+
+
+def terms_table(terms: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a table with one reward term per row, and a column per recipient."""
+    table = Table(box=None, pad_edge=False)
+    recipients = ["", *dict.fromkeys(agent for shares in terms.values() for agent in shares if agent)]
+    for heading in ("reward term", *(agent or "team" for agent in recipients)):
+        table.add_column(Text(single_line(heading)), justify="left" if heading == "reward term" else "right")
+    for term, shares in terms.items():
+        cells = (f"{shares[agent]:+g}" if agent in shares else "" for agent in recipients)
+        table.add_row(Text(single_line(term)), *map(Text, cells))
+    return table
 
 
 def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orders: Sequence[str], count: int) -> None:
@@ -212,3 +262,45 @@ def print_dropped(console: Console, episodes: Sequence[Episode]) -> None:
         console.print(Text(f"{total} of {len(episodes)} episodes could not be scored:", style="red"))
         for reason, number in reasons:
             console.print(Text(f"  {number} × {reason}"), soft_wrap=True)
+
+
+def follow_run(path: Path, step: int | None, agent: str, task: str, sort_orders: Sequence[str], count: int) -> None:
+    """Show episodes from the last recorded step on, until training ends.
+
+    Raises:
+        ValueError: the run or agent does not exist, or an option excludes ``--follow``.
+        SystemExit: Ctrl-C.
+    """
+    if step is not None or task or len(sort_orders) > 1:
+        raise ValueError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
+    order = cast("Order", sort_orders[0] if sort_orders else "")
+    folder, console = RunFolder.open(path), wide_console()
+    set_run_folder(folder.path)
+    recorded = PromptDecoder(folder.config)
+    try:
+        for file in _new_files(folder):
+            episodes = read_task_episodes(file, "")
+            check_agent(agent, episodes)
+            console.rule(Text(f"step {parse_step(file)}"), align="left")
+            for episode in sort_episodes(episodes, order)[:count]:
+                for item in render_transcript(episode, agent, recorded):
+                    console.print(item)
+                console.print("")
+            print_dropped(console, episodes)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    console.print(f"nobody trains {folder.path} now")
+
+
+def _new_files(folder: RunFolder) -> Iterator[Path]:
+    """Yield new episode files, beginning with the last existing file."""
+    last = parse_step(steps[-1]) - 1 if (steps := folder.recorded_steps()) else 0
+    while True:
+        running = folder.is_in_use()  # checked first, so that files recorded just before the end are still shown
+        for file in folder.recorded_steps():
+            if parse_step(file) > last:
+                last = parse_step(file)
+                yield file
+        if not running:
+            return
+        time.sleep(POLL_SECONDS)

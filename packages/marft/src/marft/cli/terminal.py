@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import FrameType
 from typing import Self
 
@@ -14,12 +16,12 @@ from rich.live import Live
 from rich.text import Text
 
 from marft.cli.console import wide_console
-from marft.cli.progress import TimeEstimate, sparkline
-from marft.cli.samples import render_sample
-from marft.cli.step_lines import AgentLineFormatter, format_team_line
+from marft.cli.show import SUCCESS_LABELS
 from marft.common.callbacks import Callback
 from marft.common.metrics import catalog_metric
+from marft.common.texts import single_line, truncate
 from marft.common.types import Episode
+from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.transcripts import count_failure_reasons
 
 FILE_WIDTH = 10_000  # columns of a file or a pipe
@@ -27,6 +29,36 @@ MAX_REASONS = 3  # maximum reasons for dropped episodes per step
 CURVE_METRICS = (("sft/loss", "reward"), ("sft/held_out_loss", "accuracy"))  # the first available metric of each pair
 MAX_BAR_WIDTH, MAX_CURVE_WIDTH = 24, 48  # maximum widths in columns
 STOP_MESSAGE = "stopping after this step; Ctrl-C again to stop at once"
+
+TEAM_METRICS = (
+    "sft/loss", "sft/held_out_loss",
+    "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
+    "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
+    "workers_lost", "tasks_excluded", "ranks_lost", "engine_restarts",
+    "truncated_tokens", "skipped_updates", "reverted_steps", "remote_cost", "judge/cost", "episodes_per_second",
+    "async/learner_idle_seconds", "seconds",
+)  # fmt: skip
+AGENT_METRICS = (
+    "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
+    "truncation_rate", "policy_lag",
+)  # fmt: skip
+DROPPABLE_METRICS = (
+    "policy_loss",
+    "critic/loss",
+    "zero_advantage_fraction",
+    "episodes_per_second",
+    "critic/explained_variance",
+    "reward_std",
+)  # metrics dropped first if the line is too wide
+MAX_LINE_WIDTH = 100  # maximum width of an agent's line, in columns
+ROLE_WIDTHS = (12, 16)  # minimum and maximum width of a role, in columns
+GUARD_PREFIX = "guards/"
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ETA_WINDOW = 20  # steps for the estimate of a step's duration
+MIN_ETA_STEPS = 3  # steps before the estimate is reliable
+
+MAX_TASK_LENGTH, MAX_REPLY_LENGTH = 160, 400  # maximum lengths in characters
 
 
 class InterruptibleCallback(Callback):
@@ -225,3 +257,162 @@ class ProgressDisplay:
                 sparkline_text = sparkline(values, max(8, min(MAX_CURVE_WIDTH, width - len(label) - len(last) - 2)))
                 lines.append(Text.assemble((label, "dim"), (sparkline_text, "cyan"), f"  {last}"))
         return lines
+
+
+def format_line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> str:
+    """Return the informative metrics in one line: ``reward 0.64  accuracy 0.64 …``.
+
+    Args:
+        prefix: prefix of the metrics' names: ``agents/<role>/``.
+    """
+    return "  ".join(format_metric(metrics, name, prefix) for name in names if format_metric(metrics, name, prefix))
+
+
+def format_metric(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
+    """Return one metric as text, ``accuracy 0.64``; "" if missing or uninformative."""
+    metric, value = catalog_metric(name), metrics.get(f"{prefix}{name}", math.nan)
+    if math.isnan(value) or (value == 0 and metric.hide_zero):
+        return ""
+    text = metric.format_value(value)
+    return {
+        "reward_std": f"±{text}",
+        "async/learner_idle_seconds": f"{metric.label} {text} s",
+        "seconds": f"{text} s",
+    }.get(name, f"{metric.label} {text}")
+
+
+def format_team_line(metrics: Mapping[str, float], width: int) -> str:
+    """Return the team's line with raised guards, without its least important metrics if wider than ``width``."""
+    raised = [f"guard {name.removeprefix(GUARD_PREFIX)}" for name in metrics if _is_raised(name)]
+    names = list(TEAM_METRICS)
+    for least in ("", *DROPPABLE_METRICS):
+        names = [name for name in names if name != least]
+        text = "  ".join(filter(None, [format_line(metrics, names), *raised]))
+        if len(text) <= width:
+            break
+    return text
+
+
+class AgentLineFormatter:
+    """One line per agent, aligned across steps, with a maximum width of ``MAX_LINE_WIDTH`` columns."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self._roles = {role: _shorten(single_line(role)) for role in roles}
+        self._role_width = max([ROLE_WIDTHS[0], *map(len, self._roles.values())])
+        self._widths: dict[str, int] = {}
+
+    def format_line(self, role: str, metrics: Mapping[str, float], width: int) -> str:
+        """Return one agent's line."""
+        cells = []
+        for name in AGENT_METRICS:
+            cell = format_metric(metrics, name, f"agents/{role}/")
+            if cell and not catalog_metric(name).hide_zero:
+                label, _, value = cell.rpartition(" ")
+                self._widths[name] = max(self._widths.get(name, 0), len(value))
+                cell = f"{label} {value:>{self._widths[name]}}"
+            if cell:
+                cells.append(cell)
+        text = f"  {self._roles.get(role, role):>{self._role_width}}"
+        for cell in cells:
+            if len(text) + 2 + len(cell) > min(width, MAX_LINE_WIDTH):
+                break
+            text += f"  {cell}"
+        return text
+
+
+def _shorten(role: str) -> str:
+    return role if len(role) <= ROLE_WIDTHS[1] else f"{role[: ROLE_WIDTHS[1] - 1]}…"
+
+
+def _is_raised(name: str) -> bool:
+    return name.startswith(GUARD_PREFIX) and name != ROLLBACK_KEY
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a curve with at most ``width`` characters.
+
+    Each character is the mean of a range of values, and a space marks a range without finite values.
+
+    >>> sparkline([0.0, 1.0, 0.5, math.nan, 1.0], 10)
+    '▁█▅ █'
+    """
+    columns = min(width, len(values))
+    edges = [number * len(values) // columns for number in range(columns + 1)] if columns > 0 else []
+    means = [_mean(values[first:last]) for first, last in pairwise(edges)]
+    finite = [value for value in means if not math.isnan(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(_block(value, low, high) for value in means)
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if math.isnan(value):
+        return " "
+    return BLOCKS[round((value / 2 - low / 2) / (high / 2 - low / 2) * 7) if high > low else 3]  # halves: no overflow
+
+
+class TimeEstimate:
+    """Estimate for the remaining time, from the mean over the last ``ETA_WINDOW`` steps, pauses included."""
+
+    def __init__(self) -> None:
+        self._end_times: deque[float] = deque(maxlen=ETA_WINDOW + 1)
+
+    def update(self, timestamp: float) -> None:
+        """Record the start, or the end of a step.
+
+        Args:
+            timestamp: seconds on any monotonic clock.
+        """
+        self._end_times.append(timestamp)
+
+    def seconds(self, steps_left: int, timestamp: float) -> float:
+        """Return the estimated seconds until ``steps_left`` more steps end; NaN before the first step ends."""
+        steps = len(self._end_times) - 1
+        if steps < 1:
+            return math.nan
+        step_seconds = (self._end_times[-1] - self._end_times[0]) / steps
+        return (
+            max(0.0, steps_left * step_seconds - min(timestamp - self._end_times[-1], step_seconds))
+            if steps_left
+            else 0.0
+        )
+
+    def format(self, steps_left: int, timestamp: float) -> str:
+        """Return the estimate as text.
+
+        >>> eta = TimeEstimate()
+        >>> eta.update(0.0); eta.format(9, 1.0)
+        'first step'
+        >>> eta.update(60.0); eta.format(9, 60.0)
+        'perhaps 9:00 left'
+        """
+        seconds, steps = self.seconds(steps_left, timestamp), len(self._end_times) - 1
+        if math.isnan(seconds):
+            return "first step"
+        return (
+            f"{format_duration(seconds)} left" if steps >= MIN_ETA_STEPS else f"perhaps {format_duration(seconds)} left"
+        )
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds as ``m:ss`` or ``h:mm:ss``.
+
+    >>> format_duration(59.6), format_duration(3600), format_duration(200_000)
+    ('1:00', '1:00:00', '55:33:20')
+    """
+    minutes, remainder = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
+
+
+def render_sample(episode: Episode) -> Iterator[Text]:
+    """Yield the task, each agent's text in order of action, and the reward."""
+    yield Text.assemble(("  sample  ", "bold"), truncate(single_line(episode.task.prompt), MAX_TASK_LENGTH))
+    for action in episode.actions:
+        text = truncate(single_line(action.text), MAX_REPLY_LENGTH)
+        yield Text.assemble((f"  {single_line(action.agent):>12}  ", "cyan"), text)
+    yield Text.assemble(f"  {'reward':>12}  {episode.total_reward:g} ", SUCCESS_LABELS[episode.success])

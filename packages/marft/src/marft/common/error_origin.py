@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from marft.common.first_party import is_first_party_file
+from marft.common.packages import is_first_party_file
 from marft.common.texts import format_error
 
 STDLIB_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))

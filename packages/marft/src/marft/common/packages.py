@@ -1,4 +1,4 @@
-"""The packages of this project, and the extra that installs each name that they add.
+"""The packages of this project, the names that installed packages register, and the extra that installs each name.
 
 ``packages.json`` beside this file is the only place where the core knows its satellites. It is generated from
 ``packages/*/pyproject.toml`` by ``python tools/layout/satellites.py``. Importing this module imports nothing but the
@@ -8,9 +8,11 @@ standard library: ``marft --help`` reads it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -93,3 +95,48 @@ def _install_origin() -> tuple[Path | None, bool]:
     if url.scheme != "file":
         return None, False
     return Path(url2pathname(url.path)), bool(table.get("dir_info", {}).get("editable"))
+
+
+def registered_entry_points(kind: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points under ``marft.<kind>``, by name. MARFT's own entry points take precedence."""
+    return _entry_points_by_name(f"marft.{kind}", tuple(sys.path))
+
+
+def bundled_plugins(kind: str) -> list[str]:
+    """Return the names registered by MARFT itself for ``kind``."""
+    return sorted(name for name, point in registered_entry_points(kind).items() if _is_first_party(point))
+
+
+@lru_cache(maxsize=256)
+def _entry_points_by_name(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001
+    """Return a group's entry points for the module search ``path``."""
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name not in points or _is_first_party(point):
+            points[point.name] = point
+    return points
+
+
+def _is_first_party(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.metadata["Name"] in package_index().packages
+
+
+def is_first_party(module: str) -> bool:
+    """Return True if a module, by its full name, belongs to this project.
+
+    >>> [is_first_party(module) for module in ("marft.common.types", "marft", "marftish.types", "my_team")]
+    [True, True, False, False]
+    """
+    return module.partition(".")[0] in package_index().packages.values()
+
+
+@cache
+def first_party_folders() -> tuple[Path, ...]:
+    """Return the folders of this project's installed packages."""
+    specs = [spec for spec in map(find_spec, sorted(package_index().packages.values())) if spec]
+    return tuple(Path(folder) for spec in specs for folder in spec.submodule_search_locations or ())
+
+
+def is_first_party_file(path: str | Path) -> bool:
+    """Return True for files in one of this project's packages."""
+    return any(Path(path).is_relative_to(folder) for folder in first_party_folders())

@@ -74,6 +74,15 @@ def truncate(text: str, limit: int = MAX_ERROR_LENGTH) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
+def join_names(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    """Join the first names, with the number of the others.
+
+    >>> join_names(["a", "b", "c", "d"], limit=2)
+    'a, b and 2 more'
+    """
+    return separator.join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
 def format_error(error: BaseException) -> str:
     """Return an error as text, ``ValueError: boom``, truncated, even if its own formatting fails."""
     try:

@@ -8,18 +8,23 @@ reach the learner unchanged. No later stage tokenizes text again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from marft.common.helper_calls import HelperCallRecord, strip_helper_replies
 from marft.common.reasoning import StopString
-from marft.common.segments import PromptReset, Segment, split_segments
-from marft.common.step_info import StepInfo
-from marft.common.token_data import Grammar, GrammarMasks, TokenSource, allows_single_token
+from marft.common.token_data import (
+    Grammar,
+    GrammarMasks,
+    PromptReset,
+    Segment,
+    TokenSource,
+    allows_single_token,
+    split_segments,
+)
 from marft.common.usage import Usage
 
 TokenIds = npt.NDArray[np.int32]  # [T]
@@ -214,6 +219,49 @@ class Choice:
     usage: Usage | None = None  # usage of the remote model that chose
 
 
+@dataclass(frozen=True, slots=True)
+class HelperCallRecord:
+    """One call to a helper in the middle of a turn.
+
+    The reply becomes part of the agent's own turn, as if the agent had written it.
+
+    >>> HelperCallRecord("verify", "3 + 4 = 8?", "<reply>no</reply>", place=36).reply
+    '<reply>no</reply>'
+
+    Args:
+        kind: kind of helper.
+        question: question as the agent wrote it.
+        reply: text inserted into the turn, including the marks around it.
+        place: position of the reply in the turn's text, in characters, not counting a prefix that a teammate wrote.
+        round: turn of the action: number of earlier tool rounds.
+        tokens: tokens that the helper wrote.
+        seconds: duration of the call.
+        error: reason for a missing answer; "" on success.
+    """
+
+    kind: str
+    question: str
+    reply: str
+    place: int
+    round: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def strip_helper_replies(text: str, helper_calls: Sequence[HelperCallRecord]) -> str:
+    """Return a turn's text without the replies of helpers.
+
+    >>> strip_helper_replies("3 + 4 = <reply>7</reply>, so 7", [HelperCallRecord("verify", "", "<reply>7</reply>", 8)])
+    '3 + 4 = , so 7'
+    """
+    parts, at = [], 0
+    for call in helper_calls:
+        parts.append(text[at : call.place])
+        at = call.place + len(call.reply)
+    return "".join([*parts, text[at:]])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Action:
     """One complete generation by one agent (a_t^i), the macro-action of the game.
@@ -359,11 +407,31 @@ class JointAction:
 
 
 @dataclass(frozen=True, slots=True)
+class StepInfo:
+    """Ground truth about one environment step; None means unknown, and metrics never guess.
+
+    The fields are keys of ``Step.info``. All fields except ``progress``, ``measures`` and ``hidden`` may also be keys
+    of ``Task.data``. There they apply to every step whose ``info`` does not override them.
+
+    >>> StepInfo(progress=0.5, right_tools=("search",), allowed_tools={"planner": (), "coder": ("search", "edit")})
+    StepInfo(progress=0.5, right_tools=('search',), allowed_tools={...}, ...)
+    """
+
+    progress: float | None = None  # fraction of the task's goal reached after the step, 0 to 1
+    right_tools: tuple[str, ...] | None = None  # tools that are correct to call in the step; () if no tool is
+    allowed_tools: Mapping[str, tuple[str, ...]] | None = None  # tools that each role may call in the step, by role
+    fewest_steps: int | None = None  # minimum number of environment steps that solves the task, at least 1
+    measures: Mapping[str, float] = field(default_factory=dict)  # other measurements of the episode so far, by name
+    # private information that each role had when it acted in the step, by role
+    hidden: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Environment response to a joint action, following Gymnasium.
 
     ``success`` is True if the task was solved, and None if the environment cannot tell. Accuracy counts ``success``.
-    ``info`` belongs to the environment, except for the keys named in :class:`marft.common.step_info.StepInfo`.
+    ``info`` belongs to the environment, except for the keys named in :class:`marft.common.types.StepInfo`.
     """
 
     observation: Observation

@@ -10,7 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.types import Normalization
 from marft.config.algorithms import PRESETS
-from marft.config.plugin_types import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
+from marft.config.interfaces.credit import Credit
+from marft.config.interfaces.objective import Objective
+from marft.config.interfaces.schedule import UpdateSchedule
+from marft.config.interfaces.teammate_weight import TeammateWeight
 from marft.config.settings import (
     MAX_COUNT,
     Fraction,
@@ -26,6 +29,7 @@ from marft.config.settings import (
 )
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
 LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # smaller steps do not change weights
 Limit = Annotated[NonNegative, NotTiny]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
@@ -36,7 +40,7 @@ class OptimizerSettings(Settings):
     """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, whatever the base dtype."""
 
     learning_rate: LearningRate = 3e-5  # default learning rate of policies
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # decay of the learning rate
+    schedule: LearningRateSchedule = "constant"  # decay of the learning rate
     warmup_steps: NonNegativeCount = 0  # training steps of linear warm-up
     min_lr_ratio: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
     beta1: Beta = 0.9  # decay of the first moment
@@ -142,7 +146,7 @@ class TeammateTextSettings(Settings):
     """
 
     coefficient: Weight = 0.0  # weight of the term; 0: off
-    weight: TeammateWeightPlugin  # weight w of each token, from its probability under the agent and under its author
+    weight: TeammateWeight  # weight w of each token, from its probability under the agent and under its author
 
     @model_validator(mode="before")
     @classmethod
@@ -202,9 +206,9 @@ class AlgorithmSettings(Settings):
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
     # loss on text in an agent's turn by other authors
     teammate_text: TeammateTextSettings = Field(default_factory=lambda: TeammateTextSettings.model_validate({}))
-    credit: CreditPlugin  # credit assignment
-    objective: ObjectivePlugin  # loss of a decision
-    schedule: SchedulePlugin  # order of policy updates
+    credit: Credit  # credit assignment
+    objective: Objective  # loss of a decision
+    schedule: UpdateSchedule  # order of policy updates
     optimizer: OptimizerSettings = OptimizerSettings()  # optimizer of the policies
     critic: CriticSettings = CriticSettings()  # critic, for credits that need values
 

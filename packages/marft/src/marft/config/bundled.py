@@ -12,8 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from marft.common.packages import missing_extra
-from marft.common.registry import registered_entry_points
+from marft.common.packages import missing_extra, registered_entry_points
 from marft.config.settings import did_you_mean
 
 SUFFIX = ".toml"
@@ -72,3 +71,8 @@ def _find_resources(folder: str, pattern: str, path: tuple[str, ...]) -> list[Pa
     specs = [spec for spec in map(find_spec, packages) if spec is not None]
     roots = [Path(root) for spec in specs for root in spec.submodule_search_locations or ()]
     return [file for root in roots for file in sorted((root / folder).glob(pattern))]
+
+
+def resolve_path(path: str) -> str:
+    """Return the folder of a bundled model (``"tiny"``, ``"tiny-tools"``, …), or any other path unchanged."""
+    return str(bundled_models().get(path, path))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -116,3 +118,18 @@ class TeammateEndpoint(EndpointSettings):
 
     # local model that counts tokens and provides the critic's input; "": the recipe's first local model
     local_model: str = ""
+
+
+class RequestLimits(Protocol):
+    """Request limits, for use on the endpoint's own thread."""
+
+    def slot(self) -> AbstractAsyncContextManager[object]:
+        """Return a context manager that occupies a concurrent request slot."""
+        ...
+
+    async def turn(self) -> None:
+        """Wait until the rate limit permits another request."""
+        ...
+
+
+LimitsFactory = Callable[[str, EndpointSettings], RequestLimits]  # the argument is the endpoint's unique name

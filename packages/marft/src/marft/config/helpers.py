@@ -141,41 +141,6 @@ def without_helpers(run: RunSettings) -> RunSettings:
     return copy.model_copy(update={"consulting": None, "policies": policies, "models": models})
 
 
-def warn_untrained_replies(run: RunSettings) -> Iterable[str]:
-    """Yield a warning if helper replies are context only and never trained."""
-    if run.consulting is not None and not run.algorithm.teammate_text.coefficient:
-        yield (
-            "what helpers reply is read and not learned, so little of it is left once they are gone; set "
-            "algorithm.name = 'aipo', or algorithm.teammate_text.coefficient = 1.0"
-        )
-
-
-def helper_problems(run: RunSettings) -> Iterable[str]:
-    """Yield each problem with a recipe's helpers, with a remedy."""
-    settings = run.consulting
-    if settings is None:
-        return
-    for kind, helper in settings.helpers.items():
-        path, policy = f"consulting.helpers.{kind}", run.policies.get(helper.policy)
-        if policy is None:
-            yield f"{path}: no policy is called {helper.policy!r}{did_you_mean(helper.policy, run.policies)}"
-        elif policy.train != "frozen":
-            yield (
-                f"{path}: policy {helper.policy!r} learns, and what helpers say is no decision that is credited; set "
-                "its train = 'frozen', or make the helper an agent"
-            )
-    for role in settings.roles(run):
-        agent = next((agent for agent in run.agents if agent.role == role), None)
-        if agent is None:
-            yield f"consulting.agents: no agent is called {role!r}{did_you_mean(role, [a.role for a in run.agents])}"
-        elif agent.policy in run.policies and run.is_remote(run.policies[agent.policy].model):
-            yield f"consulting.agents: {role!r} is behind an endpoint, which cannot go on from a reply; leave it out"
-        elif agent.sampling.constraint:
-            yield f"consulting.agents: what {role!r} writes is held to a grammar, which no reply keeps; leave it out"
-    if run.team.writes_prompts:
-        yield f"consulting: organization {run.team.name!r} asks agents in messages of its own; remove it"
-
-
 def _template_names(template: str) -> list[str]:
     """Return the names in a template's braces, in order; empty for an invalid template."""
     try:

@@ -6,7 +6,7 @@ Errors name the key and the remedy.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from marft.common.user_modules import is_export
 from marft.config.algorithm import reduce_to_changes
 from marft.config.api_keys import SECRET_NAME
 from marft.config.bundled import bundled_names, bundled_recipe
-from marft.config.overrides import NAME_KEYS, flatten_changes
 from marft.config.paths import RECIPE_FOLDER, expand_user, register_module_folder
 from marft.config.python_objects import check_objects, object_name, replace_objects
 from marft.config.run import RunSettings
@@ -32,6 +31,17 @@ ENGINE_KEY = ["engine", "kind"]
 TEXT_KEYS = (["name"], ["output"])  # overrides that are always text: a run may be named 2026-11-22
 EXPORT_RECIPE = "recipe.toml"
 MAX_VALUE_LENGTH = 200  # maximum length of a wrong value in a message, in characters
+
+NAME_KEYS = {  # tables that hold a plugin or preset, and the key that a plain string in their place sets
+    "algorithm": "name",
+    "algorithm.credit": "name",
+    "algorithm.objective": "name",
+    "algorithm.schedule": "name",
+    "channel": "name",
+    "engine": "kind",
+    "environment": "name",
+    "team": "organization",
+}
 
 
 def load_recipe(
@@ -372,3 +382,31 @@ def _list_index(items: list[object], part: str, key: str) -> int:
     names = [role for role in roles if isinstance(role, str)]
     hint = did_you_mean(part, names) if names else f"; known: 0 to {len(items) - 1}"
     raise ValueError(f"--{key}: no entry {part!r}{hint}")
+
+
+def flatten_changes(changes: Mapping[str, Any], inside: Sequence[str] = ()) -> Iterator[tuple[list[str], Any]]:
+    """Yield changed keys and values, with nested tables flattened.
+
+    Keys that a table does not mention keep their values. A table with another plugin name replaces the plugin, as a
+    plain string does.
+
+    >>> list(flatten_changes({"training.steps": 5, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.0}}}))
+    [(['training', 'steps'], 5), (['algorithm', 'name'], 'grpo'), (['algorithm', 'kl', 'coefficient'], 0.0)]
+
+    Args:
+        inside: key of the enclosing table.
+    """
+    for key, value in changes.items():
+        parts = [*inside, *str(key).split(".")]
+        tag = NAME_KEYS.get(".".join(parts), "")
+        if isinstance(value, Mapping) and value:
+            if tag in value:
+                yield _tag_path(parts), value[tag]
+            yield from flatten_changes({name: inner for name, inner in value.items() if name != tag}, parts)
+        else:
+            yield _tag_path(parts) if isinstance(value, str) else parts, value
+
+
+def _tag_path(parts: list[str]) -> list[str]:
+    """Return the key that a plain string sets: a preset has its own name key."""
+    return [*parts, "name"] if parts == ["algorithm"] else parts

@@ -1,46 +1,76 @@
 """Plugins: named run components, with fields as recipe keys and methods for the work.
 
-An environment, organization, credit, objective or schedule is one class in one file. A recipe selects it by a name that
-an installed package, MARFT included, registered under the entry-point group ``marft.<kind>``. The alternative is an
-import path (``my_package.module:Class``). The class is validated against its specification
-(:mod:`marft.config.plugin_specs`) when the recipe is loaded.
+An environment, organization, credit, objective or schedule is one class in one file, derived from the base class of its
+kind (:mod:`marft.config.interfaces`). A recipe selects it by a name that an installed package, MARFT included,
+registered under the entry-point group ``marft.<kind>``. The alternative is an import path
+(``my_package.module:Class``). The class is held against the base class when the recipe is loaded
+(:mod:`marft.config.plugin_kinds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import (
-    BeforeValidator,
+    GetCoreSchemaHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     model_serializer,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from marft.common.error_origin import describe_error
-from marft.common.first_party import is_first_party
-from marft.common.packages import missing_extra, version_problem
-from marft.common.registry import registered_entry_points
+from marft.common.packages import is_first_party, missing_extra, registered_entry_points, version_problem
 from marft.common.user_modules import import_user_module
 from marft.config.paths import RECIPE_FOLDER, check_name_conflict
-from marft.config.plugin_specs import PLUGIN_SPECS, class_problems, mismatch_message, value_problems
+from marft.config.plugin_kinds import PLUGIN_KINDS, PluginKind
 from marft.config.python_objects import ObjectPlaceholder
 from marft.config.settings import Settings, did_you_mean
 
-TAG_KEYS = {"organizations": "organization", "engines": "kind"}
 IRREGULAR_SINGULARS = {"memories": "memory"}  # kinds with an irregular plural
 
 
 class Plugin(Settings):
-    """Base class for all plugins. Keeps its name from the recipe for saving."""
+    """Base class for all plugins. Keeps its name from the recipe for saving.
 
-    _kind: str = PrivateAttr(default="")
+    The base class of a kind declares it: ``class Credit(Plugin, ABC, kind="credits", label="a credit")``. A field of
+    such a type takes the table of any plugin of the kind, or an instance.
+    """
+
+    plugin_kind: ClassVar[PluginKind | None] = None  # set by the base class of a kind
     _name: str = PrivateAttr(default="")
+
+    def __init_subclass__(
+        cls, kind: str = "", label: str = "", tag: str = "name", together: Sequence[str] = (), **options: Any
+    ) -> None:
+        """Declare a kind of plugins.
+
+        Args:
+            kind: name of the kind, ``credits`` for the entry-point group ``marft.credits``; "": no kind.
+            label: noun for the plugin, with its article.
+            tag: key in the plugin's table that selects the class.
+            together: methods with a default; a class overrides all of them or none.
+            options: options of the pydantic model.
+        """
+        super().__init_subclass__(**options)
+        if kind:
+            parents = [parent for parent in reversed(cls.__mro__) if parent not in Plugin.__mro__]
+            cls.plugin_kind = PLUGIN_KINDS[kind] = PluginKind(kind, label, tag, together, cls, parents)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of a class, or for the base class of a kind the schema of any plugin of the kind."""
+        kind = cls.plugin_kind
+        if kind is None or kind.base is not cls:
+            return super().__get_pydantic_core_schema__(source, handler)
+        return core_schema.with_info_plain_validator_function(
+            lambda table, info: _resolve(kind, table, info),
+            serialization=core_schema.simple_ser_schema("any"),  # with the fields of the actual class
+        )
 
     @property
     def name(self) -> str:
@@ -58,7 +88,8 @@ class Plugin(Settings):
 
     @model_serializer(mode="wrap")
     def _serialize_with_name(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {TAG_KEYS.get(self._kind, "name"): self.name, **serialize(self)}
+        tag = self.plugin_kind.tag if self.plugin_kind else "name"
+        return {tag: self.name, **serialize(self)}
 
 
 def singular(kind: str) -> str:
@@ -72,7 +103,7 @@ def singular(kind: str) -> str:
 
 def plugin_label(plugin: Plugin) -> str:
     """Return a plugin's label for messages: ``credit 'my_package.credits:Median'``."""
-    return f"{singular(plugin._kind) or 'part'} {plugin.name!r}"
+    return f"{singular(plugin.plugin_kind.name) if plugin.plugin_kind else 'part'} {plugin.name!r}"
 
 
 def plugin_names(kind: str) -> list[str]:
@@ -105,16 +136,15 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     Raises:
         ValueError: the name is unknown, the import fails, or the object is not a plugin of this kind.
     """
+    expected = PLUGIN_KINDS[kind]
     target = import_object(name, context) if ":" in name else load_registered(kind, name)
     if isinstance(target, Plugin):
         target = type(target)
     if not (isinstance(target, type) and issubclass(target, Plugin)):
-        raise ValueError(
-            f"{name!r} is not {PLUGIN_SPECS[kind].label}: its class must derive from {PLUGIN_SPECS[kind].base}"
-        )
-    problems = class_problems(kind, target)
+        raise ValueError(f"{name!r} is not {expected.label}: its class must derive from {expected.base_path}")
+    problems = expected.class_problems(target)
     if problems:
-        raise ValueError(mismatch_message(kind, target, problems))
+        raise ValueError(expected.mismatch_message(target, problems))
     return target
 
 
@@ -172,33 +202,27 @@ def _import_hint(path: str, error: BaseException) -> str:
     )
 
 
-def resolver(kind: str, optional: bool = False) -> object:
-    """Return a validator for keys with a plugin: accepts its table or an instance.
-
-    Args:
-        optional: accept None too.
-    """
-    tag = TAG_KEYS.get(kind, "name")
-
-    def resolve(table: object, info: ValidationInfo) -> object:
-        if isinstance(table, Plugin) or (optional and table is None):
-            return table
-        if not isinstance(table, dict):
-            raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(tag)})
-        if not isinstance(table.get(tag), str):
-            names = ", ".join(plugin_names(kind))
-            raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": names})
-        cls = find_plugin(kind, table[tag], info.context)
-        plugin = _validate_plugin(cls, {key: value for key, value in table.items() if key != tag}, info.context)
-        if isinstance(table[tag], ObjectPlaceholder) and isinstance(table[tag].value, Plugin):
-            plugin = _copy_instance(table[tag].value, plugin)
-        plugin._kind, plugin._name = kind, table[tag]
-        problems = value_problems(kind, plugin)
-        if problems:
-            raise ValueError(mismatch_message(kind, cls, problems))
-        return plugin
-
-    return BeforeValidator(resolve)
+def _resolve(kind: PluginKind, table: object, info: ValidationInfo) -> Plugin:
+    """Return the plugin for its table in a recipe; an instance stays as it is."""
+    if isinstance(table, Plugin):
+        if not isinstance(table, kind.base):
+            raise ValueError(kind.mismatch_message(type(table), kind.class_problems(type(table))))
+        return table
+    if not isinstance(table, dict):
+        raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(kind.tag)})
+    name = table.get(kind.tag)
+    if not isinstance(name, str):
+        known = ", ".join(plugin_names(kind.name))
+        raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(kind.tag), "known": known})
+    cls = find_plugin(kind.name, name, info.context)
+    plugin = _validate_plugin(cls, {key: value for key, value in table.items() if key != kind.tag}, info.context)
+    if isinstance(name, ObjectPlaceholder) and isinstance(name.value, Plugin):
+        plugin = _copy_instance(name.value, plugin)
+    plugin._name = name
+    problems = kind.value_problems(plugin)
+    if problems:
+        raise ValueError(kind.mismatch_message(cls, problems))
+    return plugin
 
 
 def _copy_instance(instance: Plugin, validated: Plugin) -> Plugin:

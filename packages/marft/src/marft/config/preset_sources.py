@@ -14,12 +14,9 @@ _PPO = {
     "credit.lambda_step": "Schulman et al. 2017, Table 3",
     "credit.lambda_agent": "Schulman et al. 2017, Table 3",
 }
-_MAPPO = {
-    "objective.clip": "Yu et al. 2022, its public code",
-    "credit.gamma_step": "Yu et al. 2022, its public code",
-    "credit.lambda_step": "Yu et al. 2022, its public code",
-    "critic.loss": "Yu et al. 2022, its public code",
-}
+_MAPPO = dict.fromkeys(
+    ("objective.clip", "credit.gamma_step", "credit.lambda_step", "critic.loss"), "Yu et al. 2022, its public code"
+)
 _HAPPO = {
     "credit.gamma_step": "Kuba et al. 2022, its public code",
     "credit.lambda_step": "Kuba et al. 2022, its public code",
@@ -87,12 +84,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     "a2po": {"credit.value": "Wang et al. 2023", "schedule.first_clip": "Wang et al. 2023, its public code"},
     "coma": {},
     "reinforce": {"normalization": "Williams 1992", "objective.name": "Williams 1992"},
-    "reinforce++": {
-        "credit.whiten": "Hu et al. 2025",
-        "kl.estimator": "Hu et al. 2025",
-        "kl.apply_to": "Hu et al. 2025",
-        "objective.clip": "Hu et al. 2025",
-    },
+    "reinforce++": dict.fromkeys(("credit.whiten", "kl.estimator", "kl.apply_to", "objective.clip"), "Hu et al. 2025"),
     "rloo": {"normalization": "Ahmadian et al. 2024", "objective.name": "Ahmadian et al. 2024"},
     "grpo": {
         **_GRPO,
@@ -141,11 +133,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "objective.loss": "Rafailov et al. 2023, eq. 7",
         "objective.beta": "Rafailov et al. 2023, App. B",
     },
-    "rft": {
-        "aggregation": "Yuan et al. 2023",
-        "credit.distinct": "Yuan et al. 2023",
-        "credit.select": "Yuan et al. 2023",
-    },
+    "rft": dict.fromkeys(("aggregation", "credit.distinct", "credit.select"), "Yuan et al. 2023"),
 }
 
 
@@ -157,15 +145,3 @@ def find_source(preset: str, key: str) -> str:
     """
     assert preset in PRESETS
     return SOURCES[preset].get(key, OWN_CHOICE)
-
-
-def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Flatten nested tables to dotted keys.
-
-    >>> flatten({"level": "action", "objective": {"clip": 0.2}})
-    {'level': 'action', 'objective.clip': 0.2}
-    """
-    flattened: dict[str, object] = {}
-    for key, value in table.items():
-        flattened |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flattened

@@ -14,6 +14,14 @@ from marft.config.algorithm import AlgorithmSettings
 from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.helpers import HelperCallSettings, helper_problems, warn_untrained_replies
+from marft.config.interfaces.callback import CallbackPlugin
+from marft.config.interfaces.channel import Channel
+from marft.config.interfaces.engine import EngineFactory
+from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.metric_logger import MetricLogger
+from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.reward import RewardTerm
+from marft.config.interfaces.tools import ToolProvider
 from marft.config.models import (
     ModelSettings,
     PolicySettings,
@@ -23,24 +31,11 @@ from marft.config.models import (
 )
 from marft.config.names import Name, RunName
 from marft.config.opponent_pools import pool_members, pool_problems
-from marft.config.opposing_sides import side_problems
 from marft.config.paths import ExpandUser
 from marft.config.placement import find_cluster
-from marft.config.plugin_types import (
-    CallbackPlugin,
-    ChannelPlugin,
-    EnginePlugin,
-    EnvironmentPlugin,
-    OrganizationPlugin,
-    RewardPlugin,
-    SinkPlugin,
-    ToolPlugin,
-)
-from marft.config.references import reference_problems
+from marft.config.recipe_checks import reference_problems, side_problems, size_problems, turn_problems
 from marft.config.sections import Section, SectionTable, find_sections, pair_with_names, section_class, section_names
 from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive, Settings
-from marft.config.sizes import size_problems
-from marft.config.turn_checks import turn_problems
 
 S = TypeVar("S", bound=Section)
 
@@ -134,24 +129,24 @@ class RunSettings(Settings):
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's default
     models: dict[Name, ModelSettings]  # base models by name
     policies: dict[Name, PolicySettings]  # policies (weights) by name
-    tools: dict[Name, ToolPlugin] = {}  # tool sources by name
+    tools: dict[Name, ToolProvider] = {}  # tool sources by name
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # agents of the team, in order
-    team: OrganizationPlugin  # organization: acting order, and visibility of actions
-    channel: ChannelPlugin  # format of messages between agents
+    team: Organization  # organization: acting order, and visibility of actions
+    channel: Channel  # format of messages between agents
     consulting: HelperCallSettings | None = None  # helpers that agents may call during training
-    environment: EnvironmentPlugin  # environment with the tasks
-    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # reward terms; []: the environment's rewards
+    environment: Environment  # environment with the tasks
+    rewards: Annotated[tuple[RewardTerm, ...], Strict(False)] = ()  # reward terms; []: the environment's rewards
     curriculum: CurriculumSettings | None = None  # task difficulty by the team's success; default: all tasks
     algorithm: AlgorithmSettings  # training algorithm
     rollout: RolloutSettings = RolloutSettings()  # rollout size and limits
-    engine: EnginePlugin  # inference engine of local policies
+    engine: EngineFactory  # inference engine of local policies
     training: TrainingSettings = TrainingSettings()  # training length and resources
     checkpoints: CheckpointSettings = CheckpointSettings()  # checkpoint schedule and retention
     evaluation: EvaluationSettings = EvaluationSettings()  # evaluation on held-out tasks
     guards: GuardSettings = GuardSettings()  # thresholds of training guards
     callbacks: Annotated[tuple[CallbackPlugin, ...], Strict(False)] = ()  # callbacks that observe training
     # metric loggers besides metrics.jsonl; []: none
-    sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
+    sinks: Annotated[tuple[MetricLogger, ...], Strict(False)]
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -195,20 +190,9 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
-        problems = [
-            *reference_problems(self),
-            *remote_problems(self.models, self.policies),
-            *rank_problems(self.models, self.policies),
-            *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self),
-            *side_problems(self),
-            *turn_problems(self),
-            *pool_problems(self),
-            *helper_problems(self),
-            *(problem for section in self.sections for problem in section.problems(self)),
-        ]
+        problems = "\n".join(recipe_problems(self))
         if problems:
-            raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
+            raise PydanticCustomError("run", "{problems}", {"problems": problems})
         return self
 
     @model_validator(mode="after")
@@ -320,31 +304,3 @@ def check_prompt_space(run: RunSettings, contexts: Mapping[str, int]) -> None:
                 f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
                 f"for a prompt in a context of {context} tokens"
             )
-
-
-def warn_idle_settings(run: RunSettings) -> Iterable[str]:
-    """Yield warnings for settings that have no effect in this run."""
-    yield from warn_idle_cluster(run)
-    yield from warn_idle_kl_stop(run)
-    yield from warn_untrained_replies(run)
-
-
-def warn_idle_kl_stop(run: RunSettings) -> Iterable[str]:
-    """Yield a warning for a KL stop without effect, because each step has only one update."""
-    algorithm = run.algorithm
-    if algorithm.kl_stop and algorithm.epochs * algorithm.minibatches == 1:
-        yield (
-            f"algorithm.kl_stop = {algorithm.kl_stop:g} cannot stop anything: the KL is compared with it before each "
-            "update, and a step makes one (epochs = 1, minibatches = 1), before which no policy has moved; the metric "
-            "kl has how far the update went; to limit that, set algorithm.team_kl, or more minibatches or epochs"
-        )
-
-
-def warn_idle_cluster(run: RunSettings) -> Iterable[str]:
-    """Yield a warning for a ``[cluster]`` table without effect, because the run has no other process."""
-    if find_cluster(run) and not run.engine.separate_weights and not run.rollout.workers and run.training.ranks == 1:
-        yield (
-            "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "
-            "workers (rollout.workers), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "
-            "'vllm')"
-        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
-from marft.common.registry import registered_entry_points
+from marft.common.packages import registered_entry_points
 from marft.config.plugins import load_registered
 from marft.config.settings import Settings
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from marft.agents.answers import find_answer, find_bold, find_statement, strip_markup
 from marft.common.reasoning import strip_reasoning
-from marft.envs.grader_base import format_value
+from marft.envs.table_rows import format_value
 
 _REFERS_TO_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
@@ -91,9 +91,8 @@ def extract_choice(text: str, choices: Choices) -> str:
     if statement is not None:
         return _match_statement(statement, choices)
     candidates = (text, find_bold(text) or "", text.rstrip().rpartition("\n")[2])
-    return next(
-        (label for candidate in candidates if (label := _match_statement(candidate, choices))), ""
-    ) or _label_on_first_line(text, choices)
+    labels = (_match_statement(candidate, choices) for candidate in candidates)
+    return next(filter(None, labels), "") or _label_on_first_line(text, choices)
 
 
 def match_choice(statement: str, choices: Choices) -> str:
@@ -149,14 +148,8 @@ def _match_marked_label(statement: str, choices: Choices) -> str:
         label, remainder = label_by_key[(first_match[1] or first_match[2]).casefold()], statement[first_match.end() :]
         second_label = re.match(rf"[\s,;]*[(\[]?(?:{labels})(?!\w)", remainder) if not first_match[1] else None
         rest_label = match_choice(remainder, choices) if choices.texts and remainder.strip() else label
-        return (
-            label
-            if labels_in_text <= {label}
-            and not _ALTERNATIVE.match(remainder)
-            and not second_label
-            and rest_label in ("", label)
-            else ""
-        )
+        is_ambiguous = second_label or labels_in_text - {label} or _ALTERNATIVE.match(remainder)
+        return label if not is_ambiguous and rest_label in ("", label) else ""
     text_match = re.match(rf"({labels})\s+(.+)", statement)
     if text_match and choices.texts and match_choice(text_match[2], choices) == text_match[1]:
         return text_match[1]
@@ -174,9 +167,9 @@ def _label_on_first_line(text: str, choices: Choices) -> str:
     first_line, _, remaining_lines = text.strip().partition("\n")
     label = match_choice(first_line, choices)
     other_labels = "|".join(re.escape(candidate) for candidate in choices.labels if candidate != label)
-    return (
-        "" if not label or (other_labels and re.search(rf"(?<!\w)(?:{other_labels})(?!\w)", remaining_lines)) else label
-    )
+    if not label or (other_labels and re.search(rf"(?<!\w)(?:{other_labels})(?!\w)", remaining_lines)):
+        return ""
+    return label
 
 
 def _try_parse_json(text: str) -> object:

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import cast
 
-from marft.agents.engine import Sampler
-from marft.agents.environment import Environment
 from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.team import Team
@@ -18,11 +15,12 @@ from marft.agents.tools.run_tools import RunTools
 from marft.common.token_data import Grammar
 from marft.common.usage import sum_counts
 from marft.config.agents import AgentSettings
+from marft.config.endpoint import LimitsFactory
+from marft.config.interfaces.engine import Sampler
+from marft.config.interfaces.reward import RewardTerm
 from marft.config.run import RunSettings
-from marft.inference.endpoints.limits import LimitsFactory
 from marft.inference.renderer import ChatRenderer
 from marft.rewards.reward_manager import RewardManager
-from marft.rewards.terms import Term
 
 MODEL_PLACEHOLDER = "models.…"  # placeholder in error messages about chat templates
 
@@ -40,14 +38,19 @@ class GameRuntime:
     """
 
     def __init__(
-        self, run: RunSettings, terms: Sequence[Term], engine: Sampler, renderer: ChatRenderer, threads: LoopThreadPool
+        self,
+        run: RunSettings,
+        terms: Sequence[RewardTerm],
+        engine: Sampler,
+        renderer: ChatRenderer,
+        threads: LoopThreadPool,
     ) -> None:
         self._terms = terms
         with ExitStack() as exit_stack:  # closes the started components if a later step fails
             self.tool_registry = RunTools(run)
             exit_stack.callback(self.tool_registry.close)
             self.game = Game(
-                environment=cast("Environment", run.environment),
+                environment=run.environment,
                 team=_build_team(run, self.tool_registry, renderer),
                 tools=self.tool_registry.sources,
                 engine=engine,
@@ -78,7 +81,7 @@ class GameRuntime:
 
 def open_terms(
     run: RunSettings, on_close: Callable[[Callable[[], None]], object], limits: LimitsFactory | None = None
-) -> list[Term]:
+) -> list[RewardTerm]:
     """Open the reward terms of a recipe.
 
     Args:
@@ -90,7 +93,7 @@ def open_terms(
     """
     answer_roles = [agent.role for agent in run.agents if agent.answers]
     terms = []
-    for number, term in enumerate(cast("Sequence[Term]", run.rewards)):
+    for number, term in enumerate(run.rewards):
         terms.append(term.open(answer_roles))
         on_close(terms[-1].close)
         if limits:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from decimal import Decimal
+from fractions import Fraction as Exactly
 from functools import cached_property
 from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +17,7 @@ import numpy as np
 from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.answers import answer_candidates, extract_answer, reference_answer, strip_markup
+from marft.agents.answers import answer_candidates, extract_answer, find_answer, reference_answer, strip_markup
 from marft.agents.environment_calls import RefusedError, validate_flag, validate_number
 from marft.agents.loop_threads import await_on_thread
 from marft.agents.task_copies import copy_data
@@ -23,25 +25,146 @@ from marft.common.error_origin import source_location
 from marft.common.reasoning import strip_reasoning
 from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
-from marft.config.settings import Fraction, NonEmptyString, NonNegative, NonNegativeCount, Positive, did_you_mean
-from marft.envs.choices import Choices, extract_choice, match_choice, parse_choices, permute_choices
-from marft.envs.fuzzy_graders import FuzzyGrader, QuantityGrader
-from marft.envs.grader_base import (
-    AnswerGrader,
-    Cells,
-    extract_label,
-    format_value,
-    make_binary_grade,
-    read_gold_answers,
-    same_value,
+from marft.config.settings import (
+    Fraction,
+    NonEmptyString,
+    NonNegative,
+    NonNegativeCount,
+    Positive,
+    Settings,
+    did_you_mean,
 )
-from marft.envs.single_turn import Grade
-from marft.envs.table_rows import format_cell
+from marft.envs.choices import Choices, extract_choice, match_choice, parse_choices, permute_choices
+from marft.envs.graded_sessions import Grade
+from marft.envs.table_rows import Cells, extract_label, format_cell, format_value, read_gold_answers, same_value
 from marft.rewards.grader import Grader, require_math_verify
-from marft.rewards.text_match import contains, extract_number, is_close, normalize_words, parse_scaled_numbers, token_f1
+from marft.rewards.quantities import Quantity, parse_quantities
+from marft.rewards.text_match import (
+    contains,
+    extract_number,
+    is_close,
+    normalize_words,
+    parse_scaled_numbers,
+    similarity,
+    split_words,
+    token_f1,
+)
 
+MAX_LENGTH = 2000  # maximum characters to compare; a longer answer is wrong
+REJECTED = re.compile(r"\s*(?:(?:it|this|that)\s+is\s+)?(?:not|never|neither)\b", re.IGNORECASE)
+ALTERNATIVE = re.compile(r"\b(?:or|between|either)\b", re.IGNORECASE)  # with two quantities, either may be meant
+IgnoredFeature = Literal["accents", "articles", "case", "punctuation"]
 CHOICE_NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # number of a choice
 LETTER, LETTER_CHOICES = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
+
+
+class AnswerGrader(Settings):
+    """Base for all graders. If the answer column holds a list, each item is a correct answer."""
+
+    needs_answer: ClassVar[bool] = True
+    name: str  # name of the grader
+
+    def check(self, answer: object, cells: Cells) -> None:
+        """Check a row's correct answer.
+
+        Raises:
+            ValueError: the answer is not usable; the message continues a sentence that begins with the column's name.
+        """
+
+    @abstractmethod
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
+        """Return a text's grade.
+
+        Args:
+            answer: the row's value in the answer column.
+            cells: the whole row.
+            text: the text of the answering agent.
+        """
+
+
+def make_binary_grade(is_correct: bool) -> Grade:
+    """Return a grade of 1 for a correct answer, else 0."""
+    return Grade(float(is_correct), is_correct)
+
+
+class FuzzyGrader(AnswerGrader):
+    """Grade 1 if the stated answer's similarity to the correct one reaches ``threshold``. Similarity is 1 − (edited
+    characters / length of the longer text). With ``order = "free"``, words are sorted first.
+    """
+
+    name: Literal["fuzzy"] = "fuzzy"  # name of the grader
+    threshold: Fraction = 0.85  # minimum similarity, from 0 to 1
+    order: Literal["fixed", "free"] = "fixed"  # order of the words; "free": any order
+    # differences to ignore
+    ignore: Annotated[tuple[IgnoredFeature, ...], Strict(False)] = ("accents", "articles", "case", "punctuation")
+
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+        """Check for comparable text in every correct answer.
+
+        Raises:
+            ValueError: ``ignore`` removes all of an answer.
+        """
+        for gold in read_gold_answers(answer):
+            if not self._normalize(gold):
+                raise ValueError(f"holds {gold[:80]!r}, of which nothing is left to compare (ignore)")
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return a text's grade by its stated answer."""
+        statement = strip_markup(extract_answer(text))
+        normalized = self._normalize(statement) if len(statement) <= MAX_LENGTH else ""
+        golds = [self._normalize(gold) for gold in read_gold_answers(answer)]
+        is_close = bool(normalized) and any(similarity(gold, normalized) >= self.threshold for gold in golds)
+        return make_binary_grade(is_close)
+
+    def _normalize(self, text: str) -> str:
+        words = split_words(
+            text,
+            case="case" in self.ignore,
+            punctuation="punctuation" in self.ignore,
+            articles="articles" in self.ignore,
+            accents="accents" in self.ignore,
+        )
+        return " ".join(sorted(words) if self.order == "free" else words)
+
+
+class QuantityGrader(AnswerGrader):
+    """Grade 1 if the text's quantity equals the correct one, in any unit: ``3 km`` = ``3000 m``, ``5 %`` =
+    ``0.05``. The text's quantity is found as for ``numeric``.
+    """
+
+    name: Literal["quantity"] = "quantity"  # name of the grader
+    tolerance: NonNegative = 0.0  # maximum distance from the correct quantity, in its unit
+    relative: NonNegative = 1e-6  # maximum distance as a fraction of the correct quantity
+    # for a number without a unit: "required" grades it 0, "assumed" takes the correct answer's unit
+    unit: Literal["required", "assumed"] = "required"
+
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+        """Check for exactly one quantity in every correct answer.
+
+        Raises:
+            ValueError: an answer is not one quantity.
+        """
+        for gold in read_gold_answers(answer):
+            if len(parse_quantities(reference_answer(gold))) != 1:
+                raise ValueError(f"holds {gold[:80]!r}, which is not one quantity")
+
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """Return a text's grade by its quantity."""
+        marked_answer, statement = find_answer(text), strip_markup(extract_answer(text))
+        is_marked = marked_answer is not None or statement != strip_markup(strip_reasoning(text))
+        statement = statement.rpartition("=")[2][-MAX_LENGTH:]
+        quantities = [] if REJECTED.match(statement) else parse_quantities(statement)
+        if not quantities or (len(quantities) > 1 and (marked_answer is not None or ALTERNATIVE.search(statement))):
+            return make_binary_grade(False)
+        quantity = quantities[0] if is_marked else quantities[-1]
+        golds = [gold for right in read_gold_answers(answer) for gold in parse_quantities(reference_answer(right))]
+        return make_binary_grade(any(self._is_close(gold, quantity) for gold in golds))
+
+    def _is_close(self, gold: Quantity, quantity: Quantity) -> bool:
+        has_no_unit = quantity.unit.factor == 1 and not quantity.unit.dimensions
+        value = quantity.value if has_no_unit and self.unit == "assumed" else quantity.in_unit(gold.unit)
+        max_error = max(Exactly(self.tolerance), Exactly(self.relative) * abs(gold.value))
+        return value is not None and abs(value - gold.value) <= max_error
 
 
 def _parse_numbers(gold: str) -> list[Decimal]:
@@ -228,9 +351,9 @@ class ChoiceGrader(AnswerGrader):
                 return label
         match = CHOICE_NUMBER.fullmatch(format_cell(answer))
         index = int(match[1]) - self.first if match else -1
-        return (
-            choices.labels[index] if 0 <= index < len(choices.labels) else match_choice(format_value(answer), choices)
-        )
+        if 0 <= index < len(choices.labels):
+            return choices.labels[index]
+        return match_choice(format_value(answer), choices)
 
 
 class MathGrader(AnswerGrader):

@@ -11,15 +11,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import NonEmptyString, NonNegativeCount, Positive
+from marft.envs.graded_sessions import Grade, RevisionSession, SingleTurn
 from marft.envs.math_problems import Layout, read_problems
-from marft.envs.oracle_policy import OraclePolicy
-from marft.envs.revision import RevisionSession
-from marft.envs.scripted_policy import ScriptedPolicy
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.scripted_policy import OraclePolicy, ScriptedPolicy
 from marft.envs.splits import assign_split, normalize_question
 from marft.envs.table_rows import FORMATS, TablePath, read_table
 from marft.rewards.grader import Grader, require_math_verify
@@ -27,7 +24,7 @@ from marft.rewards.grader import Grader, require_math_verify
 MAX_STEPS = 32
 
 
-class Math(EnvironmentPart):
+class Math(Environment):
     r"""Mathematics problems from files or a Hugging Face data set, graded by math-verify.
 
     Each problem has one answer. The reward is 1 if the answering agent's text states it, else 0. The answer is
@@ -37,9 +34,8 @@ class Math(EnvironmentPart):
     and may correct it, until it declares that it is done; its last answer counts.
     """
 
-    path: Annotated[
-        TablePath, Field(min_length=1)
-    ]  # .jsonl, .json, .csv or .parquet file, a saved data set, or an id on the Hugging Face Hub
+    # .jsonl, .json, .csv or .parquet file, a saved data set, or an id on the Hugging Face Hub
+    path: Annotated[TablePath, Field(min_length=1)]
     test_path: TablePath = ""  # data of the test split; "": a tenth of path
     subset: str = ""  # configuration name of a Hugging Face data set
     split: str = "train"  # split to read from a Hugging Face data set

@@ -16,9 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 from marft.agents.answers import reference_answer
 from marft.config.settings import did_you_mean
-from marft.envs.grader_base import extract_label, format_value
-from marft.envs.table_rows import Row, format_cell
-from marft.rewards.units import parse_unit
+from marft.envs.table_rows import Row, extract_label, format_cell, format_value
+from marft.rewards.quantities import parse_unit
 
 Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "verl", "columns"]
 # metadata columns for cohorts
@@ -132,10 +131,8 @@ def _parse_verl(row: Row) -> Problem | None:
     )
     if not text.strip():
         raise ValueError(f"environment: {row.location}: column 'prompt' is empty")
-    source, gold = (
-        _get_cell(row, "data_source"),
-        row.check_text(format_cell(reward_model.get("ground_truth")), "reward_model"),
-    )
+    source = _get_cell(row, "data_source")
+    gold = row.check_text(format_cell(reward_model.get("ground_truth")), "reward_model")
     return Problem(text, reference_answer(gold), {"source": source} if isinstance(source, str) and source else {})
 
 
@@ -161,10 +158,8 @@ def _parse_olympiad(row: Row, question: str, metadata: Mapping[str, str | int]) 
         return None
     context = format_cell(_get_cell(row, "context")).strip()
     final_answer = row.cell("final_answer")
-    answers = [
-        format_cell(part).strip().strip("$")
-        for part in (final_answer if isinstance(final_answer, list) else [final_answer])
-    ]
+    parts = final_answer if isinstance(final_answer, list) else [final_answer]
+    answers = [format_cell(part).strip().strip("$") for part in parts]
     gold = ", ".join(part for part in answers if part)
     unit = _COMMANDS.sub("", format_cell(_get_cell(row, "unit"))).strip()
     if gold and not _get_cell(row, "is_multiple_answer") and parse_unit(unit):  # other units are not recognized

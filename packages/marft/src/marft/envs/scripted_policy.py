@@ -5,12 +5,14 @@ They provide demonstrations for small models, agents for checks, and a load for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
 from marft.common.types import Task, Tool, ToolCall
+
+WRONG_ANSWER = "I do not know."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,24 @@ class ScriptedPolicy(Protocol):
     """Scripted policy: returns a reply, using only the input's random generator."""
 
     def __call__(self, policy_input: PolicyInput, /) -> str | ScriptedReply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OraclePolicy:
+    r"""Gives the correct answer in a box with probability ``skill``, else a wrong reply; chooses options at random.
+
+    Args:
+        get_answer: returns the correct answer to a task.
+        skill: probability of the correct answer.
+    """
+
+    get_answer: Callable[[Task], str]
+    skill: float = 1.0
+
+    def __call__(self, policy_input: PolicyInput) -> str:
+        """Return the reply, the same for every agent."""
+        if policy_input.options:
+            return policy_input.random.choice(policy_input.options)
+        if policy_input.random.random() < self.skill:
+            return f"\\boxed{{{self.get_answer(policy_input.task)}}}"
+        return WRONG_ANSWER

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from marft.agents.environment import Split
+from marft.config.interfaces.environment import Split
 
 DataSplit = Literal["train", "validation", "test", "demonstrations"]
 

@@ -5,25 +5,91 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.environment import Split
 from marft.common.types import Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import MAX_COUNT, Fraction, NonEmptyString, NonNegativeCount, Settings
-from marft.envs.grader_base import AnswerGrader, is_missing, read_gold_answers
-from marft.envs.graders import ChoiceGrader, ExactGrader, GraderSetting
-from marft.envs.oracle_policy import OraclePolicy
-from marft.envs.prompts import CHOICES_FIELD, check_template, render_prompt
-from marft.envs.scripted_policy import ScriptedPolicy
-from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.choices import format_choices
+from marft.envs.graded_sessions import Grade, SingleTurn
+from marft.envs.graders import AnswerGrader, ChoiceGrader, ExactGrader, GraderSetting
+from marft.envs.scripted_policy import OraclePolicy, ScriptedPolicy
 from marft.envs.splits import assign_split_by_share, normalize_question
-from marft.envs.table_rows import Cells, Row, TablePath, read_table
+from marft.envs.table_rows import Cells, Row, TablePath, is_missing, read_gold_answers, read_table
 from marft.rewards.text_match import parse_numbers
+
+QUESTION_FIELD, CHOICES_FIELD = "question", "choices"  # template fields, independent of the column names
+
+
+def check_template(template: str, answer: str) -> str:
+    """Check and return a prompt template like ``"{question}\\n\\nChoices: {choices}"``.
+
+    Raises:
+        PydanticCustomError: braces do not match, or the template would reveal the correct answer.
+    """
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise PydanticCustomError(
+            "template", "prompt: {error}; a brace of its own is written twice", {"error": str(error)}
+        ) from error
+    if any(name == "" or form or conversion for _, name, form, conversion in parts):
+        raise PydanticCustomError("template", "prompt: a column is named alone, such as {{question}}")
+    if answer and any(name == answer for _, name, _, _ in parts):
+        raise PydanticCustomError("template", "prompt: shows the right answer, {name}", {"name": repr(answer)})
+    return template
+
+
+def render_prompt(row: Row, template: str, question: str, choices: str | Sequence[str] = ()) -> str:
+    """Return the prompt for a row.
+
+    Args:
+        template: checked by :func:`check_template`; "" uses the question alone.
+        question: name of the question column.
+        choices: column of choices, or several columns with one choice each; shown as lines with letters.
+
+    Raises:
+        ValueError: a column is missing, or the question is not text.
+    """
+    parts = []
+    for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION_FIELD}}}"):
+        parts.append(words)
+        if name == QUESTION_FIELD:
+            parts.append(_read_question(row, question))
+        elif name is not None:
+            parts.append(_render_field(row, name, choices))
+    prompt = "".join(parts)
+    if not prompt.strip():
+        raise ValueError(f"environment: {row.location} makes an empty prompt; fill it in, or remove the row")
+    return prompt
+
+
+def _render_field(row: Row, name: str, choices: str | Sequence[str]) -> str:
+    """Return the text for a template field: a column, or the choices."""
+    if name == choices:
+        return row.check_text(format_choices(row.cell(name)), name)
+    if name == CHOICES_FIELD and choices and name not in row.cells:
+        cell = row.cell(choices) if isinstance(choices, str) else [row.text(column) for column in choices]
+        return row.check_text(format_choices(cell), name)
+    return row.text(name)
+
+
+def _read_question(row: Row, column: str) -> str:
+    cell: object = row.cell(column)
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
+        raise ValueError(
+            f"environment: {row.location}: column {column!r} is a {type(cell).__name__}, not text or a number; name "
+            "another column (question), or the parts of the prompt (prompt)"
+        )
+    text = row.text(column)
+    if not text.strip():
+        raise ValueError(f"environment: {row.location}: column {column!r} is empty; fill it in, or remove the row")
+    return text
 
 
 class SplitFractions(Settings):
@@ -47,7 +113,7 @@ class SplitNames(Settings):
     test: NonEmptyString = "test"  # split to read from test
 
 
-class Table(EnvironmentPart):
+class Table(Environment):
     """One task per row, graded by an answer column or by a function.
 
     ``path`` is one table, whose rows are divided by the text of their prompts. Alternatively, ``train`` is one,
@@ -92,10 +158,9 @@ class Table(EnvironmentPart):
         return self
 
     def _check_shuffled_choices(self) -> None:
-        if (
-            not (isinstance(self.grading, ChoiceGrader) and self.grading.shuffle)
-            or f"{{{CHOICES_FIELD}}}" in self.prompt
-        ):
+        if not isinstance(self.grading, ChoiceGrader) or not self.grading.shuffle:
+            return
+        if f"{{{CHOICES_FIELD}}}" in self.prompt:
             return
         columns = [self.grading.choices] if isinstance(self.grading.choices, str) else self.grading.choices
         missing = [column for column in columns if f"{{{column}}}" not in self.prompt]
@@ -123,10 +188,8 @@ class Table(EnvironmentPart):
         for split, path in split_paths.items():
             tasks_by_split[split] += [task for _, task in self._read_tasks(path, split, seen)] if path else []
         held_out_prompts = {normalize_question(prompt): location for prompt, location in seen.items()}
-        shares = [
-            0.0 if split_paths["validation"] else self.split_fractions.validation,
-            0.0 if split_paths["test"] else self.split_fractions.test,
-        ]
+        fractions = self.split_fractions
+        shares = [0.0 if self.validation else fractions.validation, 0.0 if self.test else fractions.test]
         for prompt, task in self._read_tasks(self.path or self.train, "train", seen, held_out_prompts):
             split = assign_split_by_share(prompt, *shares)
             if split != "train" or self.sampling_weight(task):

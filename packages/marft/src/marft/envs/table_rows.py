@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from math import isnan
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,21 +19,52 @@ from marft.common.atomic import check_regular_file
 from marft.common.texts import replace_surrogates, truncate
 from marft.config.paths import resolve_recipe_path
 from marft.config.settings import did_you_mean
-from marft.envs.arrow_tables import read_parquet, read_saved_dataset
-from marft.envs.content_digest import digest_content
-from marft.envs.hf_datasets import read_dataset
-from marft.envs.text_tables import MAX_NAME_LENGTH, read_csv, read_json, read_jsonl, read_tsv
+from marft.envs.table_files import (
+    MAX_NAME_LENGTH,
+    read_dataset,
+    read_delimited,
+    read_json,
+    read_jsonl,
+    read_parquet,
+    read_saved_dataset,
+)
+from marft.envs.tasks import digest_content
+from marft.rewards.text_match import parse_numbers
 
 Cells = Mapping[str, object]
+# keys for a correct answer in a table, from SQuAD, verl, TRL and others; the first key present counts
+ANSWER_KEYS = (
+    "text",
+    "ground_truth",
+    "answer",
+    "final_answer",
+    "label",
+    "target",
+    "solution",
+    "value",
+    "reward_model",
+    "answers",
+)
+MAX_DEPTH = 8  # maximum depth of nested tables
+_EXPONENT = re.compile(r"(?<=\d)[eE](?=[-+]?\d)")
+MAX_PLAIN_DIGITS = 40  # maximum digits of a number in positional notation
 MAX_COLUMNS = 100  # columns considered in an error message's hints
 FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
-    ".csv": read_csv,
+    ".csv": partial(read_delimited, delimiter=","),
     ".json": read_json,
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".parquet": read_parquet,
-    ".tsv": read_tsv,
+    ".tsv": partial(read_delimited, delimiter="\t"),
 }
+
+
+def _resolve_path(path: str, info: ValidationInfo) -> str:
+    return resolve_recipe_path(path, info.context) if path else ""
+
+
+# absolute path; "" without a path
+AbsolutePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_path)]
 
 
 class Row(NamedTuple):
@@ -122,13 +157,10 @@ def read_table(path: str, subset: str, split: str) -> Iterator[Row]:
     if reader is not None and place.is_absolute():
         rows = reader(place)
     elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  any path length
-        known_formats = ", ".join(FORMATS)
-        problem = (
-            f"of which the name says no format; known: {known_formats}"
-            if os.path.exists(place)  # noqa: PTH110
-            else "that is not there"
-        )
-        raise ValueError(f"environment: {path} is a file {problem}")
+        if not os.path.exists(place):  # noqa: PTH110
+            raise ValueError(f"environment: {path} is a file that is not there")
+        known = ", ".join(FORMATS)
+        raise ValueError(f"environment: {path} is a file of which the name says no format; known: {known}")
     elif any(os.path.isfile(place / name) for name in ("state.json", "dataset_dict.json")):  # noqa: PTH113
         rows = read_saved_dataset(place, split)
     else:
@@ -149,7 +181,7 @@ def format_cell(value: object) -> str:
     """
     if isinstance(value, str):
         return value
-    if value is None or (isinstance(value, float) and isnan(value)):  # number columns store a missing value as NaN
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # number columns store a missing value as NaN
         return ""
     is_json = isinstance(value, bool | int | float | list | dict)
     return json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
@@ -159,3 +191,106 @@ def _column_hint(column: str, columns: list[str]) -> str:
     columns = [truncate(name, MAX_NAME_LENGTH) for name in columns[:MAX_COLUMNS]]
     hint = did_you_mean(column, columns)
     return hint if hint.startswith("; known") or not hint else f"{hint} It has: {', '.join(sorted(columns))}"
+
+
+def read_gold_answers(answer: object) -> list[str]:
+    """Return the correct answers in a cell, as plain text.
+
+    These are the items of a list or of SQuAD's ``{"text": […]}``, the value under a known key in a table (also as
+    JSON), or the cell itself. Empty answers are dropped.
+
+    >>> read_gold_answers(7.0), read_gold_answers(["a", 2, None, ""])
+    (['7'], ['a', '2'])
+    >>> read_gold_answers({"text": ["a"], "answer_start": [3]})
+    ['a']
+    >>> read_gold_answers('{"ground_truth": "4", "style": "rule"}')
+    ['4']
+    """
+    answer = extract_label(answer)
+    items = list(answer) if isinstance(answer, list | tuple) else [answer]
+    return [text for item in items if (text := format_value(extract_label(item))).strip()]
+
+
+def extract_label(cell: object) -> object:
+    """Return the correct answer inside a cell: the value under the first key from ``ANSWER_KEYS``, else the cell.
+
+    The cell may be a table, a table as JSON, or a nested table. If all these values are empty, return None.
+
+    >>> [extract_label(cell) for cell in ({"text": ["a", "b"]}, '{"x": 1}', 3, {"ground_truth": None})]
+    [['a', 'b'], '{"x": 1}', 3, None]
+    >>> extract_label({"reward_model": {"ground_truth": {"target": ["a"]}}})
+    ['a']
+    """
+    for _ in range(MAX_DEPTH):
+        table = _parse_table(cell)
+        labels = [] if table is None else [table[name] for name in ANSWER_KEYS if name in table]
+        if not labels:
+            return cell
+        cell = next((label for label in labels if label is not None), None)
+    return cell
+
+
+def _parse_table(cell: object) -> Mapping[str, object] | None:
+    """Return the table in a cell, possibly written in JSON, or None."""
+    if isinstance(cell, str) and cell.lstrip().startswith("{"):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return None
+    return cell if isinstance(cell, Mapping) else None
+
+
+def format_value(value: object) -> str:
+    """Return a value as plain text: integers without a decimal point, dates without a time.
+
+    >>> format_value(7.0), format_value(Decimal("2.50")), format_value(True), format_value(datetime(2024, 5, 1))
+    ('7', '2.5', 'true', '2024-05-01')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        if not value:
+            return "0"
+        exact = Decimal(repr(value)) if isinstance(value, float) else value
+        return f"{exact.normalize():f}" if abs(exact.adjusted()) < MAX_PLAIN_DIGITS else f"{exact.normalize()}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ").removesuffix(" 00:00:00")
+    return "" if isinstance(value, Decimal) else format_cell(value)
+
+
+def same_value(gold: object, text: str) -> bool:
+    """Return true if a text expresses a typed value in another notation.
+
+    Examples are a number with other decimals, "yes" for a Boolean, or another format of a time.
+
+    >>> same_value(7.0, "7.00"), same_value(True, "Yes"), same_value(date(2024, 5, 1), "2024-05-01T00:00:00")
+    (True, True, True)
+    >>> same_value("7.0", "7")
+    False
+    """
+    if isinstance(gold, bool):
+        return text.casefold() in (("true", "yes") if gold else ("false", "no"))
+    if isinstance(gold, int | float | Decimal):
+        numbers = parse_numbers(text)
+        has_letters = re.search(r"[^\W\d]", _EXPONENT.sub("", text))
+        return len(numbers) == 1 and not has_letters and numbers == parse_numbers(format_value(gold))
+    if isinstance(gold, date):
+        try:
+            parsed = datetime.fromisoformat(text)
+        except ValueError:
+            return False
+        expected = gold if isinstance(gold, datetime) else datetime(gold.year, gold.month, gold.day)
+        if expected.tzinfo and parsed.tzinfo:
+            return parsed == expected
+        return parsed.replace(tzinfo=None) == expected.replace(tzinfo=None)
+    if isinstance(gold, time):
+        try:
+            return time.fromisoformat(text) == gold
+        except (ValueError, TypeError):  # one of them has a time zone
+            return False
+    return False
+
+
+def is_missing(answer: object) -> bool:
+    """Return true if a cell holds no correct answer."""
+    return not read_gold_answers(answer)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
 
-from marft.agents.environment import Environment, Split
 from marft.agents.environment_calls import RefusedError, read_step_info
 from marft.common.error_origin import describe_error, error_location
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
-from marft.config.plugins import Plugin
+from marft.config.interfaces.environment import Environment, Split
 
+DIGEST_KEY = "content_digest"  # key in a task's data
+DIGEST_LENGTH = 16  # number of hexadecimal digits
 EMPTY_SPLIT_HINT = (
     "; where each task's own text says which split it is in (80 % training, 10 % validation, 10 % test), a few may "
     "leave one empty: give it more, or name held-out ones, such as test_path of 'math' or test of 'table'"
@@ -21,11 +21,25 @@ EMPTY_SPLIT_HINT = (
 SPLIT_LABELS = {"train": "training", "validation": "validation", "test": "test"}
 
 
+def digest_content(*parts: str | bytes) -> str:
+    """Return a digest of parts in order; the boundaries between parts count.
+
+    >>> digest_content("ab", "c") == digest_content("a", "bc")
+    False
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        plain = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        digest.update(len(plain).to_bytes(8, "big"))
+        digest.update(plain)
+    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
 class NoTasksError(ValueError):
     """Empty split in an otherwise valid environment."""
 
 
-def read_tasks(environment: Plugin, split: Split) -> Sequence[Task]:
+def read_tasks(environment: Environment, split: Split) -> Sequence[Task]:
     """Return the tasks in a split, validated.
 
     Raises:
@@ -35,7 +49,7 @@ def read_tasks(environment: Plugin, split: Split) -> Sequence[Task]:
     """
     location = f"environment {environment.name!r}, {SPLIT_LABELS[split]} split"
     try:
-        tasks = cast("Environment", environment).tasks(split)
+        tasks = environment.tasks(split)
         task_list = list(tasks)
     except Exception as error:
         # a built-in environment's error already names the problem

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,8 @@ from marft.common.texts import single_line
 from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.evaluation.tool_definitions import check_tools
 from marft.runs.run_folder import RunFolder
+
+LEFT_ALIGNED = ("run", "checkpoint", "mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,12 @@ def compare_checkpoints(name: str, evaluations: Sequence[Mapping[str, Any]]) -> 
 
 def describe_unevaluated(folders: Sequence[RunFolder]) -> list[str]:
     """Return a message for each run without an evaluated checkpoint, with the command to evaluate it."""
-    return [
-        f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}"
-        for folder in folders
-        if not compare_checkpoints(folder.path.name, folder.read_evaluations())
-    ]
+    paths = [folder.path for folder in folders if not _is_evaluated(folder)]
+    return [f"{path} has no evaluated checkpoint; run:  marft eval {path}" for path in paths]
+
+
+def _is_evaluated(folder: RunFolder) -> bool:
+    return bool(compare_checkpoints(folder.path.name, folder.read_evaluations()))
 
 
 def list_measures(rows: Sequence[CheckpointResult]) -> list[str]:
@@ -114,9 +117,7 @@ def build_comparison_tables(folders: Sequence[RunFolder], other_tools: bool = Fa
     Raises:
         ValueError: a run has no evaluated checkpoint, or its tool definitions differ from those of the first run.
     """
-    missing = [
-        str(folder.path) for folder in folders if not compare_checkpoints(folder.path.name, folder.read_evaluations())
-    ]
+    missing = [str(folder.path) for folder in folders if not _is_evaluated(folder)]
     if missing:
         problem = "have no evaluated checkpoint" if len(missing) > 1 else "has no evaluated checkpoint"
         raise ValueError(f"{' and '.join(missing)} {problem}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
@@ -144,34 +145,16 @@ def _check_same_tools(folders: Sequence[RunFolder]) -> None:
 
 def _build_table(rows: Sequence[CheckpointResult], measure: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    left_aligned = ("run", "checkpoint", "mode")
     unknown = measure == "accuracy" and any(row.unknown for row in rows)
-    for heading in (
-        *left_aligned,
-        "base",
-        measure,
-        "95 % interval",
-        "gain",
-        "95 % interval",
-        "shuffling costs",
-        *(["success unknown"] if unknown else []),
-    ):
-        no_wrap = (
-            heading != "run" and " " not in heading
-        )  # the other columns may wrap in a narrow terminal without loss
-        table.add_column(
-            heading, justify="left" if heading in left_aligned else "right", no_wrap=no_wrap, overflow="fold"
-        )
+    figures = ("base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs")
+    for heading in (*LEFT_ALIGNED, *figures, *(["success unknown"] if unknown else [])):
+        no_wrap = heading != "run" and " " not in heading  # the other columns may wrap in a narrow terminal
+        justify: Literal["left", "right"] = "left" if heading in LEFT_ALIGNED else "right"
+        table.add_column(heading, justify=justify, no_wrap=no_wrap, overflow="fold")
     for row in rows:
-        result = row.get_measure(measure)
-        if result is not None:
-            cells = (
-                row.run,
-                row.checkpoint,
-                row.mode,
-                *format_cells(result, measure),
-                *([str(row.unknown)] if unknown else []),
-            )
+        if (result := row.get_measure(measure)) is not None:
+            cells = [row.run, row.checkpoint, row.mode, *format_cells(result, measure)]
+            cells += [str(row.unknown)] if unknown else []
             table.add_row(*(Text(single_line(cell)) for cell in cells))
     return table
 

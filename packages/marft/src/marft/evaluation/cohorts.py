@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
 from marft.config.settings import closest_match
-from marft.envs.content_digest import DIGEST_KEY
+from marft.envs.tasks import DIGEST_KEY
 
 MAX_VALUE_LENGTH = 100  # maximum length of a value that names a cohort, in characters
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from marft.evaluation.gates import Verdict, check_gates, group_by_metric
-from marft.evaluation.metric_changes import MetricChange, as_junit, as_markdown, compare_metrics
-from marft.evaluation.outcome_changes import OutcomeChanges, find_outcome_changes
-from marft.evaluation.summaries import as_html, as_text, summarize_line
+from marft.common.texts import join_names
+from marft.evaluation.gates import check_gates, group_by_metric
+from marft.evaluation.metric_changes import Comparison, compare_metrics, find_outcome_changes
 from marft.evaluation.tool_definitions import check_tools
-from marft.runs.run_folder import RunFolder
 
-MAX_NAMED_TASKS = 5  # maximum number of tasks in an error message
 DIGEST_DIGITS = 8  # shown digits of a digest
 SavedEvaluation = Mapping[str, Any]  # a saved evaluation
 
@@ -31,53 +27,6 @@ class EvaluationConditions(NamedTuple):
     mode: str
     scenarios: str = ""
     team: str = ""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Comparison:
-    """Gate verdicts, metric changes and changed task outcomes between two teams.
-
-    All are keyed by evaluation conditions, such as ``greedy`` or ``sampled on smoke``.
-
-    ``passed`` is True if every gate held. ``reasons`` lists the reasons of the failed gates. Printed, or as the last
-    value of a notebook cell, a comparison is a small table.
-    """
-
-    verdicts: Mapping[str, Sequence[Verdict]]
-    changes: Mapping[str, Sequence[MetricChange]]
-    outcome_changes: Mapping[str, OutcomeChanges]
-
-    def __repr__(self) -> str:
-        return f"Comparison({summarize_line(self.changes, self.verdicts)})"
-
-    def __str__(self) -> str:
-        return as_text(self.changes, self.verdicts, self.outcome_changes)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.changes, self.verdicts, self.outcome_changes)
-
-    @property
-    def passed(self) -> bool:
-        """True if no gate failed."""
-        return not self.reasons
-
-    @property
-    def reasons(self) -> list[str]:
-        """Failure reason for each failed gate."""
-        return [
-            f"{verdict.gate.text} ({label}): {verdict.reason}"
-            for label, items in self.verdicts.items()
-            for verdict in items
-            if verdict.failed
-        ]
-
-    def as_markdown(self) -> str:
-        """Return a Markdown page with the gates and the changes."""
-        return as_markdown(self.changes, self.verdicts, self.outcome_changes)
-
-    def as_junit(self) -> str:
-        """Return the gates as test cases, in JUnit XML."""
-        return as_junit(self.verdicts, self.outcome_changes)
 
 
 def compare_evaluations(
@@ -124,28 +73,16 @@ def compare_evaluations(
     )
 
 
-def read_saved(folder: RunFolder) -> list[dict[str, object]]:
-    """Return a run's evaluations, including evaluations on scenarios.
-
-    Raises:
-        ValueError: an evaluation cannot be read.
-    """
-    return folder.read_evaluations(scenarios=True)
-
-
 def _match_evaluations(
     before: Sequence[SavedEvaluation], after: Sequence[SavedEvaluation], names: tuple[str, str]
 ) -> dict[str, tuple[SavedEvaluation, SavedEvaluation]]:
     before_latest, after_latest = _latest_evaluations(before), _latest_evaluations(after)
     both = sorted(before_latest.keys() & after_latest.keys())
     labels = [_format_label(after_latest[conditions]) for conditions in both]
-    pairs = {
-        f"{label} ({_short_digests(conditions)})" if labels.count(label) > 1 else label: (
-            before_latest[conditions],
-            after_latest[conditions],
-        )
-        for conditions, label in zip(both, labels, strict=True)
-    }
+    pairs = {}
+    for conditions, label in zip(both, labels, strict=True):
+        name = f"{label} ({_short_digests(conditions)})" if labels.count(label) > 1 else label
+        pairs[name] = before_latest[conditions], after_latest[conditions]
     if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
         raise ValueError(_describe_mismatch(before_latest, after_latest, names))
     for pair in pairs.values():
@@ -183,10 +120,8 @@ def _select_team(evaluations: Sequence[SavedEvaluation], name: str, run: str) ->
         {**e, "reorganized": {"name": name}} for e in evaluations if _team_name(e) == name
     ]
     if not matches:
-        available = (
-            ", ".join(sorted({_team_name(e) for e in evaluations if _team_name(e)}))
-            or "nothing else than it was trained as"
-        )
+        names = sorted({_team_name(e) for e in evaluations} - {""})
+        available = ", ".join(names) or "nothing else than it was trained as"
         raise ValueError(
             f"{run} was not evaluated as {name!r}, but as {available}; evaluate it:  marft eval {shlex.quote(run)} "
             f"--team-file {shlex.quote(name + '.toml')}"
@@ -258,10 +193,9 @@ def _check_tasks(before: SavedEvaluation, after: SavedEvaluation, names: tuple[s
         task for task in before_prompts if task in after_prompts and before_prompts[task] != after_prompts[task]
     ]
     if different:
-        more = f" and {len(different) - MAX_NAMED_TASKS} more" if len(different) > MAX_NAMED_TASKS else ""
         raise ValueError(
             f"{names[0]} and {names[1]} were evaluated on different tasks of the same names: "
-            f"{', '.join(different[:MAX_NAMED_TASKS])}{more}. Evaluate both on the same environment"
+            f"{join_names(different)}. Evaluate both on the same environment"
         )
 
 

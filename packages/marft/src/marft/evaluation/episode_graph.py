@@ -12,32 +12,12 @@ from rich.text import Text
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode
 from marft.evaluation.html_pages import disable_math_text
-from marft.evaluation.prompt_updates import find_new_actions
+from marft.evaluation.transcripts import find_new_actions
 
 WIDTH = 48  # width of a timeline in the terminal, in characters
 COLORS = tuple(f"C{number}" for number in range(10))
 MAX_NAME_LENGTH = 80  # maximum length of an ID or role in a figure or file name, in characters
 MIN_WIDTH = 0.004  # minimum width of an action in a figure, as a fraction of the whole time
-
-
-def find_episode(episodes: list[Episode], name: str) -> Episode:
-    """Return an episode by its index (``"3"``), or by task and sample (``"chain_sum/17#2"``).
-
-    Raises:
-        ValueError: no such episode exists.
-    """
-    indices = [str(index) for index in range(len(episodes))]
-    if name in indices:
-        return episodes[indices.index(name)]
-    matches = [episode for episode in episodes if name in _names(episode)]
-    if not matches:
-        examples = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])
-        raise ValueError(f"no episode {name!r}: there are 0 to {len(episodes) - 1}, by task and sample {examples}, …")
-    return matches[0]
-
-
-def _names(episode: Episode) -> tuple[str, str]:
-    return f"{episode.task.id}#{episode.sample}", f"{episode.task.id} #{episode.sample}"
 
 
 def build_timeline(episode: Episode) -> Table:

@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, cast, get_args
 
-from marft.agents.environment import Split
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common.types import Episode, Task
+from marft.config.interfaces.environment import Split
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.cohorts import collect_fields
 from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
 from marft.evaluation.intervals import mean_interval
-from marft.evaluation.serialization import MAX_EXAMPLES, episode_to_dict
-from marft.evaluation.shares import clustered_interval, compute_pass_ratios
+from marft.evaluation.ratios import Ratio, clustered_interval, compute_pass_ratios, count_solved
 from marft.evaluation.tool_definitions import ToolDefinitions
-from marft.evaluation.trajectories.attempts import count_solved
-from marft.evaluation.trajectories.ratio import Ratio
-from marft.evaluation.trajectories.registry import aggregate_ratios, compute_ratios
+from marft.evaluation.trajectory_metrics import aggregate_ratios, compute_ratios
+from marft.evaluation.transcripts import MAX_EXAMPLES, episode_to_dict
 from marft.rollout.runner import RolloutRunner
 
 Interval = tuple[float, float]
@@ -73,7 +71,7 @@ class Evaluation:
 
     Args:
         interval: Wilson's interval of the accuracy, over tasks instead of attempts
-            (:func:`marft.evaluation.shares.clustered_interval`).
+            (:func:`marft.evaluation.ratios.clustered_interval`).
         reward_interval: interval of the mean reward (:func:`marft.evaluation.intervals.mean_interval`).
         outcomes: success of each scored task, where known; with several attempts, the share of successful attempts.
         rewards: team reward of each scored task; with several attempts, their mean.
@@ -159,9 +157,8 @@ def evaluate(
     attempts = build_attempts(tasks, 1, mode, split, messages_from)
     episodes = rollouts.play(attempts, team_for_mode(mode, rollouts.team), on_done)
     roles = [agent.role for agent in rollouts.team.agents]
-    return aggregate_episodes(
-        roles, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None
-    ), episodes
+    shuffled = messages_from is not None
+    return aggregate_episodes(roles, checkpoint, mode, episodes, split=split, shuffled=shuffled), episodes
 
 
 def build_attempts(
@@ -186,7 +183,12 @@ def build_attempts(
 
 def team_for_mode(mode: Mode, team: Team) -> Team:
     """Return the team with the sampling settings of a mode."""
-    return team if mode == "sampled" else make_greedy(team)
+    if mode == "sampled":
+        return team
+    agents = tuple(
+        replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)) for agent in team.agents
+    )
+    return replace(team, agents=agents)
 
 
 def aggregate_episodes(
@@ -275,14 +277,6 @@ def shuffle_episodes(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     for number, index in enumerate(order):
         shuffled[index] = episodes[order[(number + 1) % len(order)]]
     return shuffled
-
-
-def make_greedy(team: Team) -> Team:
-    """Return the same team with greedy sampling for every agent."""
-    agents = tuple(
-        replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)) for agent in team.agents
-    )
-    return replace(team, agents=agents)
 
 
 def _collect_messages(episode: Episode | None) -> dict[str, str]:

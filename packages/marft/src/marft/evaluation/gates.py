@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft.common.metrics import find_metric
-from marft.evaluation.cohorts import group_by_field, label_cohorts
+from marft.evaluation.cohorts import group_by_field
 from marft.evaluation.intervals import Z95_ONE_SIDED, gain_bounds
-from marft.evaluation.paired_difference import PairedDifference, compare_ratios
-from marft.evaluation.shares import clustered_interval
-from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.ratios import PairedDifference, Ratio, clustered_interval, compare_ratios
 
 GATE_PATTERN = re.compile(
     r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+(?P<bound>\bbound\b)?\s*+"
@@ -111,8 +109,11 @@ relative=False, after=False, field='', value='', bound=False)
                 f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(tasks_by_value)}, "
                 f"or {ALL_VALUES} for each of them"
             )
-        labeled = zip(label_cohorts(fields, self.field).items(), tasks_by_value, strict=True)
-        return {name: tasks for (name, tasks), value in labeled if self.value in (value, ALL_VALUES)}
+        return {
+            f"{self.field} = {value}": tasks
+            for value, tasks in tasks_by_value.items()
+            if self.value in (value, ALL_VALUES)
+        }
 
     def is_violated(self, difference: PairedDifference, bound: float | None = None) -> bool:
         """Return True if the gate fails; a non-finite value fails too.
@@ -145,17 +146,11 @@ def check_gates(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[
         ValueError: a gate is invalid, or no task is in its cohort.
     """
     before_metrics, after_metrics = group_by_metric(before), group_by_metric(after)
-    scored, num_unscored = (
-        before.get("rewards", {}),
-        len(before.get("rewards", {}).keys() - after.get("rewards", {}).keys()),
-    )
-    if num_unscored > MAX_UNSCORED_SHARE * len(scored):
-        reason = (
-            f"{num_unscored} of {len(scored)} tasks that were scored before could not be scored after; "
-            "see why they failed"
-        )
-        return [Verdict(Gate.parse(text, before_metrics.keys() | after_metrics.keys()), True, reason) for text in gates]
     parsed = [Gate.parse(text, before_metrics.keys() | after_metrics.keys()) for text in gates]
+    scored, unscored = before.get("rewards", {}), before.get("rewards", {}).keys() - after.get("rewards", {}).keys()
+    if len(unscored) > MAX_UNSCORED_SHARE * len(scored):
+        counts = f"{len(unscored)} of {len(scored)} tasks that were scored before could not be scored after"
+        return [Verdict(gate, True, f"{counts}; see why they failed") for gate in parsed]
     return [
         _check_gate(gate, before_metrics, after_metrics, cohort, tasks)
         for gate in parsed

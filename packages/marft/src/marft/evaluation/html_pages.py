@@ -48,6 +48,6 @@ def to_svg(figure: Figure) -> Markup:
 
 
 def _clean_text(value: object) -> object:
-    return (
-        value if isinstance(value, Markup) or not isinstance(value, str) else truncate(sanitize(value), MAX_TEXT_LENGTH)
-    )
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return truncate(sanitize(value), MAX_TEXT_LENGTH)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from marft.agents.environment import Split
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Task
+from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
 from marft.envs.tasks import read_tasks
-from marft.evaluation.episode_graph import find_episode
-from marft.rollout.fork_plans.counterfactual import build_counterfactual
+from marft.evaluation.transcripts import find_episode
+from marft.rollout.fork_plans import build_counterfactual
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 

@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.common import atomic
+from marft.common.texts import join_names
 from marft.common.types import Task
+from marft.config.interfaces.environment import Split
 from marft.config.load import first_problem
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks, read_tasks
@@ -23,8 +25,6 @@ from marft.evaluation.evaluate import DIGEST_DIGITS, Mode
 
 FORMAT = "scenarios of MARFT, 1"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
-MAX_NAMED_TASKS = 5  # maximum number of tasks in an error message
-Split = Literal["train", "validation", "test"]
 
 
 class _StrictModel(BaseModel):
@@ -44,7 +44,7 @@ class _ScenarioFile(_StrictModel):
     digest: str
     split: Split
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    modes: list[Literal["greedy", "sampled"]] = Field(min_length=1)
+    modes: list[Mode] = Field(min_length=1)
     attempts: Annotated[int, Field(ge=1, le=10_000)]
     tasks: list[_Scenario] = Field(min_length=1)
 
@@ -104,9 +104,9 @@ class ScenarioSet:
             if t in task_by_id and digest_tasks([task_by_id[t]])[:DIGEST_DIGITS] != digest
         ]
         if missing or different:
-            problems = [f"{_list_names(missing)} {_verb(missing)} gone"] if missing else []
+            problems = [f"{join_names(missing)} {_verb(missing)} gone"] if missing else []
             problems += (
-                [f"{_list_names(different)} {_verb(different)} another task now (prompt or data)"] if different else []
+                [f"{join_names(different)} {_verb(different)} another task now (prompt or data)"] if different else []
             )
             raise ValueError(
                 f"scenarios {self.name!r} are not those of environment {run.environment.name!r}, {self.split} split: "
@@ -176,11 +176,6 @@ def _interleave_groups(tasks: Sequence[Task], by: str) -> list[Task]:
     cohorts = group_by_field(collect_fields(tasks), by).values()
     groups = [[task for task in tasks if task.id in cohort] for cohort in cohorts]
     return [task for turn in zip_longest(*groups) for task in turn if task is not None]
-
-
-def _list_names(tasks: Sequence[str]) -> str:
-    more = f" and {len(tasks) - MAX_NAMED_TASKS} more" if len(tasks) > MAX_NAMED_TASKS else ""
-    return ", ".join(tasks[:MAX_NAMED_TASKS]) + more
 
 
 def _verb(tasks: Sequence[str]) -> str:

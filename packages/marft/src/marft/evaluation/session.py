@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.agents.environment import Split
 from marft.agents.game import Attempt
-from marft.agents.organizations.turns import Turns
+from marft.agents.organizations import Turns
 from marft.common.types import Episode, Task
 from marft.common.version import __version__
 from marft.config.helpers import without_helpers
+from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks, read_tasks
 from marft.evaluation.evaluate import (
@@ -30,10 +30,11 @@ from marft.evaluation.store import EvaluationStore, digest_inputs, lock_folder, 
 from marft.evaluation.tool_definitions import ToolDefinitions, collect_definitions, diff_definitions, summarize_changes
 from marft.models.digest_cache import list_model_files, load_digests, save_digests
 from marft.rollout.runner import RolloutRunner
-from marft.runs.checkpoints import CheckpointManager, load_policies, verify
+from marft.runs.changes import hash_user_code
+from marft.runs.checkpoints import CheckpointManager, load_policies
+from marft.runs.run_files import STATE_FILE
 from marft.runs.run_folder import RunFolder
-from marft.runs.state_schema import STATE_FILE, read_learned_prompts
-from marft.runs.user_code import hash_user_code
+from marft.runs.state import read_learned_prompts, verify
 
 if TYPE_CHECKING:
     from marft.rollout.local_runner import LocalRolloutRunner
@@ -60,59 +61,74 @@ class StorageOptions:
     overwrite: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Checkpoints, conditions and size of an evaluation.
+
+    Args:
+        checkpoints: ``base``, ``last``, ``best`` or names such as ``step_000050``; several names of one checkpoint
+            count once.
+        tasks: number of held-out tasks.
+        shuffled_too: evaluate again with messages of other tasks.
+        attempts: number of attempts at each task.
+        scenarios: replaces modes, tasks and attempts.
+        reorganized: differences between the evaluated team and the trained team, recorded in the evaluations.
+    """
+
+    checkpoints: Sequence[str]
+    modes: Sequence[Mode]
+    tasks: int
+    shuffled_too: bool = False
+    attempts: int = 1
+    scenarios: ScenarioSet | None = None
+    reorganized: Mapping[str, Any] = field(default_factory=dict)
+
+
 def evaluate_checkpoints(
     run: RunSettings,
     folder: RunFolder | None,
-    checkpoints: Sequence[str],
-    modes: Sequence[Mode],
-    tasks: int,
-    shuffled_too: bool,
+    plan: EvaluationPlan,
     advance: ProgressCallback,
     note: Callable[[str], None] = lambda _: None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
-    *,
-    attempts: int = 1,
     storage: StorageOptions | None = None,
-    scenarios: ScenarioSet | None = None,
-    reorganized: Mapping[str, Any] = {},
 ) -> list[Evaluation]:
     """Evaluate each checkpoint once in each mode.
 
     If all evaluations are saved and the model files are unchanged, no model is loaded and nothing is written.
 
     Args:
-        checkpoints: ``base``, ``last``, ``best`` or names such as ``step_000050``; several names of one checkpoint
-            count once.
-        shuffled_too: evaluate again with messages of other tasks.
         note: receives messages about checkpoints with several names, and about damaged saved files.
         check: receives the digests of the models before play; its exceptions propagate.
-        attempts: number of attempts at each task.
         storage: storage of evaluations; None plays everything and saves nothing.
-        scenarios: replaces modes, tasks and attempts.
-        reorganized: differences between the evaluated team and the trained team, recorded in the evaluations.
 
     Raises:
         ValueError: a checkpoint is missing or damaged; the test split is empty; tasks differ from the scenarios.
         ValueError: messages cannot be shuffled, because the team is a program or passes no messages.
         ValueError: another process evaluates into the same folder; episodes cannot be saved there.
     """
-    if shuffled_too and run.team.writes_prompts:
+    if plan.shuffled_too and run.team.writes_prompts:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
-    if shuffled_too and isinstance(run.team, Turns) and (run.team.visible, run.team.order) == ("none", "simultaneous"):
+    if (
+        plan.shuffled_too
+        and isinstance(run.team, Turns)
+        and (run.team.visible, run.team.order) == ("none", "simultaneous")
+    ):
         raise ValueError(
             "messages cannot be shuffled: the team passes none on (team.visible = 'none'); what agents say reaches "
             "others through the environment, if at all"
         )
-    if scenarios is not None:
-        run, modes, attempts = _with_seed(run, scenarios.seed), scenarios.modes, scenarios.attempts
-    paths = resolve_checkpoints(run, folder, checkpoints, note)
-    selected = select_tasks(run, tasks, scenarios)
-    requests = [(name, mode) for name in paths for mode in modes]
-    advance(len(requests) * (1 + shuffled_too) * len(selected) * attempts)
-    session = _EvaluationSession(run, {}, paths, selected, attempts, storage, scenarios, advance, note, reorganized)
+    if scenarios := plan.scenarios:
+        run = run.model_copy(update={"seed": scenarios.seed})
+        plan = replace(plan, modes=scenarios.modes, attempts=scenarios.attempts)
+    paths = resolve_checkpoints(run, folder, plan.checkpoints, note)
+    selected = select_tasks(run, plan.tasks, scenarios)
+    requests = [(name, mode) for name in paths for mode in plan.modes]
+    advance(len(requests) * (1 + plan.shuffled_too) * len(selected) * plan.attempts)
+    session = _EvaluationSession(run, plan, storage, paths, selected, advance, note)
     files = list_model_files(run)
     digests = load_digests(run, files)
-    results = session.read_all(digests, requests, shuffled_too) if digests else None
+    results = session.read_all(digests, requests) if digests else None
     if results is not None and digests:
         check(digests)
     else:
@@ -120,10 +136,10 @@ def evaluate_checkpoints(
             digests = rollouts.models.compute_digests()
             save_digests(run, files, digests)
             check(digests)
-            results = session.read_all(digests, requests, shuffled_too, collect_definitions(rollouts.team))
+            results = session.read_all(digests, requests, collect_definitions(rollouts.team))
             if results is None and storage_problem:
                 raise ValueError(storage_problem)
-            results = results or replace(session, models=digests).run_all(rollouts, requests, shuffled_too)
+            results = results or replace(session, models=digests).run_all(rollouts, requests)
     if session.reused:
         note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --rerun plays them anew")
     return results
@@ -153,23 +169,17 @@ class _EvaluationSession:
     """Shared state for the evaluations in a session."""
 
     run: RunSettings
-    models: Mapping[str, str]  # model digests
+    plan: EvaluationPlan
+    storage: StorageOptions | None
     paths: Mapping[str, Path | None]  # paths of checkpoints; None is the base
     tasks: Sequence[Task]
-    attempts: int
-    storage: StorageOptions | None
-    scenarios: ScenarioSet | None
     advance: ProgressCallback
     note: Callable[[str], None]
-    reorganized: Mapping[str, Any]
+    models: Mapping[str, str] = field(default_factory=dict)  # model digests
     reused: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
 
     def read_all(
-        self,
-        models: Mapping[str, str],
-        requests: Sequence[tuple[str, Mode]],
-        shuffled_too: bool,
-        tools: ToolDefinitions | None = None,
+        self, models: Mapping[str, str], requests: Sequence[tuple[str, Mode]], tools: ToolDefinitions | None = None
     ) -> list[Evaluation] | None:
         """Return every evaluation from storage.
 
@@ -178,43 +188,34 @@ class _EvaluationSession:
         silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, reused=[])
         results = []
         for name, mode in requests:
-            result = silent.read_saved(name, mode, None, tools)
-            shuffled_result = (
-                silent.read_saved(name, mode, shuffle_episodes(result[1], self.run.seed), tools)
-                if result and shuffled_too
-                else None
-            )
-            if result is None or (shuffled_too and shuffled_result is None):
-                return None
-            results += [result[0], *([shuffled_result[0]] if shuffled_result else [])]
-        for _ in range(len(results) * len(self.tasks) * self.attempts):
+            message_episodes: Sequence[Episode] | None = None
+            for _ in range(1 + self.plan.shuffled_too):
+                result = silent.read_saved(name, mode, message_episodes, tools)
+                if result is None:
+                    return None
+                results.append(result[0])
+                message_episodes = shuffle_episodes(result[1], self.run.seed)
+        for _ in range(len(results) * len(self.tasks) * self.plan.attempts):
             self.advance()
         self.reused.extend(silent.reused)
         return results
 
     def run_all(
-        self,
-        rollouts: LocalRolloutRunner | WorkerRolloutRunner,
-        requests: Sequence[tuple[str, Mode]],
-        shuffled_too: bool,
+        self, rollouts: LocalRolloutRunner | WorkerRolloutRunner, requests: Sequence[tuple[str, Mode]]
     ) -> list[Evaluation]:
         """Return every evaluation, playing unsaved ones."""
         results, loaded = list[Evaluation](), None
         tools = collect_definitions(rollouts.team)
         for name, mode in requests:
             if name != loaded:
-                load_checkpoint(rollouts, self.paths[name], self.reorganized.get("told"))
+                load_checkpoint(rollouts, self.paths[name], self.plan.reorganized.get("told"))
                 loaded = name
-            evaluation, episodes = self.read_saved(name, mode, None, tools) or self.play(rollouts, name, mode, None)
-            results.append(evaluation)
-            if shuffled_too:
+            message_episodes: Sequence[Episode] | None = None
+            for _ in range(1 + self.plan.shuffled_too):
+                saved = self.read_saved(name, mode, message_episodes, tools)
+                evaluation, episodes = saved or self.play(rollouts, name, mode, message_episodes)
+                results.append(evaluation)
                 message_episodes = shuffle_episodes(episodes, self.run.seed)
-                results.append(
-                    (
-                        self.read_saved(name, mode, message_episodes, tools)
-                        or self.play(rollouts, name, mode, message_episodes)
-                    )[0]
-                )
         return results
 
     def read_saved(
@@ -233,7 +234,7 @@ class _EvaluationSession:
         if episodes is None:
             return None
         saved_tools = store.read_result().get("tools")
-        changes = diff_definitions(saved_tools, tools) if saved_tools is not None and tools is not None else []
+        changes = diff_definitions(saved_tools, tools)
         if changes:
             self.note(f"{store.name} was played with other tools, and is played anew: {summarize_changes(changes)}")
             return None
@@ -262,30 +263,30 @@ class _EvaluationSession:
 
     @property
     def _split(self) -> Split:
-        return self.scenarios.split if self.scenarios else "test"
+        return self.plan.scenarios.split if self.plan.scenarios else "test"
 
     def _build_attempts(self, mode: Mode, message_episodes: Sequence[Episode] | None) -> list[Attempt]:
-        return build_attempts(self.tasks, self.attempts, mode, self._split, message_episodes)
+        return build_attempts(self.tasks, self.plan.attempts, mode, self._split, message_episodes)
 
     def _aggregate(
         self, name: str, mode: Mode, message_episodes: Sequence[Episode] | None, episodes: Sequence[Episode]
     ) -> Evaluation:
-        roles, shuffled = [agent.role for agent in self.run.agents], message_episodes is not None
+        roles, shuffled, plan = [agent.role for agent in self.run.agents], message_episodes is not None, self.plan
         evaluation = aggregate_episodes(
-            roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=self.attempts
+            roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=plan.attempts
         )
-        scenario_info = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
+        scenario_info = {"name": plan.scenarios.name, "digest": plan.scenarios.digest} if plan.scenarios else {}
         key = self._compute_key(name, mode, shuffled)
-        return replace(evaluation, key=key, scenarios=scenario_info, reorganized=self.reorganized)
+        return replace(evaluation, key=key, scenarios=scenario_info, reorganized=plan.reorganized)
 
     def _get_store(self, name: str, mode: Mode, shuffled: bool) -> EvaluationStore:
         assert self.storage is not None
-        scenarios, team = self.scenarios.name if self.scenarios else "", self.reorganized.get("name", "")
-        store_name = evaluation_name(name, mode, shuffled, scenarios, team)
+        scenarios, team = self.plan.scenarios, self.plan.reorganized.get("name", "")
+        store_name = evaluation_name(name, mode, shuffled, scenarios.name if scenarios else "", team)
         return EvaluationStore(self.storage.folder, store_name, self._compute_key(name, mode, shuffled), self.note)
 
     def _compute_key(self, name: str, mode: Mode, shuffled: bool) -> str:
-        conditions = [mode, self._split, self.attempts, shuffled]
+        conditions = [mode, self._split, self.plan.attempts, shuffled]
         return episodes_key(self.run, self.models, self.paths[name], self.tasks, conditions)
 
 
@@ -332,13 +333,8 @@ def load_checkpoint(
         load_policies(path, rollouts.models, dict.fromkeys(trained))
     versions = {version.role: version for version in read_learned_prompts(path)}
     prompt_roles = {role: role for role in versions} if prompt_roles is None else prompt_roles
-    rollouts.instruct(
-        [
-            replace(versions[source_role], role=role)
-            for role, source_role in prompt_roles.items()
-            if source_role in versions
-        ]
-    )
+    roles = [(role, source) for role, source in prompt_roles.items() if source in versions]
+    rollouts.instruct([replace(versions[source], role=role) for role, source in roles])
 
 
 def resolve_checkpoints(
@@ -359,11 +355,6 @@ def resolve_checkpoints(
         if len(names) > 1:
             note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
     return paths
-
-
-def _with_seed(run: RunSettings, seed: int) -> RunSettings:
-    """Return the run with another seed."""
-    return run if run.seed == seed else run.model_copy(update={"seed": seed})
 
 
 def find_checkpoint(run: RunSettings, folder: RunFolder | None, name: str) -> Path | None:

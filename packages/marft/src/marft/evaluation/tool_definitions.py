@@ -6,7 +6,6 @@ evaluations of the same team.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from marft.agents.team import Team
 from marft.common import atomic
+from marft.runs.changes import flatten_table
 
 FILE_NAME = "tools.json"  # file of a run with the tool definitions at its start
 MAX_TEXT_LENGTH = 80  # characters of a definition, in messages
@@ -34,17 +34,14 @@ def collect_definitions(team: Team) -> ToolDefinitions:
     return definitions
 
 
-def hash_definitions(definitions: ToolDefinitions) -> str:
-    """Return a digest of tool definitions that does not depend on their order."""
-    return hashlib.sha256(json.dumps(definitions, sort_keys=True).encode()).hexdigest()
-
-
-def diff_definitions(before: ToolDefinitions, after: ToolDefinitions) -> list[str]:
-    """Return one sentence for each changed field.
+def diff_definitions(before: ToolDefinitions | None, after: ToolDefinitions | None) -> list[str]:
+    """Return one sentence for each changed field; none if either side was not recorded.
 
     >>> diff_definitions({"a": {"add": {"description": "Add."}}}, {"a": {"add": {"description": "Add. Then mail it."}}})
     ["agents.a: tool add: description: 'Add.' → 'Add. Then mail it.'"]
     """
+    if before is None or after is None:
+        return []
     return [
         f"agents.{role}: tool {tool}{change}"
         for role in sorted({*before, *after})
@@ -57,19 +54,10 @@ def _diff_tool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
     if before is None or after is None:
         yield " is new" if before is None else " is gone"
         return
-    before_leaves, after_leaves = dict(_iter_leaves(before)), dict(_iter_leaves(after))
+    before_leaves, after_leaves = dict(flatten_table(before)), dict(flatten_table(after))
     for path in sorted({*before_leaves, *after_leaves}):
         if before_leaves.get(path) != after_leaves.get(path):
             yield f": {path}: {_format_leaf(before_leaves, path)} → {_format_leaf(after_leaves, path)}"
-
-
-def _iter_leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each text, number and list of a definition with its dotted path, descending into tables."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _iter_leaves(inner, f"{path}.{key}".removeprefix("."))
-    else:
-        yield path, value
 
 
 def _format_leaf(leaves: Mapping[str, object], path: str) -> str:
@@ -89,11 +77,7 @@ def check_tools(before: Mapping[str, Any], after: Mapping[str, Any], names: tupl
     Raises:
         ValueError: the definitions differ.
     """
-    before_tools, after_tools = before.get("tools"), after.get("tools")
-    changes = (
-        diff_definitions(before_tools, after_tools) if before_tools is not None and after_tools is not None else []
-    )
-    if changes:
+    if changes := diff_definitions(before.get("tools"), after.get("tools")):
         raise ValueError(
             f"{names[0]} and {names[1]} were evaluated with other definitions of tools: {summarize_changes(changes)}. "
             "Evaluate both with the same ones, or compare them as they are:  --other-tools (in Python, "
@@ -111,8 +95,7 @@ def describe_changes(folder: Path, definitions: ToolDefinitions) -> str:
     """
     path = folder / FILE_NAME
     try:
-        recorded = atomic.read_json(path)
-        changes = diff_definitions(recorded, definitions)
+        changes = diff_definitions({**atomic.read_json(path)}, definitions)
     except FileNotFoundError:
         return ""
     except (ValueError, AttributeError, TypeError) as error:

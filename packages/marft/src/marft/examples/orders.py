@@ -12,10 +12,9 @@ from itertools import islice
 from random import Random
 
 from marft.agents.answers import extract_answer, graded_text
-from marft.agents.environment import Split
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import Count
 from marft.envs.splits import assign_split
 
@@ -28,7 +27,7 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-class Orders(EnvironmentPart):
+class Orders(Environment):
     """Orders with products of three-digit numbers; a task's ``digits`` is the length of its largest product."""
 
     lines: Count = 2  # lines per order

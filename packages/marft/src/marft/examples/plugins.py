@@ -12,15 +12,16 @@ import numpy as np
 
 from marft.agents.agents import Agents
 from marft.agents.answers import graded_text
-from marft.agents.environment import Split
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.plugin_types import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
+from marft.config.interfaces.environment import Environment, Split
+from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
+from marft.config.interfaces.organization import Organization
 from marft.rewards.groups import group_indices
 from marft.trainer.credit.returns import broadcast_to_actions, team_returns
-from marft.trainer.interfaces import CreditInputs, CreditOutput, LossInputs, LossOutput
 
 
-class Guess(EnvironmentPart):
+class Guess(Environment):
     """Guess a number, with at most ten attempts."""
 
     highest: int = 10
@@ -60,7 +61,7 @@ class GuessSession:
         return None
 
 
-class Vote(OrganizationPart):
+class Vote(Organization):
     """All agents draft concurrently, and the agent called ``judge`` decides."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -69,7 +70,7 @@ class Vote(OrganizationPart):
         return JointAction(answer=await agents.judge(observation, sees=drafts))
 
 
-class Median(CreditPart):
+class Median(Credit):
     """R − the median over attempts at the same task: one lucky attempt does not move the baseline."""
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"
@@ -83,7 +84,7 @@ class Median(CreditPart):
         return CreditOutput(broadcast_to_actions(inputs, advantages))
 
 
-class SPO(ObjectivePart):
+class SPO(Objective):
     """Simple policy optimization (Xie et al. 2024): a quadratic penalty in place of the clip."""
 
     width: float = 0.2

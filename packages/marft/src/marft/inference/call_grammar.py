@@ -18,9 +18,8 @@ from marft.agents.prompt_messages import tool_call_messages
 from marft.common.texts import format_error
 from marft.common.token_data import Grammar
 from marft.common.types import Tool
-from marft.inference.chat_messages import PROBE_QUESTION, ChatTemplateFormat, render_text
-from marft.inference.schema_checks import check_schema
-from marft.inference.schemas import serialize_schema
+from marft.inference.chat_messages import PROBE_QUESTION, ChatFormat, render_text
+from marft.inference.schema_checks import check_schema, serialize_schema
 from marft.inference.tool_format import PROBE_CALL, PROBE_NAME, PROBE_TOOL, turn_header
 from marft.models.chat_templates import RENDER_ERRORS
 
@@ -46,7 +45,7 @@ class CallFormat:
     closing: str
 
     @staticmethod
-    def from_format(format: ChatTemplateFormat) -> CallFormat:
+    def from_format(format: ChatFormat) -> CallFormat:
         """Derive the format from a chat template.
 
         Raises:
@@ -94,7 +93,7 @@ class CallFormat:
         return [f"calls: {opening} call{more} {closing}", f"call: {call_choices}", *rules]
 
 
-def build_grammar(format: ChatTemplateFormat, chat: Chat, constraint: Constraint) -> Grammar:
+def build_grammar(format: ChatFormat, chat: Chat, constraint: Constraint) -> Grammar:
     """Return the grammar for the answer to a client's chat.
 
     Raises:
@@ -112,7 +111,7 @@ def build_grammar(format: ChatTemplateFormat, chat: Chat, constraint: Constraint
     return Grammar("lark", "\n".join(["start: calls | said", f"said: %json {serialize_schema(schema)}", *rules]))
 
 
-def _render_calls(format: ChatTemplateFormat, count: int) -> str:
+def _render_calls(format: ChatFormat, count: int) -> str:
     """Render a turn with ``count`` probe calls, from the end of the prompt up to the end-of-turn token."""
     calls = tool_call_messages("", [PROBE_CALL] * count)
     prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,))

@@ -1,26 +1,46 @@
 """Conversion from chat messages to token ids through the model's own chat template.
 
-A conversation is rendered once, at its start. After that, only the template's continuation is appended, and sampled
-tokens stay unchanged. If the template changes earlier text, an exact continuation does not exist. :class:`NotExact`
-then gives the reason.
+This module knows one model's template and no agents. :mod:`marft.agents.prompt_messages` defines the messages, and
+writes the messages of an observation. :class:`~marft.inference.renderer.ChatRenderer` calls these functions for each
+policy of a team.
+
+*Roles.* Some models do not support system messages, and some accept only alternating messages of user and assistant.
+The chat is adapted to the roles that the template supports. The adaptation drops no text: a message without a supported
+role joins a neighboring message.
+
+*Continuation.* A conversation is rendered once, at its start. After that, only the template's continuation is appended,
+and sampled tokens stay unchanged. If the template changes earlier text, an exact continuation does not exist.
+:class:`NotExact` then gives the reason.
+
+*Given turns.* A turn may start with more than its text. GLM-4 starts a turn with a newline, gpt-oss with a channel.
+SentencePiece tokenizers add a space before a text, which no turn contains. Therefore the chat is rendered twice: up to
+the start of sampling, and with the turn. The difference is the turn's ids.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.prompt_messages import ChatMessage, NotExact
-from marft.common.reasoning import DELIMITER_PAIRS, THINK_END, THINK_START
+from marft.common.reasoning import DELIMITER_PAIRS, DELIMITERS, THINK_END, THINK_START
 from marft.common.texts import format_error
+from marft.common.token_data import common_prefix_length
 from marft.common.types import TokenIds, Tool
-from marft.inference.roles import adapt_chat, detect_roles
 from marft.models.chat_templates import RENDER_ERRORS
-from marft.models.control_tokens import escape_control_tokens
+from marft.models.control_tokens import encode_continuation, encode_text, escape_control_tokens, remove_escapes
 
+TemplateMessage = dict[str, Any]  # message in the form that transformers takes
+SEPARATOR = "\n\n"  # separator between texts joined in one message
+PROBE_FIRST, PROBE_SECOND, PROBE_REPLY = "probe-of-one-text", "probe-of-another", "probe-of-an-answer"
+# marker that may start or end a message without being a token
+ROLE_MARKER = re.compile(r"<\|\w+\|>|<</?\w+>>|</?\w+>|\[/?\w+\]")
 PROBE_ANSWER = {"role": "assistant", "content": "Yes."}
 PROBE_QUESTION = {"role": "user", "content": "?"}
 PROBE_FOLLOW_UP = {"role": "user", "content": "More?"}
@@ -31,23 +51,152 @@ PROBE_CHATS = (
 )  # a conversation, and the new messages
 REWRITES_HISTORY = "its chat template rewrites what came before once more is said"
 DIFFERENT_END = "the turn ended otherwise than its chat template ends one"
+RENDERED_DIFFERENTLY = "its chat template shows a turn that was said otherwise than one that begins"
 
 
-class ChatTemplateFormat(Protocol):
-    """Tokenizer, template options and stop ids for one model's chat format."""
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Roles supported by a chat template.
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    Args:
+        system: the template shows a system message exactly once, and the messages after it.
+        late_system: it also accepts a system message that is not the first message.
+        repeated_user: it shows two consecutive user messages.
+        markers: plain-text markers at the start or end of its messages that are not single tokens.
+    """
 
-    @property
-    def template_options(self) -> Mapping[str, Any]: ...
+    system: bool = True
+    late_system: bool = True
+    repeated_user: bool = True
+    markers: tuple[str, ...] = ()
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]: ...
+
+_roles_cache: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, Roles]] = WeakKeyDictionary()
+
+
+def detect_roles(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Roles:
+    """Detect the roles supported by a tokenizer's chat template; probes run once per template."""
+    cached, key = _roles_cache.setdefault(tokenizer, {}), repr((tokenizer.chat_template, sorted(options.items())))
+    if key not in cached:
+        roles = Roles(
+            system=_shows_once(tokenizer, options, "system", "user"),
+            late_system=_shows_once(tokenizer, options, "user", "system"),
+            repeated_user=_shows_once(tokenizer, options, "user", "user"),
+        )
+        cached[key] = replace(roles, markers=_find_markers(tokenizer, options, roles))
+    return cached[key]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], chat: list[TemplateMessage]) -> str:
+    """Render a chat as text; "" if rendering fails."""
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options))
+    except RENDER_ERRORS:
+        return ""
+
+
+def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], first: str, second: str) -> bool:
+    """Return whether the template shows both roles exactly once and in order.
+
+    If a role is system, the check also runs with a following assistant turn. Some templates show a system message only
+    beside the last user message.
+    """
+    chat = [_make_message(first, PROBE_FIRST), _make_message(second, PROBE_SECOND)]
+    texts = [_render(tokenizer, options, chat)]
+    if "system" in (first, second):
+        texts.append(_render(tokenizer, options, [*chat, _make_message("assistant", PROBE_REPLY)]))
+    return all(
+        text.count(PROBE_FIRST) == text.count(PROBE_SECOND) == 1 and text.index(PROBE_FIRST) < text.index(PROBE_SECOND)
+        for text in texts
+    )
+
+
+def _find_markers(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], roles: Roles) -> tuple[str, ...]:
+    contents = {"system": PROBE_FIRST, "user": PROBE_SECOND, "assistant": PROBE_REPLY}
+    chat = [_make_message(role, contents[role]) for role in ("system", "user", "assistant", "user")]
+    text = _render(tokenizer, options, adapt_chat(chat, roles))
+    tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return tuple(
+        sorted({marker for marker in ROLE_MARKER.findall(text) if marker not in (*tokens, THINK_START, THINK_END)})
+    )
+
+
+def _make_message(role: str, text: str) -> TemplateMessage:
+    return {"role": role, "content": text}
+
+
+def adapt_chat(messages: Sequence[ChatMessage], roles: Roles) -> list[TemplateMessage]:
+    """Adapt a chat to the roles supported by the template.
+
+    An unsupported system message is prepended to the following user message. If no user message follows, it becomes a
+    user message itself. If roles must alternate, consecutive messages of one role are merged. In messages not written
+    by the agent, a space breaks plain-text role markers. Such a message therefore cannot imitate another role.
+
+    >>> chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+    >>> adapt_chat(chat, Roles(system=False))
+    [{'role': 'user', 'content': 'Be brief.\\n\\nHi.'}]
+    """
+    chat, pending_system = list[TemplateMessage](), ""
+    for index, message in enumerate(_break_markers(original, roles.markers) for original in messages):
+        if message["role"] == "system" and not (roles.late_system if index else roles.system):
+            pending_system = _join_texts(pending_system, message["content"])
+            continue
+        if pending_system and message["role"] == "user":
+            message = {**message, "content": _join_texts(pending_system, message["content"])}
+        elif pending_system:
+            _append_or_merge(chat, _make_message("user", pending_system), roles)
+        _append_or_merge(chat, message, roles)
+        pending_system = ""
+    if pending_system:
+        _append_or_merge(chat, _make_message("user", pending_system), roles)
+    return chat
+
+
+def _append_or_merge(chat: list[TemplateMessage], message: TemplateMessage, roles: Roles) -> None:
+    """Append a message to a chat, or merge it into the last message."""
+    if chat and not roles.repeated_user and _can_merge(chat[-1], message):
+        message = {**message, "content": _join_texts(chat.pop()["content"], message["content"])}
+    chat.append(message)
+
+
+def _break_markers(message: ChatMessage, markers: Sequence[str]) -> TemplateMessage:
+    """Break the role markers in a message, unless the assistant wrote it."""
+    result = dict(message)
+    for marker in markers if message["role"] != "assistant" else ():
+        result["content"] = str(result["content"]).replace(marker, f"{marker[0]} {marker[1:]}")
+    return result
+
+
+def _can_merge(first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    """Return whether two messages can merge into a single message."""
+    return first["role"] == second["role"] in ("user", "assistant") and not (first.keys() | second.keys()) - {
+        "role",
+        "content",
+    }
+
+
+def _join_texts(first: object, second: object) -> str:
+    return SEPARATOR.join(str(text) for text in (first, second) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Chat format for one model: tokenizer, template options and context length in tokens.
+
+    If ``remote`` is true, the policy is behind an endpoint. It receives messages, and ``tokenizer`` is the local
+    tokenizer that records its text. ``grammar_error`` gives the reason why grammars are not supported; "" if they are.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    template_options: Mapping[str, Any]
+    stop_ids: tuple[int, ...] = ()
+    remote: bool = False
+    grammar_error: str = ""
 
 
 def render_messages(
-    format: ChatTemplateFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
+    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
 ) -> TokenIds:
     """Tokenize a whole chat, [T]. Control tokens come only from the template; those in message text stay plain text.
 
@@ -69,7 +218,7 @@ def render_messages(
 
 
 def render_text(
-    format: ChatTemplateFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
+    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
 ) -> str:
     """Render a whole chat as text; raises the same errors as :func:`render_messages`."""
     return str(
@@ -84,7 +233,7 @@ def render_text(
 
 
 def render_escaped(
-    format: ChatTemplateFormat,
+    format: ChatFormat,
     messages: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
     begin: bool = True,
@@ -118,7 +267,7 @@ def render_escaped(
 
 
 def encode_new_messages(
-    format: ChatTemplateFormat,
+    format: ChatFormat,
     ids: TokenIds,
     messages: Sequence[ChatMessage],
     new: Sequence[ChatMessage],
@@ -148,7 +297,7 @@ def encode_new_messages(
 
 
 def check_history(
-    format: ChatTemplateFormat, messages: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: Sequence[Tool]
+    format: ChatFormat, messages: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> NotExact | None:
     """Return why a template rewrites a conversation when ``new`` follows; None for an unchanged conversation.
 
@@ -172,7 +321,7 @@ def check_history(
 
 
 def _render_with_turn(
-    format: ChatTemplateFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> tuple[str, int] | NotExact:
     """Render a conversation with a sampled last turn; return the text and the end offset of the turn's content.
 
@@ -190,7 +339,7 @@ def _render_with_turn(
 
 
 def encode_appended(
-    format: ChatTemplateFormat,
+    format: ChatFormat,
     messages: Sequence[ChatMessage],
     new: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
@@ -222,20 +371,13 @@ def encode_appended(
     return after[end + (end_id is not None) :]
 
 
-def find_end_id(format: ChatTemplateFormat, turn: TokenIds) -> int | None:
+def find_end_id(format: ChatFormat, turn: TokenIds) -> int | None:
     """Return the turn's last id if it ends a turn; None for a truncated turn."""
     last = int(turn[-1]) if len(turn) else None
     return last if last in format.stop_ids else None
 
 
-def common_prefix_length(first: TokenIds, second: TokenIds) -> int:
-    """Return the length of the common prefix."""
-    size = min(len(first), len(second))
-    differ = np.flatnonzero(first[:size] != second[:size])
-    return int(differ[0]) if len(differ) else size
-
-
-def check_continuation(format: ChatTemplateFormat, tools: Sequence[Tool] = ()) -> NotExact | None:
+def check_continuation(format: ChatFormat, tools: Sequence[Tool] = ()) -> NotExact | None:
     """Return why no conversation with this template can be continued exactly; None if possible. Renders probes."""
     for messages, new in PROBE_CHATS:
         continuation = encode_new_messages(format, np.array(format.stop_ids[:1], np.int32), messages, new, tools)
@@ -244,17 +386,17 @@ def check_continuation(format: ChatTemplateFormat, tools: Sequence[Tool] = ()) -
     return None
 
 
-def starts_with_reasoning(format: ChatTemplateFormat) -> bool:
+def starts_with_reasoning(format: ChatFormat) -> bool:
     """Return whether a template starts each turn with reasoning."""
     return render_text(format, [PROBE_QUESTION]).rstrip().endswith(tuple(begins for begins, _ in DELIMITER_PAIRS))
 
 
-def supports_reasoning(format: ChatTemplateFormat) -> bool:
+def supports_reasoning(format: ChatFormat) -> bool:
     """Return whether a template supports reasoning: it contains a reasoning tag."""
     return any(tag in _template_text(format) for tag in (THINK_START, THINK_END))
 
 
-def reasoning_tags(format: ChatTemplateFormat) -> tuple[str, str]:
+def reasoning_tags(format: ChatFormat) -> tuple[str, str]:
     """Return the model's start and end tag for reasoning.
 
     The first match wins: the tag at the start of each turn, tags in the template or tokenizer, and ``<think>`` as the
@@ -270,7 +412,7 @@ def reasoning_tags(format: ChatTemplateFormat) -> tuple[str, str]:
     )
 
 
-def _template_text(format: ChatTemplateFormat) -> str:
+def _template_text(format: ChatFormat) -> str:
     template = format.tokenizer.chat_template
     return "".join(template.values()) if isinstance(template, dict) else str(template)
 
@@ -281,6 +423,91 @@ def tool_schema(tool: Tool) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _adapt_roles(format: ChatTemplateFormat, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def _adapt_roles(format: ChatFormat, messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
     """Adapt the chat to the roles supported by the template."""
     return adapt_chat(messages, detect_roles(format.tokenizer, format.template_options))
+
+
+class EncodedTurn(NamedTuple):
+    """Turn as rendered by a template after its prompt.
+
+    Args:
+        ids: up to the end of the turn, [T].
+        text: full text that the template adds for the turn.
+        has_template_end: whether the template itself ends the turn with the last id. If not, the last id is the model's
+            first stop id.
+    """
+
+    ids: TokenIds
+    text: str
+    has_template_end: bool
+
+
+def encode_full_turn(
+    format: ChatFormat,
+    messages: Sequence[ChatMessage],
+    turn: ChatMessage,
+    tools: Sequence[Tool] = (),
+    following: Sequence[ChatMessage] = (PROBE_LAST,),
+) -> EncodedTurn | NotExact:
+    """Return a turn in its sampled form after ``messages``.
+
+    Reasoning tags in the turn are encoded as tokens; other control tokens stay plain text.
+
+    Args:
+        turn: the turn, as an assistant message.
+        following: messages after the turn, for templates that end a turn only when a message follows.
+
+    Raises:
+        TemplateError, ValueError, TypeError: the template cannot render the turn.
+    """
+    prompt = render_escaped(format, messages, tools)
+    rendered = render_escaped(format, [*messages, turn], tools, False, own_index=1)
+    if not rendered.startswith(prompt):
+        return NotExact(RENDERED_DIFFERENTLY)
+    tail, ids = rendered[len(prompt) :], _encode_new_text(format, prompt, rendered)
+    ends = np.flatnonzero(np.isin(ids, format.stop_ids))
+    if len(ends):
+        return EncodedTurn(ids[: int(ends[0]) + 1], remove_escapes(tail), True)
+    continued = render_escaped(format, [*messages, turn, *following], tools, own_index=1 + len(following))
+    followed = _encode(format, continued)
+    rendered_ids = _encode(format, rendered)
+    end_index = common_prefix_length(rendered_ids, followed)
+    has_end = end_index == len(rendered_ids) < len(followed) and followed[end_index] in format.stop_ids
+    end = followed[end_index : end_index + 1] if has_end else format.stop_ids[:1]
+    return EncodedTurn(np.array([*ids, *end], np.int32), remove_escapes(tail), has_end)
+
+
+def encode_turn_start(format: ChatFormat, text: str, is_own_text: bool) -> TokenIds:
+    """Return the ids of a text at the start of a turn, after the template's turn header, [T].
+
+    A header that contains reasoning is omitted.
+
+    Args:
+        is_own_text: whether the model itself wrote the text. If so, reasoning tags in it are encoded as tokens.
+    """
+    prompt = render_escaped(format, [PROBE_QUESTION])
+    turn = _turn_header(format) + escape_control_tokens(format.tokenizer, text, is_own_text=is_own_text)
+    return _encode_new_text(format, prompt, prompt + turn)
+
+
+def _turn_header(format: ChatFormat) -> str:
+    """Return the template's text between a prompt and the text of a turn; "" if it contains reasoning."""
+    try:
+        turn = encode_full_turn(format, [PROBE_QUESTION], PROBE_ANSWER)
+    except RENDER_ERRORS:
+        return ""
+    before, content, _ = ("", "", "") if isinstance(turn, NotExact) else turn.text.partition(PROBE_ANSWER["content"])
+    return before if content and not any(mark in before for mark in DELIMITERS) else ""
+
+
+def _encode_new_text(format: ChatFormat, prompt: str, rendered: str) -> TokenIds:
+    """Return the ids of the text in ``rendered`` after its prefix ``prompt``, [T]."""
+    before, rendered_ids = _encode(format, prompt), _encode(format, rendered)
+    if common_prefix_length(before, rendered_ids) == len(before):
+        return rendered_ids[len(before) :]
+    return np.array(encode_continuation(format.tokenizer, rendered[len(prompt) :]), np.int32)
+
+
+def _encode(format: ChatFormat, text: str) -> TokenIds:
+    return np.array(encode_text(format.tokenizer, text), np.int32)

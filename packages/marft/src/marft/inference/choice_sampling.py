@@ -13,11 +13,11 @@ from marft.common.types import Choice, LogProbs, Option, SamplingParams, TokenId
 from marft.inference.decoding import PREFILL_TOKENS
 from marft.inference.sampling import sample_from_weights, top_k_top_p_mask
 from marft.models.backbone import Backbone
-from marft.models.batches import split_batches
 from marft.models.choice_distribution import ChoiceSets
 from marft.models.decode_cache import pack_rows
 from marft.models.devices import to_device
 from marft.models.log_probs import score_tokens
+from marft.models.packed_rows import split_batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +129,4 @@ def _token_log_probs(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> T
     targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)
     temperatures = np.repeat(np.array([request.temperature for request, _ in pairs], np.float32), sizes)
     at, wanted, scales = (to_device(array, backbone.device) for array in (positions, targets, temperatures))
-    head = backbone.head
-    hidden = backbone.hidden_states(packed)[at]
-    return score_tokens(hidden, head.weight, head.bias, wanted, scales, transform=backbone.logit_transform).log_probs
+    return score_tokens(backbone.hidden_states(packed)[at], backbone.output_head, wanted, scales).log_probs

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.plugin_types import EnginePart
+from marft.config.interfaces.engine import Engine, EngineFactory
 from marft.config.settings import NonNegativeCount, Positive
+from marft.inference.caller_thread import CallerThreadExecutor
 
 if TYPE_CHECKING:
-    from marft.agents.engine import Engine
     from marft.config.run import RunSettings
-    from marft.inference.caller_thread import CallerThreadExecutor
     from marft.models.policy_registry import PolicyRegistry
 
 
-class Local(EnginePart):
+class Local(EngineFactory):
     """In-process engine. ``in_order`` admission makes results bitwise independent of timing."""
 
     supports_grammars: ClassVar[bool] = True
@@ -27,9 +27,7 @@ class Local(EnginePart):
     # how requests join the batch; auto: in_order on CPU, continuous on GPU
     admission: Literal["auto", "in_order", "continuous"] = "auto"
 
-    def open(
-        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
-    ) -> Engine:
+    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
         # imported here, because reading a recipe must not import torch
         from marft.inference.local import LocalEngine, LocalPolicy
@@ -48,7 +46,7 @@ class Local(EnginePart):
         )
 
 
-class Vllm(EnginePart):
+class Vllm(EngineFactory):
     """vLLM in a separate process and Python environment, created by ``marft engine install vllm``.
 
     One process samples for all adapters of a base model. A fully fine-tuned policy has its own process.
@@ -67,17 +65,16 @@ class Vllm(EnginePart):
     timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
     engine_args: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
 
-    def open(
-        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
-    ) -> Engine:
+    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Start vLLM processes with copies of the learner's weights."""
         # imported here, because reading a recipe must not import torch
-        from marft.inference.subprocess_engine.vllm import open_vllm
+        from marft.inference.subprocess_engine.launch import open_vllm
 
+        assert isinstance(thread, CallerThreadExecutor)
         return open_vllm(self, run, models, policies, thread)
 
 
-class Process(EnginePart):
+class Process(EngineFactory):
     """MARFT's engine in a separate process with copies of the weights; samples during the optimizer step.
 
     Each base model and each fully fine-tuned policy has its own process.
@@ -92,11 +89,10 @@ class Process(EnginePart):
     prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
     timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
 
-    def open(
-        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
-    ) -> Engine:
+    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Start sampling processes with copies of the learner's weights."""
         # imported here, because reading a recipe must not import torch
-        from marft.inference.subprocess_engine.process import open_process
+        from marft.inference.subprocess_engine.launch import open_process
 
+        assert isinstance(thread, CallerThreadExecutor)
         return open_process(self, run, models, policies, thread)

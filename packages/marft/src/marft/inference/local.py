@@ -14,16 +14,15 @@ from typing import TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.engine import Weights
 from marft.common import seeds
 from marft.common.errors import RowFailedError
 from marft.common.texts import cut_at_stop, format_error, single_line
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.config.interfaces.engine import Weights
 from marft.config.settings import did_you_mean
 from marft.inference.choice_sampling import ChoiceRequest, choose
 from marft.inference.decoding import Row, RowResult, RunningBatch
 from marft.inference.detokenizer import detokenizer_factory
-from marft.inference.grammar_compiler import GrammarCompiler
 from marft.inference.grammar_masking import GrammarMasker
 from marft.inference.quiescence import QuiescenceBarrier
 from marft.models.backbone import Backbone
@@ -94,9 +93,7 @@ class LocalEngine:
                     local.stop_ids,
                     detokenizer_factory(local.tokenizer, local.stop_ids),
                     prefix_bytes,
-                    GrammarMasker(
-                        GrammarCompiler.for_tokenizer(local.tokenizer, local.stop_ids), len(local.backbone.head.weight)
-                    ),
+                    GrammarMasker.for_model(local.tokenizer, local.stop_ids, local.backbone),
                 )
         self._worker = worker
         self._waiting: list[_Request] = []

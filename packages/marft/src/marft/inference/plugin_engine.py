@@ -9,11 +9,11 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from marft.agents.engine import Engine, Weights
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.token_data import allows_token
 from marft.common.types import ActionKey, Choice, Completion, FinishReason, Option, Prompt, SamplingParams, VersionRange
+from marft.config.interfaces.engine import Engine, Weights
 
 T = TypeVar("T")
 
@@ -31,12 +31,8 @@ class PluginEngine:
     def __init__(
         self, name: str, engine: Engine, vocabulary_sizes: Mapping[str, int], streams_tokens: bool = False
     ) -> None:
-        self.name, self.engine, self.vocabulary_sizes, self.streams_tokens = (
-            name,
-            engine,
-            vocabulary_sizes,
-            streams_tokens,
-        )
+        self.name, self.engine = name, engine
+        self.vocabulary_sizes, self.streams_tokens = vocabulary_sizes, streams_tokens
 
     async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:
         """Sample one action.

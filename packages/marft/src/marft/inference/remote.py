@@ -1,22 +1,27 @@
-"""Engine for policies behind endpoints."""
+"""Samplers whose answers are text from elsewhere: models behind endpoints, and people.
+
+The text is recorded in the tokens of the policy's local tokenizer, for local policies that read it. It has no
+log-probabilities (they are 0), and training must not use it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from marft.agents.engine import Weights
 from marft.agents.prompt_messages import Renderer
 from marft.common.errors import EpisodeFailedError
 from marft.common.seeds import derive_seed
 from marft.common.texts import cut_at_stop
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, TokenIds, VersionRange
 from marft.common.usage import Usage
+from marft.config.interfaces.engine import Weights
 from marft.inference.chat_messages import tool_schema
 from marft.inference.endpoints.client import Endpoint
 from marft.inference.endpoints.responses import ModelResponse, to_metrics
@@ -24,6 +29,7 @@ from marft.inference.renderer import MAX_TOKEN_CHARACTERS
 
 MAX_ATTEMPTS = 3  # attempts to get an answer that matches an option
 MAX_SEED = 2**31 - 1  # largest seed that every server accepts
+AskFunction = Callable[[str, Sequence[str]], str]  # role, options (empty: free text) → the person's answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +112,9 @@ class RemoteEngine:
             f"answers; its last one was {answer[:100]!r}",
         )
 
-    @contextmanager
-    def external_wait(self) -> Iterator[None]:
+    def external_wait(self) -> AbstractContextManager[None]:
         """No-op: endpoints have no admission order."""
-        yield
+        return nullcontext()
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Raise an error: policies behind an endpoint are frozen.
@@ -187,3 +192,40 @@ def _add_options(chat: Sequence[Mapping[str, object]], texts: Sequence[str]) -> 
     if chat and chat[-1]["role"] == "user":
         return [*chat[:-1], {**chat[-1], "content": f"{chat[-1]['content']}\n\n{ask}"}]
     return [*chat, {"role": "user", "content": ask}]
+
+
+class HumanSampler:
+    """Sampler with a person's answers as actions.
+
+    Human text has no probability: the log-probabilities are 0, and training must not use the tokens.
+
+    Args:
+        ask: blocking call that returns the person's answer. It runs on its own thread.
+        decode: converts token ids to text, to show the options as text.
+    """
+
+    def __init__(self, renderer: Renderer, ask: AskFunction, decode: Callable[[str, TokenIds], str]) -> None:
+        self.renderer, self.ask, self.decode = renderer, ask, decode
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:  # noqa: ARG002
+        """Return the person's text, encoded with the policy's tokenizer."""
+        text = await asyncio.to_thread(self.ask, key.agent, ())
+        tokens = self.renderer.option(policy, text)
+        return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
+
+    async def choose(
+        self,
+        policy: str,
+        prompt: Prompt,  # noqa: ARG002
+        options: Sequence[Option],
+        sampling: SamplingParams,  # noqa: ARG002
+        key: ActionKey,
+    ) -> tuple[Choice, VersionRange]:
+        """Return the option chosen by the person. The log-probabilities are 0."""
+        texts = [self.decode(policy, option.tokens) for option in options]
+        text = await asyncio.to_thread(self.ask, key.agent, texts)
+        return Choice(tuple(options), texts.index(text), np.zeros(len(options), np.float32)), VersionRange()
+
+    def external_wait(self) -> AbstractContextManager[None]:
+        """No-op: human requests have no admission order."""
+        return nullcontext()

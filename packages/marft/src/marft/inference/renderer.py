@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +14,6 @@ from marft.agents.chat import Chat
 from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
-    Message,
     NotExact,
     PromptTooLongError,
     TruncationPolicy,
@@ -23,17 +23,21 @@ from marft.agents.prompt_messages import (
 from marft.agents.streaming import Detokenizer, TextStream
 from marft.common.reasoning import DELIMITERS, StopString, ends_in_reasoning, measure_reasoning
 from marft.common.texts import format_error
-from marft.common.token_data import Grammar
+from marft.common.token_data import Grammar, common_prefix_length
 from marft.common.types import Action, AgentProfile, Prompt, TokenIds, Tool, ToolCall
+from marft.config.interfaces.channel import Message
 from marft.inference.call_grammar import CallFormat, build_grammar
 from marft.inference.chat_messages import (
     PROBE_CHATS,
     PROBE_QUESTION,
+    ChatFormat,
+    EncodedTurn,
     check_continuation,
     check_history,
-    common_prefix_length,
     encode_appended,
+    encode_full_turn,
     encode_new_messages,
+    encode_turn_start,
     find_end_id,
     reasoning_tags,
     render_messages,
@@ -41,34 +45,15 @@ from marft.inference.chat_messages import (
     supports_reasoning,
 )
 from marft.inference.detokenizer import detokenizer_factory
-from marft.inference.grammar_compiler import GrammarCompiler
+from marft.inference.grammar_masking import GrammarCompiler
 from marft.inference.tool_format import ToolFormat
-from marft.inference.turn_encoding import encode_full_turn, encode_turn_start
 from marft.models.chat_templates import RENDER_ERRORS
 from marft.models.control_tokens import decode_continuation, decode_text, encode_continuation, escape_control_tokens
 
-MAX_CACHED_OPTIONS, MAX_OPTION_LENGTH = (
-    4096,
-    256,
-)  # limits of the per-policy cache of option ids; the length is in characters
+# limits of the per-policy cache of option ids; the length is in characters
+MAX_CACHED_OPTIONS, MAX_OPTION_LENGTH = 4096, 256
 PROBE_OPTIONS = ("1", "Yes.")  # two texts without a common prefix
 MAX_TOKEN_CHARACTERS = 32  # generous bound on characters per token; longer text certainly exceeds the token limit
-
-
-@dataclass(frozen=True, slots=True)
-class ChatFormat:
-    """Chat format for one model: tokenizer, template options and context length in tokens.
-
-    If ``remote`` is true, the policy is behind an endpoint. It receives messages, and ``tokenizer`` is the local
-    tokenizer that records its text. ``grammar_error`` gives the reason why grammars are not supported; "" if they are.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    context: int
-    template_options: Mapping[str, object]
-    stop_ids: tuple[int, ...] = ()
-    remote: bool = False
-    grammar_error: str = ""
 
 
 class ChatRenderer:
@@ -207,11 +192,9 @@ class ChatRenderer:
         if policy not in self._detokenizers:
             self._detokenizers[policy] = detokenizer_factory(format.tokenizer, format.stop_ids)
         thinking = ends_in_reasoning(prefix, starts_with_reasoning(format))
-        final_length = (
-            partial(self.tool_format(policy).with_prefix(prefix).final_length, without_reasoning=drops)
-            if tools
-            else len
-        )
+        final_length: Callable[[str], int] = len
+        if tools:
+            final_length = partial(self.tool_format(policy).with_prefix(prefix).final_length, without_reasoning=drops)
         return TextStream(self._detokenizers[policy](bool(prefix)), stops, thinking if drops else None, final_length)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
@@ -241,12 +224,10 @@ class ChatRenderer:
 
         The endpoint itself receives messages.
         """
-        try:
+        with suppress(*RENDER_ERRORS):
             encoded = encode_appended(format, PROBE_CHATS[0][0], new, end_id=find_end_id(format, ids))
-        except RENDER_ERRORS as error:
-            encoded = NotExact(format_error(error))
-        if not isinstance(encoded, NotExact):
-            return encoded
+            if not isinstance(encoded, NotExact):
+                return encoded
         return _encode_texts(format, [str(message["content"]) for message in new])
 
     def check_multi_turn(self, policy: str) -> None:
@@ -304,11 +285,8 @@ class ChatRenderer:
         source_format = self.formats[source_policy]
         content_ids = _strip_end(source_format, tokens)
         decoded = str(source_format.tokenizer.decode(content_ids.tolist()))
-        return (
-            content_ids
-            if not source_format.remote and decoded == text and self._share_vocabulary(policy, source_policy)
-            else None
-        )
+        reusable = not source_format.remote and decoded == text and self._share_vocabulary(policy, source_policy)
+        return content_ids if reusable else None
 
     def _share_vocabulary(self, policy: str, second: str) -> bool:
         """Return whether the models of two policies share a vocabulary."""
@@ -336,10 +314,8 @@ class ChatRenderer:
         """Return the text of a turn from :meth:`option`, without the header from the chat template."""
         first, second = (self.option(policy, text) for text in PROBE_OPTIONS)
         header_length = common_prefix_length(first, second)
-        content_ids = (
-            tokens[header_length:] if common_prefix_length(first[:header_length], tokens) == header_length else tokens
-        )
-        return self.decode_tokens(policy, content_ids)
+        has_header = common_prefix_length(first[:header_length], tokens) == header_length
+        return self.decode_tokens(policy, tokens[header_length:] if has_header else tokens)
 
     def context(self, policy: str) -> int:
         """Return the context length for prompt and action together, in tokens."""
@@ -451,10 +427,7 @@ class ChatRenderer:
             ValueError: its chat template has no tool format.
         """
         if policy not in self._tool_formats:
-            format = self.formats[policy]
-            self._tool_formats[policy] = ToolFormat.from_tokenizer(
-                format.tokenizer, format.template_options, format.stop_ids
-            )
+            self._tool_formats[policy] = ToolFormat.from_format(self.formats[policy])
         return self._tool_formats[policy]
 
     def response_prefix(self, policy: str, action: Action) -> int:
@@ -497,20 +470,19 @@ def _strip_end(format: ChatFormat, tokens: TokenIds) -> TokenIds:
 
 def _encode_option(format: ChatFormat, text: str) -> TokenIds:
     """Return the ids of a whole turn with the given text, [T]."""
-    try:
-        turn = (
-            NotExact("")
-            if format.remote
-            else encode_full_turn(format, [PROBE_QUESTION], {"role": "assistant", "content": text})
-        )
-    except RENDER_ERRORS as error:
-        turn = NotExact(format_error(error))
-    if isinstance(turn, NotExact) or text not in turn.text or any(mark in turn.text for mark in DELIMITERS):
-        text_ids = (
-            _encode_texts(format, [text]) if format.remote else encode_turn_start(format, text, is_own_text=False)
-        )
-        return np.array([*text_ids, *format.stop_ids[:1]], np.int32)
-    return turn.ids
+    if format.remote:
+        text_ids = _encode_texts(format, [text])
+    else:
+        with suppress(*RENDER_ERRORS):
+            turn = encode_full_turn(format, [PROBE_QUESTION], {"role": "assistant", "content": text})
+            if (
+                isinstance(turn, EncodedTurn)
+                and text in turn.text
+                and not any(mark in turn.text for mark in DELIMITERS)
+            ):
+                return turn.ids
+        text_ids = encode_turn_start(format, text, is_own_text=False)
+    return np.array([*text_ids, *format.stop_ids[:1]], np.int32)
 
 
 def _cut_texts(
@@ -532,7 +504,6 @@ def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, excess: int, cut: T
     """Return the text without ``excess`` tokens; always shorter than before."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     num_kept = max(0, len(ids) - excess)
-    shorter = (
-        str(tokenizer.decode(ids[len(ids) - num_kept :] if cut.keep == "end" else ids[:num_kept])) if num_kept else ""
-    )
+    kept = ids[len(ids) - num_kept :] if cut.keep == "end" else ids[:num_kept]
+    shorter = str(tokenizer.decode(kept)) if num_kept else ""
     return shorter if len(shorter) < len(text) else ""  # part of a character can decode to a text of the same length

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from marft.agents.engine import Engine, Sampler, Weights, engine_problem
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.config.interfaces.engine import Engine, Sampler, Weights, engine_problem
 
 
 class Router:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
-from marft.agents.engine import Engine
 from marft.agents.prompt_messages import TruncationPolicy
-from marft.common.registry import bundled_plugins
+from marft.common.packages import bundled_plugins
 from marft.common.types import ActionKey, AgentProfile, SamplingParams, TokenIds
+from marft.config.interfaces.engine import Engine
 from marft.config.models import local_model
-from marft.config.references import grammar_unsupported
+from marft.config.recipe_checks import grammar_unsupported
 from marft.config.run import RunSettings, check_prompt_space
 from marft.inference.caller_thread import BackgroundTask, CallerThreadExecutor, CancelableTask
+from marft.inference.chat_messages import ChatFormat
 from marft.inference.endpoints.client import Endpoint
 from marft.inference.plugin_engine import PluginEngine
 from marft.inference.remote import RemoteEngine, RemotePolicy
-from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatRenderer
 from marft.inference.router import Router
 from marft.models.policy_registry import PolicyRegistry
 from marft.models.tokenizer_format import TokenizerFormat, policy_context_length
 
 T = TypeVar("T")
 ENGINE_METHODS = ("sample", "choose", "external_wait", "publish", "wait_idle", "version", "usage", "close")
-
-
-class EngineFactory(Protocol):
-    """Settings type of ``[engine]`` with a factory method."""
-
-    def open(
-        self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: CallerThreadExecutor
-    ) -> Engine:
-        """Open an engine for ``policies``. Its local tensor work runs on ``thread``."""
-        ...
 
 
 class InferenceRuntime:
@@ -70,7 +61,7 @@ class InferenceRuntime:
             if policy.settings.model in endpoints
         }
         local_policies = [name for name in self.models.policies if name not in remote]
-        self.renderer = _build_renderer(run, self.models, remote)
+        self.renderer = build_renderer(run, self.models.formats, for_engine=True)
         local_engine = _open_engine(run, self.models, local_policies, self._thread)
         remote_engine = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
         self.engine = Router(dict.fromkeys(local_policies, local_engine) | dict.fromkeys(remote, remote_engine))
@@ -132,7 +123,7 @@ def _open_engine(
     Raises:
         ValueError: the opened object lacks an engine method.
     """
-    engine = cast("EngineFactory", run.engine).open(run, models, policies, thread)
+    engine = run.engine.open(run, models, policies, thread)
     if run.engine.name in bundled_plugins("engines"):
         return engine
     missing = [name for name in ENGINE_METHODS if not callable(getattr(engine, name, None))]
@@ -145,32 +136,24 @@ def _open_engine(
     return PluginEngine(run.engine.name, engine, heads, run.engine.streams_tokens)
 
 
-def _build_renderer(run: RunSettings, models: PolicyRegistry, remote: Mapping[str, RemotePolicy]) -> ChatRenderer:
-    """Build the renderer with the chat format of every loaded policy."""
-    formats = {}
-    for name, policy in models.policies.items():
-        options = run.models[policy.base].template_options
-        formats[name] = ChatFormat(
-            policy.tokenizer,
-            policy.context,
-            options,
-            policy.stop_ids,
-            remote=name in remote,
-            grammar_error=grammar_unsupported(run, policy.settings.model),
-        )
-    return ChatRenderer(formats)
+def build_renderer(run: RunSettings, formats: Mapping[str, TokenizerFormat], for_engine: bool = False) -> ChatRenderer:
+    """Build the renderer with the chat format of every policy.
 
-
-def build_renderer(run: RunSettings, formats: Mapping[str, TokenizerFormat]) -> ChatRenderer:
-    """Build the renderer for a recipe's policies without loading weights."""
+    Args:
+        formats: tokenizers of the run's local models, by model name.
+        for_engine: whether the run's engine samples. The renderer then includes the versions in opponent pools, and
+            refuses grammars that the engine does not support.
+    """
     contexts = {name: format.context for name, format in formats.items()}
     chat_formats = {}
-    for name, policy in run.policies.items():
+    for name, policy in (run.loaded_policies if for_engine else run.policies).items():
         base = local_model(run.models, policy.model)
-        format = formats[base]
-        context = policy_context_length(run, policy.model, base, contexts)
-        options = run.models[base].template_options
         chat_formats[name] = ChatFormat(
-            format.tokenizer, context, options, format.stop_ids, remote=run.is_remote(policy.model)
+            formats[base].tokenizer,
+            policy_context_length(run, policy.model, base, contexts),
+            run.models[base].template_options,
+            formats[base].stop_ids,
+            remote=run.is_remote(policy.model),
+            grammar_error=grammar_unsupported(run, policy.model) if for_engine else "",
         )
     return ChatRenderer(chat_formats)

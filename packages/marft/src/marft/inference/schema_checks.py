@@ -1,10 +1,12 @@
-"""Checks for JSON schemas as grammars: size, self-contained references, and finite values."""
+"""JSON schemas as grammars: checked for size, self-contained references and finite values; written for llguidance.
+
+Engines in other environments import this module: it needs only the standard library.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote
 
 from marft.common.texts import replace_surrogates, truncate
@@ -13,9 +15,10 @@ MAX_CHARACTERS = 2**16  # maximum size of a schema; a larger one takes seconds t
 MAX_DEPTH = 60
 MAX_PASSES = 64  # maximum passes through the references of a schema
 SIMPLE_TYPES = ("null", "boolean", "integer", "number", "string")
+WHITESPACE_PATTERN = " ?"  # between JSON tokens; unlimited whitespace would let a model write spaces without end
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
+def check_schema(schema: Mapping[str, object]) -> None:
     """Check for a JSON schema that a grammar can enforce.
 
     Raises:
@@ -37,7 +40,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise ValueError('the schema describes itself without an end: a "$ref" leads back to where it stands')
 
 
-def _iter_nodes(node: Any, max_depth: int) -> Iterator[Mapping[str, Any]]:
+def _iter_nodes(node: object, max_depth: int) -> Iterator[Mapping[str, object]]:
     """Yield every mapping in a schema, inner mappings first.
 
     Raises:
@@ -53,7 +56,7 @@ def _iter_nodes(node: Any, max_depth: int) -> Iterator[Mapping[str, Any]]:
         yield node
 
 
-def _has_finite_value(schema: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> bool:
+def _has_finite_value(schema: Mapping[str, object], nodes: Sequence[Mapping[str, object]]) -> bool:
     """Return whether a schema has a finite value. Each pass marks nodes with only finite parts."""
     finite = set[int]()
     for _ in range(MAX_PASSES):
@@ -66,13 +69,14 @@ def _has_finite_value(schema: Mapping[str, Any], nodes: Sequence[Mapping[str, An
     return False
 
 
-def _is_finite(node: Mapping[str, Any], schema: Mapping[str, Any], finite: set[int]) -> bool:
+def _is_finite(node: Mapping[str, object], schema: Mapping[str, object], finite: set[int]) -> bool:
     def is_known_finite(inner: object) -> bool:
         return not isinstance(inner, Mapping) or id(inner) in finite
 
     if "const" in node or "enum" in node:
         return True
-    if isinstance(node.get("$ref"), str) and not is_known_finite(_resolve_reference(node["$ref"], schema)):
+    reference = node.get("$ref")
+    if isinstance(reference, str) and not is_known_finite(_resolve_reference(reference, schema)):
         return False
     if not all(map(is_known_finite, _as_list(node.get("allOf")))):
         return False
@@ -87,7 +91,7 @@ def _is_finite(node: Mapping[str, Any], schema: Mapping[str, Any], finite: set[i
     return any(all(map(is_known_finite, _required_schemas(kind, node))) for kind in kinds)
 
 
-def _required_schemas(kind: object, node: Mapping[str, Any]) -> list[object]:
+def _required_schemas(kind: object, node: Mapping[str, object]) -> list[object]:
     """Return the schemas for required properties or items."""
     if kind == "object":
         properties, additional = node.get("properties"), node.get("additionalProperties")
@@ -100,15 +104,15 @@ def _required_schemas(kind: object, node: Mapping[str, Any]) -> list[object]:
     return [*first[: int(min(min_items, len(first)))], *([node.get("items")] if min_items > len(first) else [])]
 
 
-def _as_list(value: object) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _resolve_reference(reference: str, schema: Mapping[str, Any]) -> object:
+def _resolve_reference(reference: str, schema: Mapping[str, object]) -> object:
     """Resolve a JSON pointer within a schema; None for a missing target or another kind of reference."""
     if reference[1:2] not in ("", "/"):
         return None
-    target: Any = schema
+    target: object = schema
     for part in unquote(reference[1:]).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(target, Mapping):
@@ -118,3 +122,12 @@ def _resolve_reference(reference: str, schema: Mapping[str, Any]) -> object:
         else:
             return None
     return target
+
+
+def serialize_schema(schema: Mapping[str, object]) -> str:
+    """Serialize a JSON schema, with limited whitespace in the described JSON.
+
+    >>> serialize_schema({"type": "integer"})
+    '{"type": "integer", "x-guidance": {"whitespace_pattern": " ?"}}'
+    """
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}})

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from marft.agents.prompt_messages import NO_TOKENS, NotExact, tool_call_messages
 from marft.agents.streaming import text_before
@@ -25,7 +23,7 @@ from marft.inference.chat_messages import (
     PROBE_ANSWER,
     PROBE_FOLLOW_UP,
     PROBE_QUESTION,
-    ChatTemplateFormat,
+    ChatFormat,
     encode_appended,
     render_text,
     starts_with_reasoning,
@@ -96,18 +94,14 @@ class CallSyntax:
                 new, offset = self._parse_at(text, offset)
                 calls += [(match.start(), call) for call in new]
                 if sum(call.error for _, call in calls[-MAX_PARSE_ERRORS:]) == MAX_PARSE_ERRORS:
-                    return [
-                        *calls,
-                        (offset, build_error_call("", f"{MAX_PARSE_ERRORS} calls before it could not be read either")),
-                    ]
+                    reason = f"{MAX_PARSE_ERRORS} calls before it could not be read either"
+                    return [*calls, (offset, build_error_call("", reason))]
 
     def may_be_call(self, text: str) -> bool:
         """Return whether an incomplete turn without a marker can still become a call."""
         stripped = text.lstrip()
-        return self.optional_tag.startswith(stripped) or stripped.removeprefix(self.optional_tag).lstrip()[:1] in (
-            "",
-            "{",
-        )
+        first = stripped.removeprefix(self.optional_tag).lstrip()[:1]
+        return self.optional_tag.startswith(stripped) or first in ("", "{")
 
     def _locate_bare_calls(self, text: str, in_reasoning: bool | None) -> list[tuple[int, ToolCall]]:
         start = 0 if in_reasoning is None else measure_first_reasoning(text, in_reasoning)
@@ -136,7 +130,7 @@ class CallSyntax:
 def build_tool_call(name: str, arguments: object) -> ToolCall:
     """Build a tool call from an agent's name and arguments; arguments are stored as JSON."""
     decoded = _decode_arguments(arguments)
-    if _exceeds_depth(decoded, MAX_DEPTH):
+    if exceeds_depth(decoded, MAX_DEPTH):
         return build_error_call("", f"its arguments are nested more than {MAX_DEPTH} deep")
     try:
         written = json.dumps(decoded, allow_nan=False, ensure_ascii=False)
@@ -159,9 +153,10 @@ def _decode_arguments(arguments: object) -> object:
         return arguments
 
 
-def _exceeds_depth(value: object, depth: int) -> bool:
+def exceeds_depth(value: object, depth: int) -> bool:
+    """Return True if tables and lists nest so that a value is ``depth`` levels below the outermost."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_exceeds_depth(child, depth - 1) for child in inner)
+    return depth == 0 or any(exceeds_depth(child, depth - 1) for child in inner)
 
 
 def build_error_call(text: str, reason: str) -> ToolCall:
@@ -175,48 +170,39 @@ def build_error_call(text: str, reason: str) -> ToolCall:
 class ToolFormat:
     """Tool-call format for a model."""
 
-    tokenizer: PreTrainedTokenizerBase
-    template_options: Mapping[str, object]
-    stop_ids: tuple[int, ...]
+    chat: ChatFormat
     syntax: CallSyntax | None  # None: the tokenizer's response_template defines the parser
     # whether the template starts turns with reasoning; None: no reasoning support
     starts_in_reasoning: bool | None = None
 
     @staticmethod
-    def from_tokenizer(
-        tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]
-    ) -> ToolFormat:
-        """Derive the format from a tokenizer's chat template.
+    def from_format(format: ChatFormat) -> ToolFormat:
+        """Derive the format from a model's chat template.
 
         Raises:
             ValueError: the template has no tool format, or it cannot render tool results.
         """
-        format_ = ToolFormat(tokenizer, options, stop_ids, None)
         try:
-            plain = render_text(format_, [PROBE_QUESTION])
-            with_tools = render_text(format_, [PROBE_QUESTION], (PROBE_TOOL,))
-            with_call = render_text(
-                format_, [PROBE_QUESTION, *tool_call_messages("", [PROBE_CALL])], (PROBE_TOOL,), begin=False
-            )
+            plain = render_text(format, [PROBE_QUESTION])
+            with_tools = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,))
+            calls = tool_call_messages("", [PROBE_CALL])
+            with_call = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), begin=False)
         except RENDER_ERRORS as error:
             raise ValueError(f"its chat template cannot render tools and their answers ({error}); {HINT}") from error
         if plain == with_tools:
             raise ValueError(f"its chat template has no tool format: it leaves tools out; {HINT}")
-        if getattr(tokenizer, "response_template", None) is None:
-            prompt = render_text(format_, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + (
-                header_text := turn_header(format_)
-            )
+        syntax = None
+        if getattr(format.tokenizer, "response_template", None) is None:
+            header_text = turn_header(format)
+            prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + header_text
             if not header_text or not with_call.startswith(prompt):
                 prompt = _common_prefix(with_call, with_tools)
             syntax = _derive_syntax(with_call[len(prompt) :])
-            tagged = not syntax.opening and PYTHON_TAG in tokenizer.get_vocab()
-            format_ = replace(format_, syntax=replace(syntax, optional_tag=PYTHON_TAG) if tagged else syntax)
-        format_.encode_response([replace(PROBE_CALL, output="1")])
-        return (
-            replace(format_, starts_in_reasoning=starts_with_reasoning(format_))
-            if supports_reasoning(format_)
-            else format_
-        )
+            if not syntax.opening and PYTHON_TAG in format.tokenizer.get_vocab():
+                syntax = replace(syntax, optional_tag=PYTHON_TAG)
+        tool_format = ToolFormat(format, syntax, starts_with_reasoning(format) if supports_reasoning(format) else None)
+        tool_format.encode_response([replace(PROBE_CALL, output="1")])
+        return tool_format
 
     def parse_calls(self, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NO_TOKENS) -> list[ToolCall]:
         """Parse the calls in the sampled tokens of a turn.
@@ -224,29 +210,29 @@ class ToolFormat:
         Args:
             prefix: tokens at the start of the turn that a teammate wrote.
         """
-        ids = [int(token) for token in tokens]
-        text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
-        in_reasoning = (
-            self.with_prefix(str(self.tokenizer.decode(prefix.tolist()))).starts_in_reasoning
-            if len(prefix)
-            else self.starts_in_reasoning
-        )
+        tokenizer, ids = self.chat.tokenizer, [int(token) for token in tokens]
+        text = str(tokenizer.decode(ids[:-1] if ids and ids[-1] in self.chat.stop_ids else ids))
+        in_reasoning = self.starts_in_reasoning
+        if len(prefix):
+            in_reasoning = self.with_prefix(str(tokenizer.decode(prefix.tolist()))).starts_in_reasoning
         if self.syntax:
             return self.syntax.parse_calls(text, in_reasoning)
         text = text if in_reasoning is None else text[measure_first_reasoning(text, in_reasoning) :]
         try:
-            message = parse_turn(getattr(self.tokenizer, "response_template", None), text, _tool_schemas(tools))
+            message = parse_turn(self._response_template, text, [tool_schema(tool) for tool in tools])
             return [_convert_call(call) for call in message.get("tool_calls") or ()]
         except RENDER_ERRORS as error:
             return [build_error_call(text, format_error(error))]
 
+    @property
+    def _response_template(self) -> object:
+        return getattr(self.chat.tokenizer, "response_template", None)
+
     def with_prefix(self, text: str) -> ToolFormat:
         """Return the format for a turn with a text prefix; the prefix may open or close reasoning."""
-        return (
-            self
-            if self.starts_in_reasoning is None
-            else replace(self, starts_in_reasoning=ends_in_reasoning(text, self.starts_in_reasoning))
-        )
+        if self.starts_in_reasoning is None:
+            return self
+        return replace(self, starts_in_reasoning=ends_in_reasoning(text, self.starts_in_reasoning))
 
     def encode_response(self, calls: Sequence[ToolCall], end_id: int | None = None) -> TokenIds | NotExact:
         """Return the ids after a turn with only ``calls``: tool results and the start of a new turn, [T].
@@ -260,11 +246,11 @@ class ToolFormat:
         # only the following text counts
         turn, *answers = tool_call_messages("", [replace(call, arguments="{}") for call in calls])
         try:
-            return encode_appended(self, [PROBE_QUESTION, turn], answers, (PROBE_TOOL,), end_id)
+            return encode_appended(self.chat, [PROBE_QUESTION, turn], answers, (PROBE_TOOL,), end_id)
         except TemplateError:  # some templates allow only one call a turn
             single_call = {**turn, "tool_calls": turn["tool_calls"][:1]}
         try:
-            return encode_appended(self, [PROBE_QUESTION, single_call], answers, (PROBE_TOOL,), end_id)
+            return encode_appended(self.chat, [PROBE_QUESTION, single_call], answers, (PROBE_TOOL,), end_id)
         except TemplateError as error:
             raise ValueError(f"its chat template cannot show what tools answered ({error}); {HINT}") from error
 
@@ -276,11 +262,10 @@ class ToolFormat:
             return text[: offsets[0] if offsets else len(text) if self.syntax.opening else 0].strip()
         start = 0 if in_reasoning is None else measure_first_reasoning(text, in_reasoning)
         try:
-            template = getattr(self.tokenizer, "response_template", None)
-            content = str(parse_turn(template, text[start:], ()).get("content") or "")
+            content = str(parse_turn(self._response_template, text[start:], ()).get("content") or "")
         except RENDER_ERRORS:
             return text
-        keeps_reasoning = THINK_START not in json.dumps(getattr(self.tokenizer, "response_template", None), default=str)
+        keeps_reasoning = THINK_START not in json.dumps(self._response_template, default=str)
         return text[:start] + content if keeps_reasoning else content
 
     def final_length(self, text: str, without_reasoning: bool = False) -> int:
@@ -302,10 +287,6 @@ class ToolFormat:
         return 0 if text[:1].isspace() else len(text_before(text, (mark,)).rstrip())
 
 
-def _tool_schemas(tools: Sequence[Tool]) -> list[Any]:
-    return [tool_schema(tool) for tool in tools]
-
-
 def _convert_call(call: object) -> ToolCall:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -313,7 +294,7 @@ def _convert_call(call: object) -> ToolCall:
     return build_tool_call(function["name"], function.get("arguments", {}))
 
 
-def turn_header(format: ChatTemplateFormat) -> str:
+def turn_header(format: ChatFormat) -> str:
     """Return the template's text between a prompt and a completed turn; "" if unknown.
 
     A template may add more text, such as reasoning, before a new turn.

@@ -37,10 +37,7 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
         base: path or id of the base model, for the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for layer, adapter in adapters.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = adapter.a.detach().cpu().contiguous()
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = adapter.b.detach().cpu().contiguous()
+    tensors = {name: half.detach().cpu().contiguous() for name, half in _named_halves(adapters).items()}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = LoraConfig(
         r=lora.rank,
@@ -128,12 +125,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     Raises:
         ValueError: the file is missing or damaged, or it does not fit.
     """
-    adapters = backbone.adapters(policy)
-    halves = {
-        _tensor_name(layer, half): tensor
-        for layer, adapter in adapters.items()
-        for half, tensor in (("A", adapter.a), ("B", adapter.b))
-    }
+    halves = _named_halves(backbone.adapters(policy))
     _check_shapes(folder, {name: tuple(half.shape) for name, half in halves.items()})
     tensors = _load_tensors(folder)
     check_finite(tensors, f"the adapter at {folder}")
@@ -144,6 +136,15 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
 
 def _tensor_name(layer: str, half: str) -> str:
     return f"base_model.model.{layer}.lora_{half}.weight"
+
+
+def _named_halves(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """Return the matrices of adapters by their names in a file."""
+    return {
+        _tensor_name(layer, half): tensor
+        for layer, adapter in adapters.items()
+        for half, tensor in (("A", adapter.a), ("B", adapter.b))
+    }
 
 
 def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -2,30 +2,164 @@
 
 Hugging Face models call :func:`attention_forward` through their attention interface. The attention plan, passed as a
 keyword through the forward, selects the computation. With :class:`PackedPlan`, each row attends to itself causally
-(training, scoring, prefill). With :class:`DecodePlan`, one new token per row attends to the row's cached keys and
-values. Linear layers therefore never process padding, and rows of all agents share them.
+(training, scoring, prefill). With :class:`DecodePlan`, one new token per row attends to the row's keys and values in a
+:class:`KVCache`. Linear layers therefore never process padding, and rows of all agents share them. An
+:class:`AttentionSpec` holds a layer's settings. torch's own attention computes the standard settings, and
+:func:`eager_attention` the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
-from marft.models.attention_spec import AttentionSpec, eager_attention
-from marft.models.devices import is_on_cpu, to_device
-from marft.models.kv_cache import KVCache
+from marft.models.devices import AutogradContext, is_on_cpu, to_device
 
+MAX_GROWTH = 1024  # maximum number of tokens added to the capacity at a time
+MAX_SCORES = 2**24  # maximum number of scores held at once
 IMPLEMENTATION = "marft"
 MAX_MASK_LENGTH = 1024  # longest row, in tokens, with a single mask for all its queries
 QUERY_BLOCK = 512  # queries per block for longer rows
+
+
+class KVCache:
+    """KV cache with one key tensor and one value tensor per layer, ``[slots, K, capacity, D]``.
+
+    The number of slots grows by doubling. The capacity doubles too, but by at most ``MAX_GROWTH`` tokens at a time.
+    Rows are left-aligned: token t of a row is in column t of its slot.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.keys: list[Tensor | None] = [None] * layers
+        self.values: list[Tensor | None] = [None] * layers
+        self.slots = 0
+        self.capacity = 0
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Grow the cache to at least ``slots`` rows with ``capacity`` tokens; existing content is kept."""
+        if slots <= self.slots and capacity <= self.capacity:
+            return
+        self.slots = max(slots, self.slots if slots <= self.slots else 2 * self.slots)
+        if capacity > self.capacity:
+            self.capacity = max(capacity, self.capacity + min(self.capacity, MAX_GROWTH))
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                if old is not None:
+                    tensors[layer] = self._allocate(old)
+
+    def write_rows(self, layer: int, k_NKD: Tensor, v_NKD: Tensor, lengths: list[int], slots: list[list[int]]) -> None:
+        """Store prefilled rows; row i goes to every slot in ``slots[i]`` (rows with a shared prompt)."""
+        for tensors, packed in ((self.keys, k_NKD), (self.values, v_NKD)):
+            store = tensors[layer]
+            if store is None:
+                shape = (0, packed.shape[1], 0, packed.shape[2])
+                store = tensors[layer] = self._allocate(packed.new_empty(shape))
+            start = 0
+            for length, row_slots in zip(lengths, slots, strict=True):
+                row_KTD = packed[start : start + length].transpose(0, 1)
+                for slot in row_slots:
+                    store[slot, :, :length] = row_KTD
+                start += length
+
+    def flat_positions(self, lengths: Tensor, key_heads: int) -> Tensor:
+        """Return the flat index for the next token in slots 0..n-1, [n·K], in the ``[slots·K·capacity, D]`` store."""
+        slots = torch.arange(len(lengths), device=lengths.device)
+        heads = torch.arange(key_heads, device=lengths.device)
+        return ((slots[:, None] * key_heads + heads) * self.capacity + lengths[:, None]).flatten()
+
+    def append(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Write one token per row; return the first ``longest`` columns in slots 0..n-1, [n, K, T, D]."""
+        rows = len(k)
+        keys, values = self.keys[layer], self.values[layer]
+        assert keys is not None, "decoding before any prefill"
+        assert values is not None
+        keys.view(-1, k.shape[-1]).index_copy_(0, positions, k.reshape(-1, k.shape[-1]))
+        values.view(-1, v.shape[-1]).index_copy_(0, positions, v.reshape(-1, v.shape[-1]))
+        return keys[:rows, :, :longest], values[:rows, :, :longest]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens from slot ``source`` to slot ``target``, which a finished row has freed."""
+        for tensor in (*self.keys, *self.values):
+            if tensor is not None:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def read_slot(self, slot: int, start: int, stop: int) -> list[Tensor]:
+        """Copy a token range from a slot: the keys [K, T, D] for each layer, then the values for each layer."""
+        return [tensor[slot, :, start:stop].clone() for tensor in (*self.keys, *self.values) if tensor is not None]
+
+    def _allocate(self, old: Tensor) -> Tensor:
+        new = old.new_zeros((self.slots, old.shape[1], self.capacity, old.shape[3]))
+        new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionSpec:
+    """Attention settings: scores ``scale · q kᵀ``, soft cap, mask, then softmax with an optional sink per head.
+
+    Args:
+        window: number of visible tokens, including the token itself; None for all.
+        softcap: soft cap, ``softcap · tanh(score / softcap)`` (Gemma 2: Riviere et al. 2024).
+        sinks: [H] additional score per head, with a softmax share that contributes no value (gpt-oss; Xiao et al.
+            2023).
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_standard(self) -> bool:
+        """True if torch's own attention supports the settings."""
+        return self.softcap is None and self.sinks is None
+
+
+def eager_attention(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible_BTS: Tensor, spec: AttentionSpec, recompute: bool = False
+) -> Tensor:
+    """Compute attention with explicit scores in float32, one block of queries at a time, [B, H, T, D].
+
+    Args:
+        visible_BTS: whether a query sees a key; B may be 1. Each query sees at least one key.
+        recompute: recompute the scores for the gradient instead of saving them. Inputs with several blocks always do.
+    """
+    rows, heads, length, _ = q_BHTD.shape
+    step = max(1, MAX_SCORES // (rows * heads * k_BKSD.shape[2]))
+    parts = []
+    for start in range(0, length, step):
+        part = slice(start, start + step)
+        inputs = q_BHTD[:, :, part], k_BKSD, v_BKSD, visible_BTS[:, part], spec
+        recompute_part = torch.is_grad_enabled() and (recompute or length > step)
+        parts.append(
+            checkpoint(_attention_block, *inputs, use_reentrant=False) if recompute_part else _attention_block(*inputs)
+        )
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def _attention_block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, spec: AttentionSpec) -> Tensor:
+    rows, heads, length, width = q.shape
+    exact = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(exact).view(rows, k.shape[1], -1, length, width)  # query heads of the same key head together
+    scores = grouped @ k.to(exact).transpose(-1, -2)[:, :, None] * spec.scale  # [B, K, H/K, T, S]
+    if spec.softcap is not None:
+        scores = (scores / spec.softcap).tanh() * spec.softcap
+    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+    if spec.sinks is not None:
+        sinks = spec.sinks.to(exact).view(1, k.shape[1], -1, 1, 1).expand(rows, -1, -1, length, 1)
+        scores = torch.cat([scores, sinks], -1)
+    probabilities = scores.softmax(-1)[..., : k.shape[2]]
+    return (probabilities @ v.to(exact)[:, :, None]).reshape(rows, heads, length, v.shape[-1]).to(q.dtype)
 
 
 class AttentionPlan(Protocol):
@@ -104,17 +238,15 @@ class PackedPlan:
         """Convert packed rows to padded rows, group by group, [padded, H, D]."""
         if self.needs_no_padding:
             return x_NHD
-        return _gather_rows(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows).view(
-            -1, *x_NHD.shape[1:]
-        )
+        padded = _gather_rows(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows)
+        return padded.view(-1, *x_NHD.shape[1:])
 
     def _pack(self, x_PHD: Tensor) -> Tensor:
         """Convert padded rows back to packed rows."""
         if self.needs_no_padding:
             return x_PHD
-        return _gather_rows(x_PHD.flatten(1), self.packed_from, self.padded_from, self.is_token).view(
-            -1, *x_PHD.shape[1:]
-        )
+        packed = _gather_rows(x_PHD.flatten(1), self.packed_from, self.padded_from, self.is_token)
+        return packed.view(-1, *x_PHD.shape[1:])
 
 
 def padded_length(length: int) -> int:
@@ -220,12 +352,12 @@ class _GatherRows(torch.autograd.Function):
     """Row gather with a gather for its gradient: ``backward_index`` inverts ``index`` and replaces a scatter."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
         ctx.save_for_backward(backward_index, *(() if keep is None else (keep,)))
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         backward_index, *keep = ctx.saved_tensors
         out = grad.index_select(0, backward_index)
         if keep:

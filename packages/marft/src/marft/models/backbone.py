@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -17,16 +19,12 @@ from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.devices import is_on_cpu
-from marft.models.dropout import disable_dropout
-from marft.models.fp32_residual import use_fp32_residual
 from marft.models.fused_decoder import fused_forward, fused_layer, supports_fused
-from marft.models.log_probs import next_logits
-from marft.models.logit_transform import LogitTransform
+from marft.models.half_precision import MasterWeights, use_fp32_residual
+from marft.models.log_probs import LogitTransform, OutputHead, next_logits
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
-from marft.models.master_weights import MasterWeights
 from marft.models.native_forward import native_hidden_states
-from marft.models.packed_rows import PackedRows
-from marft.models.prefix_tree import PrefixTree
+from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.tree_attention import TreePlan
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 MIN_SAVED_SHARE = 1 / 3  # minimum share of saved tokens for a prefix tree to pay off
 # cost of a tree node, as the number of layer weights that can be multiplied with a token in the same time
 NODE_COST = 5e6
+DROPOUT_NAMES = re.compile(r"\w*(drop(out)?|pdrop|jitter_noise)(_prob|_rate|_p)?")
 
 
 class ForwardMode(NamedTuple):
@@ -91,6 +90,11 @@ class Backbone:
     def is_half(self) -> bool:
         """True for half-precision weights."""
         return self.head.weight.dtype not in (torch.float32, torch.float64)
+
+    @property
+    def output_head(self) -> OutputHead:
+        """Linear head and transform of the logits."""
+        return OutputHead(self.head.weight, self.head.bias, self.logit_transform)
 
     @property
     def forward_mode(self) -> ForwardMode:
@@ -165,7 +169,7 @@ class Backbone:
 
     def compute_logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return the logits divided by temperature, [n, V], in float32 or better, for hidden states [n, D]."""
-        return next_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_transform)
+        return next_logits(hidden, self.output_head, temperatures)
 
     def _run_decoder(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:
@@ -242,12 +246,8 @@ class Backbone:
 
     def adapters(self, policy: str) -> dict[str, Adapter]:
         """Return the policy's adapters by layer name; empty for the base model."""
-        adapters = {}
-        for name, layer in self.layers.items():
-            adapter = layer.adapter(policy)
-            if adapter is not None:
-                adapters[name] = adapter
-        return adapters
+        adapters = {name: layer.adapter(policy) for name, layer in self.layers.items()}
+        return {name: adapter for name, adapter in adapters.items() if adapter is not None}
 
     def check_adapter(self, adapter: str | None) -> None:
         """Check for an existing adapter. With an unknown name, the base model would compute the rows.
@@ -330,3 +330,23 @@ def _find_decoder(model: PreTrainedModel) -> Any:
     """Return the module for hidden states; some models wrongly return themselves as their decoder."""
     decoder = model.get_decoder()
     return getattr(model, "model", decoder) if decoder is model else decoder
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Set every dropout probability to 0, in a model's modules and configuration: training must score as sampling does.
+
+    Evaluation mode alone is not enough. transformers recomputes activations only in layers in training mode, and some
+    layers then apply dropout themselves.
+    """
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        _set_to_zero(module)
+    _set_to_zero(model.config)
+    _set_to_zero(model.config.get_text_config())
+
+
+def _set_to_zero(holder: nn.Module | object) -> None:
+    for name, value in list(vars(holder).items()):
+        if type(value) in (int, float) and DROPOUT_NAMES.fullmatch(name):
+            setattr(holder, name, 0.0)

@@ -16,15 +16,14 @@ import socket
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from marft.common.processes.child_process import ChildProcess
-from marft.common.processes.python_command import python_command
+from marft.common.processes.child_process import ChildProcess, python_command
 from marft.common.texts import format_error, sanitize
 from marft.config.bundled import bundled_models
 
@@ -50,15 +49,6 @@ _compile_local = chat_template_utils._cached_compile_jinja_template
 
 class TooSlowError(TemplateError):
     """Timeout during template rendering."""
-
-
-class CompiledTemplate(Protocol):
-    """Compiled template: the part used by transformers."""
-
-    @property
-    def environment(self) -> jinja2.Environment: ...
-
-    def render(self, **variables: object) -> str: ...
 
 
 class RemoteTemplate:
@@ -174,20 +164,13 @@ def _bundled_templates() -> frozenset[str]:
     return frozenset(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
-@cache
-def _compile_bundled(template: str) -> CompiledTemplate:
-    compiled: CompiledTemplate = _compile_local(template)
-    return compiled
-
-
-def _compile_template(template: str) -> CompiledTemplate:
-    """Compile a bundled template; return a proxy for a third-party template."""
-    return _compile_bundled(template) if template in _bundled_templates() else _remote_template(template)
-
-
 @lru_cache(32)
-def _remote_template(template: str) -> RemoteTemplate:
-    return RemoteTemplate(template)
+def _compile_template(template: str) -> jinja2.Template | RemoteTemplate:
+    """Compile a bundled template; return a proxy for a third-party template."""
+    if template not in _bundled_templates():
+        return RemoteTemplate(template)
+    compiled: jinja2.Template = _compile_local(template)
+    return compiled
 
 
 def _read_line(connection: socket.socket) -> bytes:
@@ -220,4 +203,4 @@ def _make_error(kind: str, message: str, line: int | None) -> Exception:
 
 
 # the replaced function is a cache with the same signature
-chat_template_utils._compile_jinja_template = _compile_template  # type: ignore[assignment]
+chat_template_utils._compile_jinja_template = _compile_template

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from marft.common.atomic import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 DTYPE_BITS = {"BOOL": 1, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
-INTEGER_DTYPES = set(
-    DTYPE_BITS
-)  # integer types: each number packs several weights of a quantized model, at most one per bit
+INTEGER_DTYPES = set(DTYPE_BITS)  # each number packs several weights of a quantized model, at most one per bit
 # maximum ratio of parameters in the model to weights in its files; smaller gaps are reported by weight name
 MAX_SIZE_RATIO = 2
 SIZE_KEYS = (
@@ -98,7 +97,7 @@ def check_size_limits(folder: Path, label: str) -> None:
                 )
 
 
-def check_layer_count(config: Any, folder: Path, label: str) -> None:
+def check_layer_count(config: PreTrainedConfig, folder: Path, label: str) -> None:
     """Compare a configuration's number of layers with the tensor names in a folder.
 
     Raises:
@@ -116,7 +115,7 @@ def check_layer_count(config: Any, folder: Path, label: str) -> None:
 
 
 def check_tensor_shapes(
-    model: nn.Module, config: Any, folder: Path, key_mapping: Mapping[str, str], label: str
+    model: nn.Module, config: PreTrainedConfig, folder: Path, key_mapping: Mapping[str, str], label: str
 ) -> None:
     """Compare a configuration's sizes with the tensor headers in a folder, before memory is allocated.
 
@@ -154,7 +153,7 @@ def check_tensor_shapes(
         )
 
 
-def _format_shape(config: Any, expected: Sequence[int], actual: Sequence[int] = ()) -> str:
+def _format_shape(config: PreTrainedConfig, expected: Sequence[int], actual: Sequence[int] = ()) -> str:
     """Format a shape with the configuration keys behind its sizes.
 
     Args:

@@ -8,12 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from marft.common.types import TokenIds
-from marft.models.attention import DecodePlan, PackedPlan
+from marft.models.attention import AttentionPlan, DecodePlan, KVCache, PackedPlan
 from marft.models.backbone import Backbone
-from marft.models.kv_cache import KVCache
 from marft.models.native_forward import NativeDecodeCache
-from marft.models.packed_rows import PackedRows
-from marft.models.prefix_tree import PrefixTree
+from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.tree_attention import CachedKeyValues, TreePlan
 
 INITIAL_CAPACITY = 64  # cache room for new tokens beyond the longest prompt
@@ -57,22 +55,19 @@ class PackedDecodeCache:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, self.kv_cache = backbone, KVCache(backbone.num_layers)
 
-    def prefill(self, rows: PackedRows, slots: list[list[int]]) -> Tensor:
-        """Prefill rows into slots; return their hidden states, [N, D]."""
-        self.kv_cache.reserve(
-            1 + max(slot for row_slots in slots for slot in row_slots), max(rows.lengths) + INITIAL_CAPACITY
-        )
-        plan = PackedPlan(rows.lengths, self.backbone.device, self.kv_cache, slots)
-        return self.backbone.hidden_states(rows, plan)
+    def prefill(self, rows: PackedRows, slots: list[list[int]], cached: CachedKeyValues | None = None) -> Tensor:
+        """Prefill rows into slots; return their hidden states, [N, D].
 
-    def prefill_tree(self, rows: PackedRows, slots: list[list[int]], cached: CachedKeyValues | None) -> Tensor:
-        """Prefill a prefix tree with cached prefixes ``cached`` into slots; return the hidden states [N, D]."""
-        assert rows.tree is not None
-        max_length = max(len(places) for places in rows.tree.token_indices)
-        self.kv_cache.reserve(1 + max(slot for row_slots in slots for slot in row_slots), max_length + INITIAL_CAPACITY)
-        return self.backbone.hidden_states(
-            rows, TreePlan(rows.tree, self.backbone.device, cached, self.kv_cache, slots)
-        )
+        Args:
+            cached: cached prefixes of the rows in a prefix tree.
+        """
+        lengths = rows.lengths if rows.tree is None else list(map(len, rows.tree.token_indices))
+        self.kv_cache.reserve(1 + max(map(max, slots)), max(lengths) + INITIAL_CAPACITY)
+        if rows.tree is None:
+            plan: AttentionPlan = PackedPlan(lengths, self.backbone.device, self.kv_cache, slots)
+        else:
+            plan = TreePlan(rows.tree, self.backbone.device, cached, self.kv_cache, slots)
+        return self.backbone.hidden_states(rows, plan)
 
     def step(self, ids: Tensor, lengths: Sequence[int], policies: Sequence[str | None]) -> Tensor:
         """Decode one token per row; return the hidden states, [n, D]."""

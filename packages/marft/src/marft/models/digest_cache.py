@@ -13,9 +13,10 @@ from pathlib import Path
 
 from marft.common import atomic
 from marft.common.version import __version__
+from marft.config.bundled import resolve_path
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.models.paths import resolve_path
+from marft.models.model_sizes import find_cached_config
 
 MAX_FILES = 1000  # maximum files per model; a folder with more files also holds other content and is not scanned
 MAX_ENTRIES = 256  # maximum number of cache entries, the newest
@@ -88,18 +89,13 @@ def _model_folder(model: ModelSettings) -> Path:
     Raises:
         OSError: the model is not on disk.
     """
-    path = resolve_path(model.path)
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        config = try_to_load_from_cache(path, "config.json", revision=model.revision)
-    except ValueError:  # not a valid Hugging Face id
-        config = None
-    if not isinstance(config, str):
-        raise FileNotFoundError(path)
-    return Path(config).parent
+    folder = Path(resolve_path(model.path))
+    if folder.is_dir():
+        return folder
+    config = find_cached_config(model)
+    if config is None:
+        raise FileNotFoundError(folder)
+    return config.parent
 
 
 def _iter_files(folder: Path) -> Iterator[FileStamp]:

@@ -7,23 +7,29 @@ the trained head has half precision, its gradient accumulates over the chunks in
 
 A half-precision head is multiplied in float32. Logits rounded to bfloat16 before the softmax have errors up to 0.1. The
 derivative of rounded probabilities has its largest error where a token is nearly certain.
+
+Some models transform their logits after the head (:class:`LogitTransform`). A grammar masks the logits of disallowed
+tokens with minus infinity (:class:`PackedMasks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig
 
-from marft.models.devices import half_matmul, is_on_cpu
+from marft.common.token_data import GrammarMasks
+from marft.models.devices import AutogradContext, half_matmul, is_on_cpu, to_device
 from marft.models.linear_layers import EXACT_DTYPES
-from marft.models.logit_transform import IDENTITY, LogitTransform
-from marft.models.token_masks import PackedMasks, apply_masks, apply_masks_
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
 # minimum rows per chunk, unless these rows would have more than MAX_CHUNK_LOGITS logits
@@ -33,6 +39,47 @@ FIXED_CHUNK_ROWS = 1024  # maximum rows of a chunk with fixed size
 BLOCK_ROWS = 8192  # rows of a half-precision head converted to float32 at a time, if no kernel supports mixed precision
 
 
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """Logit transform ``x → softcap · tanh(scale · x / softcap)``; without a soft cap ``scale · x``."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @staticmethod
+    def from_config(config: PreTrainedConfig) -> LogitTransform:
+        """Read the transform from a model's configuration: Granite divides, Cohere multiplies, Gemma caps."""
+        factor, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        return LogitTransform(float(factor) / float(divisor), getattr(config, "final_logit_softcapping", None))
+
+    @property
+    def is_identity(self) -> bool:
+        """True for the identity transform."""
+        return self.scale == 1.0 and self.softcap is None
+
+    def __call__(self, head_outputs: Tensor) -> Tensor:
+        """Convert head products to logits."""
+        if self.is_identity:
+            return head_outputs
+        scaled = head_outputs * self.scale
+        return scaled if self.softcap is None else (scaled / self.softcap).tanh() * self.softcap
+
+    def gradient(self, logits: Tensor) -> Tensor | float:
+        """Return the derivative of the logits with respect to the head products, given the logits."""
+        return self.scale if self.softcap is None else (1 - (logits / self.softcap).square()) * self.scale
+
+
+IDENTITY = LogitTransform()
+
+
+class OutputHead(NamedTuple):
+    """Output layer of a model: a linear layer and the transform of its logits."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None = None  # [V]
+    transform: LogitTransform = IDENTITY
+
+
 class TokenScores(NamedTuple):
     """``log_probs`` and ``entropies``, both [T], at each token's sampling temperature."""
 
@@ -40,56 +87,69 @@ class TokenScores(NamedTuple):
     entropies: Tensor
 
 
+class _Targets(NamedTuple):
+    """Tokens to score, with the temperatures and masks under which they were sampled."""
+
+    ids: Tensor  # [T]
+    temperatures: Tensor | None  # [T]
+    masks: PackedMasks | None
+
+    def pad(self, padding: int) -> _Targets:
+        """Append ``padding`` tokens, at temperature 1 and without masks."""
+        temperatures = None if self.temperatures is None else pad(self.temperatures, (0, padding), value=1.0)
+        return _Targets(pad(self.ids, (0, padding)), temperatures, self.masks and self.masks.pad(padding))
+
+    def chunks(self, hidden_TD: Tensor, rows: int) -> Iterator[tuple[Tensor, _Targets]]:
+        """Yield the hidden states and targets in chunks of ``rows``."""
+        for start in range(0, len(self.ids), rows):
+            part = slice(start, start + rows)
+            temperatures = None if self.temperatures is None else self.temperatures[part]
+            yield hidden_TD[part], _Targets(self.ids[part], temperatures, self.masks and self.masks.select(part))
+
+
 def score_tokens(
     hidden_TD: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
+    head: OutputHead,
     targets_T: Tensor,
     temperatures_T: Tensor | None,
     entropy_gradient: bool = False,
     fixed_size: bool = False,
-    transform: LogitTransform = IDENTITY,
     masks: PackedMasks | None = None,
 ) -> TokenScores:
-    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``, over allowed tokens.
+    """Score ``targets_T`` under ``softmax(logits / temperature)`` over the allowed tokens.
 
     Args:
         hidden_TD: hidden states at the positions that predict the targets.
-        weight_VD: weights of the LM head.
-        bias_V: bias of the LM head, or None.
+        head: output layer, whose result on the hidden states gives the logits.
         targets_T: target token ids.
         temperatures_T: temperature of each token; None if all are 1.
         entropy_gradient: whether the entropies need a gradient. If not, they are only a metric.
         fixed_size: whether every chunk has the same size, so that a score does not depend on the number of targets.
-        transform: transform of the logits.
         masks: allowed tokens of each target; None if all tokens are allowed.
     """
-    count, rows = len(targets_T), _chunk_rows(weight_VD.shape[0])
+    targets = _Targets(targets_T, temperatures_T, masks)
+    count, rows = len(targets_T), _chunk_rows(head.weight.shape[0])
     rows = min(rows, FIXED_CHUNK_ROWS) if fixed_size else rows
     remainder = count % rows
     if remainder:
         padding = (rows if fixed_size else min(rows, -(-remainder // MIN_ROWS) * MIN_ROWS)) - remainder
-        hidden_TD, targets_T = pad(hidden_TD, (0, 0, 0, padding)), pad(targets_T, (0, padding))
-        temperatures_T = None if temperatures_T is None else pad(temperatures_T, (0, padding), value=1.0)
-        masks = masks and masks.pad(padding)
-    trains_head = torch.is_grad_enabled() and (weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad))
-    if not trains_head:
+        hidden_TD, targets = pad(hidden_TD, (0, 0, 0, padding)), targets.pad(padding)
+    trains_head = head.weight.requires_grad or (head.bias is not None and head.bias.requires_grad)
+    if not (torch.is_grad_enabled() and trains_head):
         log_probs, entropies = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows, transform, masks
+            hidden_TD, head, targets, rows, entropy_gradient
         )
-        entropies = entropies if entropy_gradient else entropies.detach()
-        return TokenScores(log_probs[:count], entropies[:count])
-    if weight_VD.dtype not in EXACT_DTYPES:
+    elif head.weight.dtype not in EXACT_DTYPES:
         log_probs, entropies = _HalfHead.apply(  # type: ignore[no-untyped-call]
-            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, rows, transform, masks
+            hidden_TD, *head, targets, rows
         )
-        return TokenScores(log_probs[:count], (entropies if entropy_gradient else entropies.detach())[:count])
-    chunks = [
-        checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, transform, chunk_masks, use_reentrant=False)
-        for h, y, t, chunk_masks in _split_chunks(hidden_TD, targets_T, temperatures_T, masks, rows)
-    ]
-    log_probs, entropies = (torch.cat(parts)[:count] for parts in zip(*chunks, strict=True))
-    return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
+    else:
+        chunks = [
+            checkpoint(_score_chunk, hidden, head, chunk, use_reentrant=False)
+            for hidden, chunk in targets.chunks(hidden_TD, rows)
+        ]
+        log_probs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    return TokenScores(log_probs[:count], (entropies if entropy_gradient else entropies.detach())[:count])
 
 
 def _chunk_rows(vocabulary: int) -> int:
@@ -101,40 +161,28 @@ def _chunk_rows(vocabulary: int) -> int:
     return max(1, CHUNK_ELEMENTS // vocabulary, min(MIN_CHUNK_ROWS, MAX_CHUNK_LOGITS // vocabulary))
 
 
-def scaled_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperatures: Tensor | None,
-    transform: LogitTransform = IDENTITY,
-) -> Tensor:
+def scaled_logits(hidden: Tensor, head: OutputHead, temperatures: Tensor | None) -> Tensor:
     """Return logits divided by temperature, [T, V], in float32 or better."""
-    return _apply_temperature(transform(_head_logits(hidden, weight, bias)), temperatures)
+    return _apply_temperature(head.transform(_head_logits(hidden, head)), temperatures)
 
 
-def _head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.dtype in EXACT_DTYPES:
-        return linear(hidden.to(weight.dtype), weight, bias)
-    logits = _half_matmul(hidden.to(weight.dtype), weight.t())
-    return logits if bias is None else logits.add_(bias)
+def _head_logits(hidden: Tensor, head: OutputHead) -> Tensor:
+    if head.weight.dtype in EXACT_DTYPES:
+        return linear(hidden.to(head.weight.dtype), head.weight, head.bias)
+    logits = _half_matmul(hidden.to(head.weight.dtype), head.weight.t())
+    return logits if head.bias is None else logits.add_(head.bias)
 
 
-def next_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperatures: Tensor | None,
-    transform: LogitTransform = IDENTITY,
-) -> Tensor:
+def next_logits(hidden: Tensor, head: OutputHead, temperatures: Tensor | None) -> Tensor:
     """Return :func:`scaled_logits` for few rows, with faster products on a CPU.
 
     The product is ``W hᵀ`` on a CPU, which reads the weights in memory order; the result is then stored by columns. Its
     rounding differs from :func:`scaled_logits`, so use it only for scores that are not compared bit by bit.
     """
-    if not is_on_cpu(weight) or weight.dtype not in EXACT_DTYPES:
-        return scaled_logits(hidden, weight, bias, temperatures, transform)
-    logits = (weight @ hidden.to(weight.dtype).t()).t()
-    return _apply_temperature(transform(logits if bias is None else logits + bias), temperatures)
+    if not is_on_cpu(head.weight) or head.weight.dtype not in EXACT_DTYPES:
+        return scaled_logits(hidden, head, temperatures)
+    logits = (head.weight @ hidden.to(head.weight.dtype).t()).t()
+    return _apply_temperature(head.transform(logits if head.bias is None else logits + head.bias), temperatures)
 
 
 def _apply_temperature(logits: Tensor, temperatures: Tensor | None) -> Tensor:
@@ -151,65 +199,39 @@ def shifted_exp_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return z, exp_z, exp_z.sum(-1)
 
 
-def _split_chunks(
-    hidden: Tensor, targets: Tensor, temperatures: Tensor | None, masks: PackedMasks | None, rows: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None, PackedMasks | None]]:
-    """Split the inputs into chunks."""
-    for start in range(0, len(targets), rows):
-        part = slice(start, start + rows)
-        chunk_temperatures = None if temperatures is None else temperatures[part]
-        yield hidden[part], targets[part], chunk_temperatures, masks and masks.select(part)
-
-
-def _score_chunk(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    temperatures: Tensor | None,
-    transform: LogitTransform,
-    masks: PackedMasks | None,
-) -> tuple[Tensor, Tensor]:
+def _score_chunk(hidden: Tensor, head: OutputHead, targets: _Targets) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies with autograd, bitwise equal to :class:`_FrozenHead`."""
-    return _score_logits(apply_masks(scaled_logits(hidden, weight, bias, temperatures, transform), masks), targets)
+    return _score_logits(head.transform(_head_logits(hidden, head)), targets)
 
 
-def _score_logits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _score_logits(logits: Tensor, targets: _Targets) -> tuple[Tensor, Tensor]:
     """Return the target log-probabilities and the entropies, with autograd."""
+    logits = apply_masks(_apply_temperature(logits, targets.temperatures), targets.masks)
     z = logits - logits.detach().amax(-1, keepdim=True)
     p = z.exp()
     total = p.sum(-1)
-    chosen = z.gather(1, targets[:, None])[:, 0] - total.log()
+    chosen = z.gather(1, targets.ids[:, None])[:, 0] - total.log()
     return chosen, total.log() - (p * z.masked_fill(p == 0.0, 0.0)).sum(-1) * total.reciprocal()
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperatures: Tensor | None,
-        entropy_gradient: bool,
-        rows: int,
-        transform: LogitTransform,
-        masks: PackedMasks | None,
+        ctx: AutogradContext, hidden_TD: Tensor, head: OutputHead, targets: _Targets, rows: int, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         needs_gradient = ctx.needs_input_grad[0]
         log_probs, entropies, hidden_grads, entropy_grads = [], [], [], []
-        for h, y, temperature, chunk_masks in _split_chunks(hidden, targets, temperatures, masks, rows):
-            logits = scaled_logits(h, weight, bias, None, transform)
-            transform_grad = transform.gradient(logits) if needs_gradient else 1.0
-            z, p, total = shifted_exp_(apply_masks_(_apply_temperature(logits, temperature), chunk_masks))
+        for hidden, (ids, temperature, masks) in targets.chunks(hidden_TD, rows):
+            logits = scaled_logits(hidden, head, None)
+            transform_grad = head.transform.gradient(logits) if needs_gradient else 1.0
+            z, p, total = shifted_exp_(apply_masks_(_apply_temperature(logits, temperature), masks))
             log_total, inverse_total = total.log(), total.reciprocal()[:, None]
-            log_probs.append(z.gather(1, y[:, None])[:, 0] - log_total)
+            log_probs.append(z.gather(1, ids[:, None])[:, 0] - log_total)
             scale = inverse_total if temperature is None else inverse_total / temperature[:, None].to(p.dtype)
             if needs_gradient:
-                at, target_weights = y[:, None], p.gather(1, y[:, None])
+                at, target_weights = ids[:, None], p.gather(1, ids[:, None])
                 p.scatter_(1, at, target_weights - total[:, None])  # p − Σp·[v = y]: avoids cancellation
-                hidden_grads.append(-scale * _matmul(_apply_transform_grad(p, transform_grad), weight))
+                hidden_grads.append(-scale * _matmul(_apply_transform_grad(p, transform_grad), head.weight))
                 p.scatter_(1, at, target_weights)
             z.mul_(p)
             weighted = _sum_finite(z)
@@ -217,20 +239,20 @@ class _FrozenHead(torch.autograd.Function):
             entropies.append(entropy)
             if needs_gradient and entropy_gradient:
                 z.addcmul_(p, (entropy - log_total)[:, None])  # e^z (z − log Σ e^z + H)
-                entropy_grads.append(-scale * _matmul(_apply_transform_grad(z, transform_grad), weight))
+                entropy_grads.append(-scale * _matmul(_apply_transform_grad(z, transform_grad), head.weight))
         if needs_gradient:
             ctx.save_for_backward(torch.cat(hidden_grads), *([torch.cat(entropy_grads)] if entropy_gradient else []))
-            ctx.dtype = hidden.dtype
+            ctx.dtype = hidden_TD.dtype
         return torch.cat(log_probs), torch.cat(entropies)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, grad: Tensor, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_grads, *entropy_grads = ctx.saved_tensors
         out = grad[:, None] * hidden_grads
         if entropy_grads and entropy_grad is not None:
             out = out.addcmul(entropy_grad[:, None], entropy_grads[0])
-        return out.to(ctx.dtype), None, None, None, None, None, None, None, None
+        return out.to(ctx.dtype), None, None, None, None
 
 
 class _HalfHead(torch.autograd.Function):
@@ -238,49 +260,44 @@ class _HalfHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
+        ctx: AutogradContext,
+        hidden_TD: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        targets: Tensor,
-        temperatures: Tensor | None,
-        rows: int,
         transform: LogitTransform,
-        masks: PackedMasks | None,
+        targets: _Targets,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures)
-        ctx.rows, ctx.shape, ctx.masks = rows, transform, masks
-        chunks = [
-            _score_chunk(h, weight, bias, y, t, transform, chunk_masks)
-            for h, y, t, chunk_masks in _split_chunks(hidden, targets, temperatures, masks, rows)
-        ]
+        ctx.save_for_backward(hidden_TD, weight, bias)
+        ctx.transform, ctx.targets, ctx.rows = transform, targets, rows
+        head = OutputHead(weight, bias, transform)
+        chunks = [_score_chunk(hidden, head, chunk) for hidden, chunk in targets.chunks(hidden_TD, rows)]
         log_probs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         return log_probs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperatures = ctx.saved_tensors
+    def backward(ctx: AutogradContext, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TD, weight, bias = ctx.saved_tensors
+        head = OutputHead(weight, bias, ctx.transform)
         hidden_grads = []
         weight_grad = torch.zeros_like(weight, dtype=torch.float32)
         bias_grad = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        chunks = _split_chunks(hidden, targets, temperatures, ctx.masks, ctx.rows)
-        for (h, y, temperature, chunk_masks), *grads in zip(
-            chunks, grad.split(ctx.rows), entropy_grad.split(ctx.rows), strict=True
-        ):
-            logits = _head_logits(h, weight, bias).requires_grad_()
+        chunks = ctx.targets.chunks(hidden_TD, ctx.rows)
+        for (hidden, targets), *grads in zip(chunks, grad.split(ctx.rows), entropy_grad.split(ctx.rows), strict=True):
+            logits = _head_logits(hidden, head).requires_grad_()
             with torch.enable_grad():
-                scores = _score_logits(apply_masks(_apply_temperature(ctx.shape(logits), temperature), chunk_masks), y)
+                scores = _score_logits(head.transform(logits), targets)
             (logit_grads,) = torch.autograd.grad(scores, logits, grads)
             hidden_grads.append(_matmul(logit_grads, weight))
-            weight_grad += _matmul(logit_grads.t(), h.to(weight.dtype))
+            weight_grad += _matmul(logit_grads.t(), hidden.to(weight.dtype))
             if bias_grad is not None:
                 bias_grad += logit_grads.sum(0)
         return (
-            torch.cat(hidden_grads).to(hidden.dtype),
+            torch.cat(hidden_grads).to(hidden_TD.dtype),
             weight_grad.to(weight.dtype),
             None if bias is None or bias_grad is None else bias_grad.to(bias.dtype),
-            *[None] * 5,
+            *[None] * 3,
         )
 
 
@@ -325,3 +342,84 @@ def _half_matmul(a: Tensor, b: Tensor) -> Tensor:
         for start in range(0, b.shape[0], BLOCK_ROWS):
             out += a[:, start : start + BLOCK_ROWS].float() @ b[start : start + BLOCK_ROWS].float()
     return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMasks:
+    """Grammar masks for scored tokens, deduplicated; most tokens have no mask."""
+
+    indices: npt.NDArray[np.int64]  # [R] row of ``table`` for each token, -1 if all tokens are allowed
+    table: Tensor  # [M, bytes] uint8: token v is bit v % 8 of byte v // 8
+
+    @staticmethod
+    def from_parts(parts: Sequence[tuple[GrammarMasks | None, np.ndarray]], device: torch.device) -> PackedMasks | None:
+        """Concatenate the mask tables; None without masks.
+
+        Args:
+            parts: pairs of masks and, for each scored token, the index in their table, -1 for no mask.
+        """
+        numbers: dict[bytes, int] = {}
+        indices = []
+        for masks, rows in parts:
+            mask_indices = [numbers.setdefault(mask, len(numbers)) for mask in (masks.table if masks else ())]
+            indices.append(np.array([*mask_indices, -1], np.int64)[rows])  # index -1 selects the last entry
+        if not numbers:
+            return None
+        width = max(map(len, numbers))
+        packed = b"".join(mask.ljust(width, b"\0") for mask in numbers)
+        table = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, width)
+        return PackedMasks(np.concatenate(indices), table.to(device, non_blocking=True))
+
+    def pad(self, padding: int) -> PackedMasks:
+        """Append ``padding`` tokens without masks."""
+        return PackedMasks(np.pad(self.indices, (0, padding), constant_values=-1), self.table)
+
+    def masked_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the indices of masked tokens, [M], and their masks, [M, bytes]."""
+        at = np.flatnonzero(self.indices >= 0)
+        return to_device(at, self.table.device), self.table[to_device(self.indices[at], self.table.device)]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if every token lacks a mask."""
+        return not (self.indices >= 0).any()
+
+    def select(self, part: slice) -> PackedMasks:
+        """Select the masks for a slice of the tokens."""
+        return PackedMasks(self.indices[part], self.table)
+
+
+def apply_masks_(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
+    """Apply the masks to the logits in place, [T, V]; tokens without a mask stay unchanged."""
+    if masks is not None and not masks.is_empty:
+        rows, bits = masks.masked_rows()
+        logits_TV[rows] = mask_logits(logits_TV[rows], bits)
+    return logits_TV
+
+
+def apply_masks(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
+    """Apply the masks with autograd, [T, V]; disallowed tokens get no gradient."""
+    if masks is None or masks.is_empty:
+        return logits_TV
+    rows, bits = masks.masked_rows()
+    return logits_TV.index_copy(0, rows, mask_logits(logits_TV[rows], bits))
+
+
+def mask_logits(logits_MV: Tensor, bits: Tensor) -> Tensor:
+    """Set disallowed tokens to minus infinity. Every row needs a mask.
+
+    Args:
+        bits: packed mask of each row, [M, bytes] uint8.
+    """
+    return logits_MV.masked_fill(~unpack_masks(bits, logits_MV.shape[1]), float("-inf"))
+
+
+def unpack_masks(bits: Tensor, vocabulary: int) -> Tensor:
+    """Unpack masks to allowed tokens, [M, V] bool.
+
+    >>> unpack_masks(torch.tensor([[6]], dtype=torch.uint8), 3).tolist()
+    [[False, True, True]]
+    """
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    unpacked = ((bits[:, :, None] >> shifts) & 1).flatten(1).bool()
+    return torch.nn.functional.pad(unpacked[:, :vocabulary], (0, max(0, vocabulary - unpacked.shape[1])))

@@ -158,9 +158,8 @@ class MultiLoraLinear(nn.Module):
         return self._stack
 
     def _build_stack(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        present = [
-            (policy, row_adapter) for policy in dict.fromkeys(rows) if (row_adapter := self.adapter(policy)) is not None
-        ]
+        adapters = {policy: self.adapter(policy) for policy in dict.fromkeys(rows)}
+        present = [(policy, adapter) for policy, adapter in adapters.items() if adapter is not None]
         if not present:
             return None
         a = torch.cat([adapter.a for _, adapter in present])

@@ -1,4 +1,10 @@
-"""Model sizes from a ``config.json`` on disk, or from the table of common models."""
+"""Model sizes from a ``config.json`` on disk or from the table of common models, and operations per token.
+
+N is the number of layer weights, V·D the number of head weights (Kaplan et al. 2020; attention as in Narayanan et al.
+2021, halved for causality). The forward takes 2·N. The backward takes 2·N more through a frozen base, or 4·N for
+trained weights. Gradient checkpointing adds another 2·N. Attention over a row of T tokens takes 2·T·Q per layer and
+token in the forward, and 2.5 times as much in the backward.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ from marft.config.models import ModelSettings
 
 CONFIG_FILE = "config.json"
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders with supported parameter counts
+BACKWARD_FACTOR = 2.5  # multiple of the attention forward (Dao 2023, FlashAttention-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +99,8 @@ class ModelSizes:
     @property
     def parameters(self) -> int:
         """Total parameter count, equal to ``model.num_parameters()``."""
-        return (
-            self.matrix_parameters + self.small_parameters + self.head_parameters * (1 if self.tied_embeddings else 2)
-        )
+        embedding_copies = 1 if self.tied_embeddings else 2
+        return self.matrix_parameters + self.small_parameters + self.head_parameters * embedding_copies
 
     def adapter_parameters(self, rank: int, targets: Iterable[str], half: bool = False) -> int:
         """Return the number of LoRA parameters.
@@ -238,7 +244,7 @@ def find_sizes(name: str, model: ModelSettings, config_path: Path | None = None)
     folder = bundled_models().get(model.path, Path(model.path))
     if (folder / CONFIG_FILE).is_file():
         return _read_sizes(folder / CONFIG_FILE, f"models.{name}.path {model.path!r}")
-    cached = _cached_config(model)
+    cached = find_cached_config(model)
     if cached is not None:
         return _read_sizes(cached, f"models.{name}.path {model.path!r}")
     sizes = find_common_sizes(model.path)
@@ -250,13 +256,13 @@ def find_sizes(name: str, model: ModelSettings, config_path: Path | None = None)
     return sizes
 
 
-def _cached_config(model: ModelSettings) -> Path | None:
+def find_cached_config(model: ModelSettings) -> Path | None:
+    """Return the ``config.json`` of a Hugging Face model's last download; None if it was not downloaded."""
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     try:
         path = try_to_load_from_cache(model.path, CONFIG_FILE, revision=model.revision)
-    except HFValidationError:  # the path is not a valid Hugging Face id, and no such folder exists
+    except ValueError:  # the path is not a valid Hugging Face id, and no such folder exists
         return None
     return Path(path) if isinstance(path, str) else None
 
@@ -271,3 +277,46 @@ def _read_sizes(path: Path, source: str) -> ModelSizes:
     if not isinstance(table, dict):
         raise ValueError(f"{source}: {path} holds no table; give a model's config.json")
     return parse_sizes(table, source)
+
+
+def forward_flops(shape: ModelSizes, length: float, head_share: float = 0.0) -> float:
+    """Return the forward operations per token for a row with ``length`` tokens.
+
+    Args:
+        head_share: share of the tokens with computed logits.
+    """
+    attention = 2.0 * length * shape.query_dim * shape.layers
+    return 2.0 * shape.matrix_parameters + attention + 2.0 * shape.head_parameters * head_share
+
+
+def training_flops(
+    shape: ModelSizes,
+    length: float,
+    head_share: float,
+    adapter: int,
+    *,
+    full_training: bool,
+    checkpointing: bool = False,
+    half_products: bool = False,
+) -> float:
+    """Return the operations per trained token, forward and backward, for a row with ``length`` tokens.
+
+    The gradient through a frozen head is computed in the forward: one more product, or two on a GPU in half precision
+    (:mod:`marft.models.log_probs`). A trained head takes four products.
+
+    Args:
+        head_share: share of the tokens with computed logits.
+        adapter: number of trained adapter parameters; 0 without an adapter.
+        full_training: whether the model's own weights are trained.
+        checkpointing: whether activations are recomputed (gradient checkpointing).
+        half_products: whether the gradient through a frozen head takes two half-precision products.
+    """
+    attention = 2.0 * length * shape.query_dim * shape.layers
+    layers = 2.0 * shape.matrix_parameters * ((3 if full_training else 2) + checkpointing)
+    head_factor = 4 if full_training else 3 if half_products else 2
+    return (
+        layers
+        + 6.0 * adapter
+        + attention * (1 + BACKWARD_FACTOR + checkpointing)
+        + 2.0 * head_factor * shape.head_parameters * head_share
+    )

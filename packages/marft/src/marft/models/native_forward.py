@@ -39,9 +39,8 @@ def native_hidden_states(decoder: nn.Module, routing: Routing, rows: PackedRows)
     for (width, _), members in groups.items():
         batch = pad_sequence([texts[index] for index in members], batch_first=True)
         batch = torch.nn.functional.pad(batch, (0, width - batch.shape[1]))
-        hidden = _run_decoder(
-            decoder, routing, batch, [policies[index] for index in members], use_cache=False
-        ).last_hidden_state
+        owners = [policies[index] for index in members]
+        hidden = _run_decoder(decoder, routing, batch, owners, use_cache=False).last_hidden_state
         hidden_by_row.update({index: hidden[position, : rows.lengths[index]] for position, index in enumerate(members)})
     padding = len(rows.ids) - sum(rows.lengths)
     parts = [hidden_by_row[index] for index in range(len(rows.lengths))]

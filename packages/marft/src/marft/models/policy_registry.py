@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
 from marft.config.opponent_pools import is_later_version
 from marft.config.run import RunSettings
 from marft.models.adapter_files import load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone, ForwardMode
-from marft.models.digests import compute_digest, tokenizer_text
-from marft.models.half_precision import store_in_half
+from marft.models.devices import keep_freed_memory
+from marft.models.half_precision import MasterWeights, store_in_half
 from marft.models.load_lock import with_load_lock
 from marft.models.loader import (
     build_meta_backbone,
@@ -28,16 +31,13 @@ from marft.models.loader import (
     pick_dtype,
     training_dtype,
 )
-from marft.models.master_weights import MasterWeights
-from marft.models.memory_allocator import keep_freed_memory
-from marft.models.paths import resolve_path
 from marft.models.tokenizer_format import TokenizerFormat, load_formats, policy_context_length
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-
 CPU_DEVICE = torch.device("cpu")
+SAMPLES_PER_TENSOR = 64  # values per tensor, evenly spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,11 +114,8 @@ class PolicyRegistry:
         self.device = pick_device(run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._remote_models, self._keep_on_cpu, self._skip_forward_check = (
-            remote_models,
-            keep_on_cpu,
-            skip_forward_check,
-        )
+        self._remote_models, self._keep_on_cpu = remote_models, keep_on_cpu
+        self._skip_forward_check = skip_forward_check
         self.base_models: dict[str, Backbone] = {}
         # float32 base models, for fully fine-tuned policies that did not start as the rounded base model
         self.float32_bases: dict[str, Backbone] = {}
@@ -320,3 +317,27 @@ class PolicyRegistry:
                     adapter.b.zero_()
             elif policy.is_trained:
                 policy.backbone.load_weights(policy.reference.base_weights())
+
+
+@torch.no_grad()
+def compute_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    """Return a digest over names, shapes, sampled bfloat16 values from every tensor, and texts.
+
+    >>> compute_digest({"a": torch.ones(3)}) == compute_digest({"a": torch.ones(3, dtype=torch.bfloat16)})
+    True
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.detach().reshape(-1)
+        indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES_PER_TENSOR, len(flat))).astype(np.int64)
+        sample = flat[torch.from_numpy(indices).to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    for text in texts:
+        digest.update(text.encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the vocabulary and chat template as text: they determine the token ids."""
+    return f"{sorted(tokenizer.get_vocab().items())} {tokenizer.chat_template}"

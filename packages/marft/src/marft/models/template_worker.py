@@ -94,7 +94,7 @@ def encode_line(message: list[object]) -> bytes:
     return json.dumps(message, default=str).encode() + b"\n"
 
 
-def render(template: str, variables: dict[str, Any] | None) -> str:
+def render(template: str, variables: dict[str, object] | None) -> str:
     """Render a chat template; without variables, only compile the template.
 
     Raises:
@@ -123,7 +123,7 @@ def parse(template: dict[str, Any], text: str, tools: list[dict[str, Any]] | Non
 FUNCTIONS: dict[str, Callable[..., object]] = {"render": render, "parse": parse}
 
 
-def handle_request(name: str, *arguments: Any) -> list[object]:
+def handle_request(name: str, *arguments: object) -> list[object]:
     """Handle a request; return ``[result]``, or ``[error type, message, line]``."""
     try:
         result = FUNCTIONS[name](*arguments)

@@ -1,9 +1,14 @@
-"""Tokenizer, context length and stop ids of a model, loaded without its weights."""
+"""Tokenizer, context length and stop ids of a model, loaded without its weights.
+
+Stop ids are derived from the chat template, because some models end turns with other tokens than their EOS token. The
+date in a template is the recipe's: prompts do not depend on the current day.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +18,15 @@ from marft.common.atomic import read_text
 from marft.common.packages import missing_extra
 from marft.common.texts import sanitize
 from marft.common.user_modules import verify_export_folder
-from marft.config.bundled import bundled_models
+from marft.config.bundled import bundled_models, resolve_path
 from marft.config.models import ModelSettings
 from marft.config.paths import expand_user
 from marft.config.run import RunSettings
 from marft.config.settings import closest_match, did_you_mean
-from marft.models.chat_templates import TEST_MESSAGE, check_template
+from marft.models.chat_templates import RENDER_ERRORS, TEST_MESSAGE, check_template
 from marft.models.checkpoint_checks import check_config_sizes, check_no_pickle, check_size_limits
 from marft.models.control_tokens import exempt_reasoning_tags
 from marft.models.load_lock import with_load_lock
-from marft.models.paths import resolve_path
-from marft.models.stop_tokens import find_stop_ids
-from marft.models.template_dates import fix_date
 
 FOLDER_PREFIXES = ("/", "./", "../", "~")  # a path with one of these prefixes is never a Hugging Face model id
 SPARSE_ATTENTION_KEYS = {
@@ -39,6 +41,34 @@ MODEL_HINT = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
     "Face hub"
 )
+PROBE_ANSWER = "Yes."
+PROBE_QUESTION = {"role": "user", "content": "?"}
+PROBE_CHAT = [PROBE_QUESTION, {"role": "assistant", "content": PROBE_ANSWER}]
+DATE_FUNCTION = "strftime_now"  # function name in templates
+# format codes that templates may use
+DATE_FORMATS = [
+    "a",
+    "A",
+    "b",
+    "B",
+    "d",
+    "-d",
+    "e",
+    "m",
+    "-m",
+    "y",
+    "Y",
+    "j",
+    "H",
+    "I",
+    "M",
+    "S",
+    "p",
+    "F",
+    "T",
+    "x",
+    "c",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,18 +231,16 @@ def context_length(config: PretrainedConfig, settings: ModelSettings) -> int:
     return settings.context_length or max_length
 
 
-def _rope_limits(config: Any) -> Iterator[int]:
+def _rope_limits(config: PretrainedConfig) -> Iterator[int]:
     """Yield the maximum length with identical rotary embeddings for rows of any length."""
     table = getattr(config, "rope_parameters", None) or {}
     for rope in (table, *(inner for inner in table.values() if isinstance(inner, dict))):
         if rope.get("rope_type") == "longrope":
-            rope_length = rope.get("original_max_position_embeddings")
-            yield int(
-                rope_length or getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
-            )
+            key = "original_max_position_embeddings"
+            yield int(rope.get(key) or getattr(config, key, config.max_position_embeddings))
 
 
-def _sparse_limits(config: Any) -> Iterator[int]:
+def _sparse_limits(config: PretrainedConfig) -> Iterator[int]:
     """Yield the number of keys per token for sparse attention. Up to this row length, every key is selected."""
     for name, in_blocks_of in SPARSE_ATTENTION_KEYS.items():
         count, size = getattr(config, name, None), getattr(config, in_blocks_of, 1) if in_blocks_of else 1
@@ -263,7 +291,7 @@ def first_line(error: BaseException) -> str:
     return (f"{lines[0]} {lines[1]}" if ends_with_colon else lines[0]).rstrip(".")
 
 
-def _load_generation_config(settings: ModelSettings, config: PretrainedConfig) -> Any:
+def _load_generation_config(settings: ModelSettings, config: PretrainedConfig) -> GenerationConfig:
     """Load the generation configuration next to the weights, or derive it from the model's configuration.
 
     Raises:
@@ -288,3 +316,77 @@ def _check_folder(folder: Path, label: str) -> None:
     check_no_pickle(folder, label)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{label} is an adapter; name its base here, and the folder as adapter of a policy on it")
+
+
+def find_stop_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    options: Mapping[str, Any],
+    declared: Sequence[int | Sequence[int] | None],
+    vocabulary: int,
+) -> tuple[int, ...]:
+    """Return the stop ids for turns: the chat template's end-of-turn token, the EOS token, and declared ids.
+
+    A given (not sampled) turn ends with the first of them. No other setting is read from generation_config.
+
+    Args:
+        declared: EOS ids from config and generation_config.
+        vocabulary: number of tokens in the model's vocabulary; a tokenizer may have more.
+
+    Raises:
+        TypeError: a declared value is not a token id.
+    """
+    ids: list[int] = []
+    eos_id: int | Sequence[int] | None = tokenizer.eos_token_id
+    for value in (eos_id, *declared):
+        ids += [] if value is None else [value] if isinstance(value, int) else value
+    if not all(type(id) is int for id in ids):
+        raise TypeError(f"it says {ids}")
+    end = find_end_of_turn(tokenizer, options, ids)
+    return tuple(dict.fromkeys(i for i in ([] if end is None else [end]) + ids if 0 <= i < vocabulary))
+
+
+def find_end_of_turn(
+    tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], declared: Sequence[int]
+) -> int | None:
+    """Return the special token between an assistant message and the next turn; None without a special token.
+
+    If the template adds no special token, the first token of the next turn ends the turn. The model must declare that
+    token as an EOS token.
+    """
+    try:
+        last, followed = (
+            str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False, **options))
+            for chat in (PROBE_CHAT, [*PROBE_CHAT, PROBE_QUESTION])
+        )
+    except RENDER_ERRORS:
+        return None
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special_ids = [id for id in _ids_after_answer(tokenizer, last) if id in special]
+    if special_ids:
+        return int(special_ids[0])
+    after = _ids_after_answer(tokenizer, followed)[:1]
+    return int(after[0]) if after and after[0] in declared else None
+
+
+def _ids_after_answer(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    _, answer, after = text.partition(PROBE_ANSWER)
+    return list(tokenizer.encode(after, add_special_tokens=False)) if answer else []
+
+
+def fix_date(template: str, day: str) -> str:
+    """Return a chat template with a fixed date, at midnight; unchanged if the template does not use a date.
+
+    The date function is a macro inside the template, because a template can receive only plain data from outside.
+
+    >>> fix_date("{{ strftime_now('%Y') }}", "2024-07-26").endswith("{{ '' }}{{ strftime_now('%Y') }}")
+    True
+
+    Args:
+        day: date as YYYY-MM-DD.
+    """
+    if DATE_FUNCTION not in template:
+        return template
+    date = datetime.fromisoformat(day)
+    replacements = "".join(f".replace('%{code}', '{date.strftime(f'%{code}')}')" for code in DATE_FORMATS)
+    macro = f"{{% macro {DATE_FUNCTION}(format) %}}{{{{ format{replacements}.replace('%%', '%') }}}}{{% endmacro %}}"
+    return macro + "{{ '' }}" + template  # keeps a leading newline of the template, which Jinja would drop after a tag

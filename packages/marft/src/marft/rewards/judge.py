@@ -13,27 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
+import string
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common import atomic
+from marft.common.errors import EpisodeFailedError
 from marft.common.reasoning import strip_reasoning
 from marft.common.types import Action, Episode
-from marft.config.endpoint import EndpointSettings
-from marft.config.patterns import Pattern
+from marft.config.endpoint import EndpointSettings, LimitsFactory
+from marft.config.interfaces.reward import RewardTerm, TermReward
+from marft.config.patterns import Pattern, find_last_group
 from marft.config.settings import Count, NonEmptyString, NonNegative, did_you_mean
 from marft.inference.endpoints.client import Endpoint
-from marft.inference.endpoints.limits import LimitsFactory
 from marft.inference.endpoints.responses import to_metrics
-from marft.rewards.cached_scorer import CachedScorer
-from marft.rewards.score_parser import parse_score
-from marft.rewards.terms import Roles, Term, TermReward, reward_last_step, unknown_role_problems
+from marft.rewards.terms import Roles, reward_last_step, unknown_role_problems
 
+MARKDOWN_CHARS = "*_`~$"  # Markdown characters around a number
+NUMBER = rf"[{MARKDOWN_CHARS}]*+([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[{MARKDOWN_CHARS}]*+"
+SCORE_LINE = re.compile(rf"[#>\s]*+{NUMBER}(?:\s*(?:/|\bout\s+of\b|\bof\b)\s*{NUMBER})?\s*\.?", re.IGNORECASE)
+MAX_CACHED_SCORES = 100_000  # maximum number of scores in memory; the oldest are dropped first
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 KNOWN_PLACEHOLDERS = ("task", "answer", "transcript", "mark", "lowest", "highest", "format")
 DEFAULT_PROMPT = """\
@@ -55,7 +62,167 @@ JSON_FORMAT = "Reply with a JSON object; its field {field!r} is the number."
 RETRY_PROMPT = "\n\nThe score was missing. Reply with nothing else."
 
 
-class Judge(Term):
+def parse_score(reply: str, scale: tuple[float, float], pattern: str = "", json_field: str = "") -> float | None:
+    r"""Return the score in a reply, from 0 to 1; None if missing, outside the scale or ambiguous.
+
+    Args:
+        scale: the numbers that mean 0 and 1.
+        pattern: regular expression; the first group of its last match (or the whole match) is the number. "": the last
+            line is the number, alone or with the highest score after it, such as "7", "**7**", "7/10" or "7 out of 10".
+        json_field: field of a JSON object in the reply that holds the number.
+
+    Raises:
+        EpisodeFailedError: the pattern search timed out.
+
+    >>> parse_score("Clear, but wrong in the end.\n3 out of 10", (0, 10))
+    0.3
+    >>> parse_score('{"score": 7}', (0, 10), json_field="score")
+    0.7
+    """
+    low, high = scale
+    highest = max(scale)
+    number = (
+        _score_in_json(reply, json_field)
+        if json_field
+        else _score_by_pattern(reply, pattern)
+        if pattern
+        else _score_on_last_line(reply, highest)
+    )
+    if number is None or not min(scale) <= number <= highest:
+        return None
+    return (number - low) / (high - low)
+
+
+def _score_on_last_line(reply: str, highest: float) -> float | None:
+    """Return the number on the last line. The result is None if the line has other content."""
+    match = SCORE_LINE.fullmatch(reply.rstrip(MARKDOWN_CHARS + string.whitespace).rpartition("\n")[2])
+    if match is None or (match[2] is not None and float(match[2]) != highest):
+        return None
+    return float(match[1])
+
+
+def _score_by_pattern(reply: str, pattern: str) -> float | None:
+    try:
+        return float(find_last_group(pattern, reply) or "")
+    except ValueError:
+        return None
+
+
+def _score_in_json(reply: str, name: str) -> float | None:
+    start, end = reply.find("{"), reply.rfind("}")
+    try:
+        table = json.loads(reply[start : end + 1])
+        number = table.get(name) if isinstance(table, dict) else None
+        return float(number) if isinstance(number, int | float) and not isinstance(number, bool) else None
+    except (ValueError, RecursionError, OverflowError):
+        return None
+
+
+class CachedScorer:
+    """Scorer with a reply cache in memory and in a folder. Equal concurrent requests are sent once.
+
+    Args:
+        folder: folder of the replies, one JSON file each; None caches in memory only. A folder that cannot be read or
+            written has the same effect (``counts["not_cached"]``), so no paid reply is lost.
+        parse_score: returns the score of a reply, or None without one; such a reply is not cached.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: Path | None, parse_score: Callable[[str], float | None]) -> None:
+        self.endpoint, self.folder, self.parse_score = endpoint, folder, parse_score
+        self.counts: Counter[str] = Counter()
+        self._scores: dict[str, float] = {}
+        self._pending: dict[str, asyncio.Task[float]] = {}
+
+    async def score(self, requests: Sequence[Mapping[str, object]]) -> float:
+        """Return the score for a request. The call can be awaited on any event loop.
+
+        Args:
+            requests: request bodies: the question, then rephrased ones for replies without a score.
+
+        Raises:
+            EpisodeFailedError: the endpoint fails, or no reply has a score.
+        """
+        return await self.endpoint.run_on_thread(self._score, requests)
+
+    async def _score(self, requests: Sequence[Mapping[str, object]]) -> float:
+        self.counts["questions"] += 1
+        name = digest(self.endpoint.settings.url, requests[0])
+        cached = self._lookup(name)
+        pending = self._pending.get(name)
+        if cached is not None or pending is not None:
+            self.counts["cache_hits"] += 1
+        if cached is not None:
+            return cached
+        if pending is None:
+            pending = self._pending[name] = asyncio.create_task(self._request_score(name, requests))
+            pending.add_done_callback(lambda task: self._on_request_done(name, task))
+        return await asyncio.shield(pending)  # cancellation of one caller must not cancel the request for the others
+
+    def _on_request_done(self, name: str, task: asyncio.Task[float]) -> None:
+        del self._pending[name]
+        if not task.cancelled():
+            task.exception()  # marks the exception as retrieved, even if all callers were cancelled
+
+    async def _request_score(self, name: str, requests: Sequence[Mapping[str, object]]) -> float:
+        for body in requests:
+            answer = await self.endpoint.request_on_thread(body)
+            self.counts["requests"] += 1
+            is_truncated = answer.finish == "length"  # a number at the end of a truncated reply is not a score
+            score = None if is_truncated else self.parse_score(strip_reasoning(answer.text))
+            if score is not None:
+                self._save(name, score, answer.text)
+                return score
+        reason = "which was cut by its length (max_new_tokens)" if is_truncated else f"{answer.text[:200]!r}"
+        raise EpisodeFailedError(
+            "failed", f"{self.endpoint.name!r} gave no score in {len(requests)} answers, the last: {reason}"
+        )
+
+    def _lookup(self, name: str) -> float | None:
+        if name in self._scores:
+            return self._scores[name]
+        if self.folder is None:
+            return None
+        try:
+            entry = json.loads(_file(self.folder, name).read_text(encoding="utf-8"))
+            score = self.parse_score(strip_reasoning(entry["reply"])) if entry["finish"] == "stop" else None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ):  # missing or damaged: request again and overwrite
+            return None
+        if score is not None:
+            self._store(name, score)
+        return score
+
+    def _save(self, name: str, score: float, reply: str) -> None:
+        self._store(name, score)
+        if self.folder is None:
+            return
+        table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply, "finish": "stop"}
+        try:
+            atomic.write_file(_file(self.folder, name), json.dumps(table))
+        except OSError:
+            self.counts["not_cached"] += 1
+
+    def _store(self, name: str, score: float) -> None:
+        self._scores[name] = score
+        if len(self._scores) > MAX_CACHED_SCORES:
+            del self._scores[next(iter(self._scores))]
+
+
+def digest(url: str, body: Mapping[str, object]) -> str:
+    """Return an endpoint request's digest, used for its cache key."""
+    return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / name[:2] / f"{name}.json"
+
+
+class Judge(RewardTerm):
     """Score from 0 to 1 by a judge model, for the team's answer or for the text of each agent in ``agents``.
 
     The placeholders of ``prompt`` are ``{task}``, ``{answer}``, ``{transcript}``, ``{mark}``, ``{lowest}``,
@@ -138,9 +305,8 @@ class Judge(Term):
             EpisodeFailedError: the endpoint failed, or its replies have no score.
         """
         if not self.agents:
-            return reward_last_step(
-                episode, await self._judge(episode, _team_answer(episode.actions, self._answer_roles))
-            )
+            answer = _team_answer(episode.actions, self._answer_roles)
+            return reward_last_step(episode, await self._judge(episode, answer))
         texts = {role: text for role in self.agents if (text := _agent_text(episode.actions, role)) is not None}
         scores = await asyncio.gather(*(self._judge(episode, text) for text in texts.values()))
         return reward_last_step(episode, 0.0, dict(zip(texts, scores, strict=True)))

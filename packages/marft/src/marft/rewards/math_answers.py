@@ -80,13 +80,12 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
     expected, answer = _to_formula(gold), _extract_answer(written)
     if not answer.strip("$") or len(answer) > MAX_LENGTH or (is_too_large(answer) and not is_too_large(expected)):
         return False
-    if _WORDS.fullmatch(gold.strip()) and strip_markup(gold).casefold() in map(
-        str.casefold, answer_candidates(written)
-    ):
+    is_text = _WORDS.fullmatch(gold.strip())
+    if is_text and strip_markup(gold).casefold() in map(str.casefold, answer_candidates(written)):
         return True
-    return _equal_exact(expected, answer, question) or bool(
-        tolerances and _equal_approximate(expected, answer, tolerances)
-    )
+    if _equal_exact(expected, answer, question):
+        return True
+    return bool(tolerances) and _equal_approximate(expected, answer, tolerances)
 
 
 def _equal_exact(expected: str, answer: str, question: str = "") -> bool:
@@ -154,9 +153,8 @@ def _chain_result(answer: str, expected: str) -> str:
     sides = _EQUALS.split(answer.strip("$"))
     values = [(value, "." in side) for side in sides if (value := _evaluate(side)) is not None]
     for (left, left_is_decimal), (right, right_is_decimal) in pairwise(values):
-        if abs(left - right) > (ROUNDING_TOLERANCE if left_is_decimal or right_is_decimal else 1e-9) * max(
-            abs(left), abs(right)
-        ):
+        tolerance = ROUNDING_TOLERANCE if left_is_decimal or right_is_decimal else 1e-9
+        if abs(left - right) > tolerance * max(abs(left), abs(right)):
             return ""
     return f"${sides[-1]}$" if len(values) == len(sides) > 1 and "=" not in expected else answer
 
@@ -227,11 +225,8 @@ def _extract_answer(text: str) -> str:
         return _to_formula(bold)
     if _ALTERNATIVES.search(line):
         return ""
-    return (
-        _to_formula(line)
-        if not _WORD.search(_CONNECTIVES.sub(",", strip_words(_to_formula(line))))
-        else text[-MAX_LENGTH:]
-    )
+    formula = _to_formula(line)
+    return text[-MAX_LENGTH:] if _WORD.search(_CONNECTIVES.sub(",", strip_words(formula))) else formula
 
 
 def _last_number(text: str) -> list[re.Match[str]]:

@@ -9,8 +9,7 @@ import re
 from fractions import Fraction
 from unicodedata import normalize
 
-from marft.rewards.quantities import parse_quantities
-from marft.rewards.units import Unit, parse_unit
+from marft.rewards.quantities import Unit, parse_quantities, parse_unit
 
 MAX_EXPONENT_DIGITS = 4  # maximum number of digits in an evaluated exponent
 MAX_DEPTH = 40  # maximum nesting of brackets
@@ -55,52 +54,14 @@ _NUMBER_AND_WORDS = re.compile(
     r"(\$\s*[-+]?(?:[\d.,]+(?:\s*/\s*\d+)?|\\[dt]?frac\s*(?:\{\d+\}\s*\{\d+\}|\d\d)))"
     r"\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+){0,4})\s*\$"
 )
-_MATH_WORDS = frozenset(
-    [
-        "pi",
-        "or",
-        "and",
-        "sin",
-        "cos",
-        "tan",
-        "log",
-        "ln",
-        "exp",
-        "sqrt",
-        "mod",
-        "infinity",
-        "thousand",
-        "million",
-        "billion",
-        "trillion",
-        "hundred",
-        "dozen",
-        "half",
-        "third",
-        "thirds",
-        "quarter",
-        "quarters",
-        "percent",
-        "choose",
-        "factorial",
-        "squared",
-        "cubed",
-        "times",
-        "over",
-        "to",
-    ]
+_MATH_WORD = re.compile(
+    r"\b(?:pi|or|and|sin|cos|tan|log|ln|exp|sqrt|mod|infinity|thousand|million|billion|trillion|hundred|dozen|half|thirds?"
+    r"|quarters?|percent|choose|factorial|squared|cubed|times|over|to)\b",
+    re.IGNORECASE,
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
 _NO_SOLUTION_KINDS = (
-    frozenset(
-        {
-            "emptyset",
-            "varnothing",
-            "theemptyset",
-            "none",
-            "",
-        }
-    ),
+    frozenset({"emptyset", "varnothing", "theemptyset", "none", ""}),
     frozenset({"undefined", "doesnotexist", "dne", "notdefined", "limitdoesnotexist", "thelimitdoesnotexist"}),
 )
 _NO_SOLUTION = re.compile(
@@ -229,7 +190,7 @@ def strip_words(formula: str) -> str:
     ('$18$', '$18 million$', '$2 pi$')
     """
     match = _NUMBER_AND_WORDS.fullmatch(formula)
-    if match is None or _MATH_WORDS & set(match[2].lower().replace("-", " ").split()):
+    if match is None or _MATH_WORD.search(match[2]):
         return formula
     return f"{match[1]}$"
 
@@ -282,9 +243,7 @@ def has_different_notation(expected: str, answer: str) -> bool | None:
         or _count_duplicates(expected) != _count_duplicates(answer)
     ):
         return True
-    gold_match, answer_match = (
-        _NUMBER_WITH_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, answer)
-    )
+    gold_match, answer_match = _match_base(expected), _match_base(answer)
     if gold_match and answer_match:  # the question asks for this base, so the same number in another base is wrong
         return gold_match.groups() != answer_match.groups()
     if answer_match and _NUMBER.fullmatch(expected):
@@ -303,14 +262,14 @@ def strip_base(answer: str, expected: str, question: str) -> str:
     >>> strip_base("$18_2$", "$18$", "Write it in base 2."), strip_base("$18_2$", "$18$", "")
     ('$18$', '$18_2$')
     """
-    gold_match, answer_match = (
-        _NUMBER_WITH_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, answer)
-    )
-    return (
-        f"${answer_match[1]}{answer_match[2]}$"
-        if answer_match and not gold_match and "base" in question.casefold()
-        else answer
-    )
+    answer_match = _match_base(answer)
+    if answer_match and not _match_base(expected) and "base" in question.casefold():
+        return f"${answer_match[1]}{answer_match[2]}$"
+    return answer
+
+
+def _match_base(formula: str) -> re.Match[str] | None:
+    return _NUMBER_WITH_BASE.fullmatch(_SPACING.sub("", formula))
 
 
 def bracket_kind(formula: str) -> str:

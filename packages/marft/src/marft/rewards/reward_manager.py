@@ -16,8 +16,9 @@ from marft.agents.environment_calls import RefusedError, validate_number, valida
 from marft.agents.loop_threads import CallTimeoutError, LoopThreadPool, UserCodeError, run_user_code
 from marft.agents.task_copies import copy_episode_task
 from marft.common.errors import EpisodeFailedError
-from marft.common.types import Episode, Observation, Transition
-from marft.rewards.terms import Term, TermReward, unique_names
+from marft.common.types import Episode, Transition
+from marft.config.interfaces.reward import RewardTerm, TermReward
+from marft.rewards.terms import unique_names
 
 N = TypeVar("N", bound=np.generic)
 MAX_THREADS = 64  # maximum number of episodes with running terms
@@ -37,7 +38,9 @@ class RewardManager:
         timeout: seconds for a term without its own timeout.
     """
 
-    def __init__(self, terms: Sequence[Term], roles: Sequence[str], threads: LoopThreadPool, timeout: float) -> None:
+    def __init__(
+        self, terms: Sequence[RewardTerm], roles: Sequence[str], threads: LoopThreadPool, timeout: float
+    ) -> None:
         self.terms, self.roles, self.threads, self.timeout = terms, roles, threads, timeout
         self._names = {id(term): name for term, name in zip(terms, unique_names(terms), strict=True)}
         self._semaphore = asyncio.Semaphore(MAX_THREADS)
@@ -54,13 +57,13 @@ class RewardManager:
         except EpisodeFailedError as failure:
             return replace(episode, status=failure.status, error=failure.reason)
 
-    async def _score_on_loop(self, episode: Episode, term: Term) -> Sequence[TermReward]:
+    async def _score_on_loop(self, episode: Episode, term: RewardTerm) -> Sequence[TermReward]:
         try:
             return await run_user_code(_score, (term, self.roles, episode), EpisodeFailedError)
         except UserCodeError as error:
             raise EpisodeFailedError("failed", f"reward term {self._names[id(term)]!r} raised {error}") from error
 
-    async def _score_on_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[TermReward]]:
+    async def _score_on_thread(self, episode: Episode, terms: Sequence[RewardTerm]) -> dict[int, Sequence[TermReward]]:
         """Return the rewards of each term, by the term's ``id``."""
         scores: dict[int, Sequence[TermReward]] = {}
         if not terms:
@@ -84,7 +87,7 @@ class RewardManager:
         return scores
 
 
-def combine_rewards(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]]) -> Episode:
+def combine_rewards(episode: Episode, scores: Sequence[tuple[RewardTerm, Sequence[TermReward]]]) -> Episode:
     """Return the episode with the combined rewards of its terms.
 
     Raises:
@@ -101,7 +104,7 @@ def combine_rewards(episode: Episode, scores: Sequence[tuple[Term, Sequence[Term
     return replace(episode, transitions=tuple(transitions))
 
 
-async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
+async def _score(term: RewardTerm, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
     """Return a term's reward for each step, validated.
 
     Raises:
@@ -125,7 +128,10 @@ def _copy_episode(episode: Episode) -> Episode:
     """
     transitions = tuple(
         replace(
-            t, agent_rewards=dict(t.agent_rewards), terms=dict(t.terms), observation=_copy_observation(t.observation)
+            t,
+            agent_rewards=dict(t.agent_rewards),
+            terms=dict(t.terms),
+            observation=replace(t.observation, views=dict(t.observation.views), options=dict(t.observation.options)),
         )
         for t in episode.transitions
     )
@@ -142,10 +148,6 @@ def _copy_episode(episode: Episode) -> Episode:
     return replace(copy_episode_task(episode), transitions=transitions, actions=actions)
 
 
-def _copy_observation(observation: Observation) -> Observation:
-    return replace(observation, views=dict(observation.views), options=dict(observation.options))
-
-
 def _read_only(array: npt.NDArray[N]) -> npt.NDArray[N]:
     """Return a read-only view of an array."""
     view = array.view()
@@ -155,11 +157,11 @@ def _read_only(array: npt.NDArray[N]) -> npt.NDArray[N]:
 
 def _parse_reward(value: object, roles: Sequence[str]) -> TermReward:
     if not isinstance(value, TermReward):
-        raise RefusedError(f"gave a {type(value).__name__}, not marft.rewards.terms.TermReward")
+        raise RefusedError(f"gave a {type(value).__name__}, not marft.config.interfaces.reward.TermReward")
     return TermReward(validate_number(value.team, "gave the team a reward of"), validate_rewards(value.agents, roles))
 
 
-def _combine_terms(transition: Transition, term_rewards: Sequence[tuple[str, Term, TermReward]]) -> Transition:
+def _combine_terms(transition: Transition, term_rewards: Sequence[tuple[str, RewardTerm, TermReward]]) -> Transition:
     team, agent_rewards, contributions = 0.0, dict[str, float](), dict[str, float]()
     for name, term, reward in term_rewards:
         share = term.apply_weight(reward.team)

@@ -58,9 +58,8 @@ def _keep_graders(transition: Transition, graders: Collection[str]) -> Transitio
     def total(*agent: str) -> float:
         return sum(transition.terms.get("/".join((name, *agent)), 0.0) for name in graders)
 
-    return replace(
-        transition, reward=total(), agent_rewards={agent: total(agent) for agent in transition.agent_rewards}
-    )
+    agent_rewards = {agent: total(agent) for agent in transition.agent_rewards}
+    return replace(transition, reward=total(), agent_rewards=agent_rewards)
 
 
 def have_equal_rewards(episodes: Sequence[Episode]) -> bool:
@@ -165,10 +164,8 @@ def penalize_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], bu
             excess = int(action.own_mask.sum()) - (limits[action.agent] - buffer)
             if excess > 0 and action.step < len(transitions):
                 transition = transitions[action.step]
-                agent_rewards = {
-                    **transition.agent_rewards,
-                    action.agent: transition.agent_rewards.get(action.agent, 0.0) - excess / buffer,
-                }
+                penalized_reward = transition.agent_rewards.get(action.agent, 0.0) - excess / buffer
+                agent_rewards = {**transition.agent_rewards, action.agent: penalized_reward}
                 transitions[action.step] = replace(transition, agent_rewards=agent_rewards)
         penalized.append(_with_rewards(episode, transitions))
     return penalized

@@ -19,110 +19,24 @@ r"""Reward terms: named parts of a reward, each with a weight and a clip, in the
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from pydantic import Strict, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationInfo, field_validator
 
 from marft.common.error_origin import source_location
-from marft.common.types import Episode
+from marft.common.types import Action, Episode
+from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.config.patterns import Pattern, contains_match
-from marft.config.plugins import Plugin, import_object
+from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
-from marft.config.settings import Bounded, Names, NotTiny, did_you_mean
-from marft.inference.endpoints.limits import LimitsFactory
+from marft.config.settings import Names, did_you_mean
 
 Roles = Names
 
 
-@dataclass(frozen=True, slots=True)
-class TermReward:
-    """Reward from one term for one environment step: for the team, and by role for agents."""
-
-    team: float = 0.0
-    agents: Mapping[str, float] = field(default_factory=dict)
-
-
-class Term(Plugin, ABC):
-    """Base class for reward terms. A term's reward is clipped, then weighted.
-
-    ``score`` runs on a thread with the same timeout as a call to the environment. A term with ``own_timeout`` runs on
-    the event loop instead, and has to enforce a timeout itself.
-    """
-
-    own_timeout: ClassVar[bool] = False
-    # factor on the reward, after the clip; negative: a penalty
-    weight: Annotated[Bounded, NotTiny] = 1.0
-    # lowest and highest reward that counts; default: no clip
-    clip: Annotated[tuple[float, float] | None, Strict(False)] = None
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = False
-
-    @field_validator("weight")
-    @classmethod
-    def _check_weight(cls, weight: float) -> float:
-        if weight == 0:
-            raise PydanticCustomError("weight", "a term of weight 0 does nothing; remove the term")
-        return weight
-
-    @field_validator("clip")
-    @classmethod
-    def _check_clip(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
-        if clip is not None and clip[0] >= clip[1]:
-            raise PydanticCustomError("clip", "must be the lowest and then the highest value, such as [-1.0, 1.0]")
-        return clip
-
-    @abstractmethod
-    def score(self, episode: Episode) -> Sequence[TermReward] | Awaitable[Sequence[TermReward]]:
-        """Return a reward for each environment step."""
-
-    def source_location(self) -> str:
-        """Return the source location for messages, for example ``rewards.py:12``."""
-        return source_location(type(self).score)
-
-    @property
-    def label(self) -> str:
-        """Suffix to distinguish the term from others with the same kind; "" without one."""
-        return ""
-
-    def open(self, answer_roles: Sequence[str]) -> Term:
-        """Return the term with open connections. The caller has to close the term.
-
-        Args:
-            answer_roles: roles of the agents that give the team's answer.
-
-        Raises:
-            ValueError: a requirement is missing.
-        """
-        del answer_roles
-        return self
-
-    def share_limits(self, name: str, limits: LimitsFactory) -> None:
-        """Share the endpoint's request limits with terms in other processes.
-
-        Args:
-            name: unique name of this term.
-        """
-        del name, limits
-
-    def counts(self) -> Mapping[str, float]:
-        """Return scoring totals since the term was opened, by metric name."""
-        return {}
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def apply_weight(self, value: float) -> float:
-        """Return a reward after clip and weight."""
-        low, high = self.clip or (value, value)
-        return self.weight * min(max(value, low), high)
-
-
-class Outcome(Term):
+class Outcome(RewardTerm):
     """Reward from the environment, for the team and for agents."""
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -130,7 +44,7 @@ class Outcome(Term):
         return [TermReward(t.reward, t.agent_rewards) for t in episode.transitions]
 
 
-class Trajectory(Term):
+class Trajectory(RewardTerm):
     """Success reward: 1 at the last step for a solved task. Episodes without known success fail."""
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -144,7 +58,7 @@ class Trajectory(Term):
         return reward_last_step(episode, float(episode.success))
 
 
-class Progress(Term):
+class Progress(RewardTerm):
     """Progress beyond the best earlier step. It uses the progress that the environment declares
     (``StepInfo.progress``), or else its rewards.
     """
@@ -163,7 +77,7 @@ class Progress(Term):
         return gains
 
 
-class TrajectoryScore(Term):
+class TrajectoryScore(RewardTerm):
     """Mean declared progress over the steps, paid at the last step. Episodes without declared progress fail."""
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -178,7 +92,7 @@ class TrajectoryScore(Term):
         return reward_last_step(episode, sum(declared) / len(declared))
 
 
-class StepCost(Term):
+class StepCost(RewardTerm):
     """Penalty: −1 for every environment step."""
 
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
@@ -189,7 +103,7 @@ class StepCost(Term):
         return [TermReward(-1.0) for _ in episode.transitions]
 
 
-class ToolErrors(Term):
+class ToolErrors(RewardTerm):
     """Penalty: −1 to an agent for every failed or unparsable tool call."""
 
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
@@ -197,15 +111,11 @@ class ToolErrors(Term):
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of failed calls for each step and agent."""
-        penalties: list[dict[str, float]] = [{} for _ in episode.transitions]
-        for action in episode.actions:
-            errors = sum(call.error for call in action.calls)
-            if errors and action.step < len(penalties):
-                penalties[action.step][action.agent] = penalties[action.step].get(action.agent, 0.0) - errors
-        return [TermReward(agents=costs) for costs in penalties]
+        errors = [(action, sum(call.error for call in action.calls)) for action in _scored_actions(episode)]
+        return _sum_by_step(episode, ((action.step, action.agent, -count) for action, count in errors if count))
 
 
-class MessageTokens(Term):
+class MessageTokens(RewardTerm):
     """Penalty: −1 to an agent for every message token read by other agents."""
 
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
@@ -214,15 +124,15 @@ class MessageTokens(Term):
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of read tokens for each step and author."""
         owners = {action.id: action.agent for action in episode.actions}
-        costs: list[dict[str, float]] = [{} for _ in episode.transitions]
-        for action in episode.actions:
-            for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
-                if action.step < len(costs):
-                    costs[action.step][owners[seen]] = costs[action.step].get(owners[seen], 0.0) - tokens
-        return [TermReward(agents=cost) for cost in costs]
+        costs = (
+            (action.step, owners[seen], -tokens)
+            for action in _scored_actions(episode)
+            for seen, tokens in zip(action.sees, action.message_tokens, strict=True)
+        )
+        return _sum_by_step(episode, costs)
 
 
-class Format(Term):
+class Format(RewardTerm):
     """Format reward: 1 to an agent for every action with a match for ``pattern``."""
 
     # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
@@ -236,17 +146,12 @@ class Format(Term):
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the number of matching texts for each step and author."""
-        rewards_by_step: list[dict[str, float]] = [{} for _ in episode.transitions]
-        for action in episode.actions:
-            if action.step < len(rewards_by_step) and (not self.agents or action.agent in self.agents):
-                step_rewards = rewards_by_step[action.step]
-                step_rewards[action.agent] = step_rewards.get(action.agent, 0.0) + float(
-                    contains_match(self.pattern, action.agent_text)
-                )
-        return [TermReward(agents=rewards) for rewards in rewards_by_step]
+        actions = [a for a in _scored_actions(episode) if not self.agents or a.agent in self.agents]
+        matches = ((a.step, a.agent, float(contains_match(self.pattern, a.agent_text))) for a in actions)
+        return _sum_by_step(episode, matches)
 
 
-class Function(Term):
+class Function(RewardTerm):
     """Reward from a user function of the whole episode: a number for the team, or numbers by agent. It may be async."""
 
     call: ImportPath  # import path of the function, such as my_package.rewards:brevity
@@ -280,7 +185,24 @@ def _to_rewards(episode: Episode, result: Any) -> list[TermReward]:
     return reward_last_step(episode, 0.0, result) if isinstance(result, Mapping) else reward_last_step(episode, result)
 
 
-def unique_names(terms: Sequence[Term]) -> list[str]:
+def _scored_actions(episode: Episode) -> list[Action]:
+    """Return the actions in completed environment steps."""
+    return [action for action in episode.actions if action.step < len(episode.transitions)]
+
+
+def _sum_by_step(episode: Episode, amounts: Iterable[tuple[int, str, float]]) -> list[TermReward]:
+    """Return the sum of amounts for each step and agent.
+
+    Args:
+        amounts: step, agent and amount.
+    """
+    sums: list[dict[str, float]] = [{} for _ in episode.transitions]
+    for step, agent, amount in amounts:
+        sums[step][agent] = sums[step].get(agent, 0.0) + amount
+    return [TermReward(agents=agents) for agents in sums]
+
+
+def unique_names(terms: Sequence[RewardTerm]) -> list[str]:
     """Return a unique name for each term of a recipe, for metrics and messages.
 
     The only term of its kind has the name of the kind (``format``). Several terms of one kind have their labels

@@ -35,10 +35,8 @@ _EXPONENT = (
     r"(?P<exponent>[-−]?[0-9]{1,3})(?![0-9.]))|(?P<raised>⁻?[⁰¹²³⁴-⁹]{1,3}))"
 )
 _UNNAMED_NUMBER = _NUMBER.replace("?P<dots>", "?:").replace("?P<comma>", "?:")
-_ASIAN_LETTERS = (
-    # letters that a number may follow directly
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
-)
+# letters that a number may follow directly
+_ASIAN_LETTERS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _NUMBERS = re.compile(
     rf"(?:(?<![\w.])|(?<=[{_ASIAN_LETTERS}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)"
     r"(?:(?P<ones>[0-9]++)[ -](?=[0-9]++/[0-9]))?"
@@ -416,6 +414,6 @@ def _parse_decimal(number: str, comma_form: str | None = None) -> Decimal:
         digits = re.sub(f"[.]|{_DIGIT_SPACE}", "", comma_form).replace(",", ".") + number[len(comma_form) :]
     else:
         digits = re.sub(f",|{_DIGIT_SPACE}", "", number)
-    return (
-        _EXACT_CONTEXT.create_decimal(digits.replace("−", "-")) if len(digits) <= MAX_NUMBER_LENGTH else Decimal("NaN")
-    )
+    if len(digits) > MAX_NUMBER_LENGTH:
+        return Decimal("NaN")
+    return _EXACT_CONTEXT.create_decimal(digits.replace("−", "-"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 import numpy as np
 
@@ -15,12 +15,18 @@ from marft.config.run import RunSettings
 from marft.envs.tasks import check_step_limit, read_tasks
 from marft.rewards.groups import EQUAL_TOLERANCE, group_indices
 from marft.rewards.shaping import length_limits, local_rewards, mix_rewards, remove_shaping, rewards_for_credit
-from marft.rewards.terms import Term, unique_names
-from marft.rollout.fork_plans.interface import ForkContext, PlayFunction, get_fork_plan, resampled_action
-from marft.rollout.fork_plans.tree import CandidateTree, step_score
-from marft.rollout.runner import RolloutRunner
+from marft.rewards.terms import unique_names
+from marft.rollout.fork_plans import (
+    CandidateTree,
+    ForkContext,
+    PlayFunction,
+    get_fork_plan,
+    resampled_action,
+    step_score,
+)
+from marft.rollout.runner import EpisodeCallback, RolloutRunner
 from marft.rollout.task_sampler import NO_EXCLUDED, TaskSampler
-from marft.runs.state_schema import CurriculumState
+from marft.runs.state import CurriculumState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +59,7 @@ def collect(
     tasks: Sequence[Task],
     step: int,
     draw_count: int,
-    on_done: Callable[[Episode], None],
+    on_done: EpisodeCallback,
     assign_policies: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
     curriculum: CurriculumState | None = None,
 ) -> RolloutBatch:
@@ -68,21 +74,17 @@ def collect(
         assign_policies: function that replaces the policies of attempts; by default agents keep their own policies.
         curriculum: curriculum state; None for the initial state.
     """
-    run = rollouts.run
+    run, sampler = rollouts.run, TaskSampler.from_tasks(rollouts.run, tasks)
     rounds = run.algorithm.dynamic_sampling
-    episodes: list[Episode] = []
-    credit_inputs: list[Episode] = []
-    recorded: list[Episode] = []
-    usable: list[Episode] = []
+    episodes, credit_inputs, recorded, usable = list[Episode](), list[Episode](), list[Episode](), list[Episode]()
     groups = discarded = 0  # groups for training; groups with equal rewards
     for _ in range(rounds + 1):
         task_count = run.rollout.tasks_per_step - groups
         if not task_count:
             break
-        attempts, draw_count = _sample_attempts(
-            run, tasks, step, draw_count, task_count, rollouts.excluded_tasks, curriculum
-        )
-        new, all_episodes = _play(rollouts, assign_policies(attempts), on_done)
+        drawn, draw_count = sampler.draw(draw_count, task_count, rollouts.excluded_tasks, curriculum)
+        attempts = _build_attempts(run, step, drawn)
+        new, all_episodes = play_with_forks(run, rollouts.play, assign_policies(attempts), on_done)
         episodes += new
         recorded += all_episodes
         scored = [episode for episode in all_episodes if episode.is_scored]
@@ -139,33 +141,18 @@ def sample_attempts(
     Raises:
         RunError: all tasks are excluded.
     """
-    return _sample_attempts(run, tasks, step, draw_count, task_count, excluded, curriculum)[0]
+    drawn, _ = TaskSampler.from_tasks(run, tasks).draw(draw_count, task_count, excluded, curriculum)
+    return _build_attempts(run, step, drawn)
 
 
-def _sample_attempts(
-    run: RunSettings,
-    tasks: Sequence[Task],
-    step: int,
-    draw_count: int,
-    task_count: int,
-    excluded: Mapping[str, str],
-    curriculum: CurriculumState | None = None,
-) -> tuple[list[Attempt], int]:
-    """Return the attempts of :func:`sample_attempts` and the new number of draws."""
+def _build_attempts(run: RunSettings, step: int, drawn: Sequence[tuple[Task, str]]) -> list[Attempt]:
+    """Return the attempts at drawn tasks, given the name of the pass that drew each."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
-    sampler = TaskSampler.from_tasks(run, tasks)
-    while task_count:
-        (task, passed), draw_count = (
-            sampler.task_at(draw_count, curriculum or sampler.initial_curriculum(), excluded),
-            draw_count + 1,
-        )
-        if task is None:
-            continue
-        task_count -= 1
+    for task, passed in drawn:
         stream = f"train/{step}/{passed}" if passed else f"train/{step}"
         for sample, questions in enumerate(_helper_call_limits(run, step, stream, task)):
             attempts.append(Attempt(task, stream, sample, critic_states=critic, max_helper_calls=questions))
-    return attempts, draw_count
+    return attempts
 
 
 def _helper_call_limits(run: RunSettings, step: int, stream: str, task: Task) -> list[int]:
@@ -189,22 +176,14 @@ def load_training_tasks(run: RunSettings) -> TaskSampler:
     return TaskSampler(run, tasks)
 
 
-def _play(
-    rollouts: RolloutRunner, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
-) -> tuple[list[Episode], list[Episode]]:
-    """Play attempts and their forks → attempts, all episodes."""
-    return play_with_forks(rollouts.run, rollouts.play, attempts, on_done)
-
-
 def play_with_forks(
-    run: RunSettings, play: PlayFunction, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
+    run: RunSettings, play: PlayFunction, attempts: Sequence[Attempt], on_done: EpisodeCallback
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts and the forks for credit assignment → attempts, all episodes."""
     fork_plan = get_fork_plan(run.algorithm)
     if fork_plan:
-        return fork_plan.play(
-            play, attempts, ForkContext(run.trained_policies, lambda e: _compute_rewards(e, run), on_done)
-        )
+        rewarded = partial(rewards_for_credit, settings=run.algorithm.reward, limits=length_limits(run))
+        return fork_plan.play(play, attempts, ForkContext(run.trained_policies, rewarded, on_done))
     episodes = play(attempts, on_done=on_done)
     return episodes, episodes
 
@@ -231,7 +210,7 @@ def rewards_vary(group: Sequence[Episode], run: RunSettings) -> bool:
     The comparison covers the team reward and each agent's own reward. Shaping terms and prices are excluded. Candidates
     of a tree are compared by the reward of their step, within the group that credit uses.
     """
-    weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
+    weights, terms = run.algorithm.reward, run.rewards
     graders = {name for name, term in zip(unique_names(terms), terms, strict=True) if not term.shaping_only}
     graded = mix_rewards(
         [remove_shaping(episode, graders) for episode in group], weights.team_weight, weights.own_weight
@@ -258,7 +237,3 @@ def _step_rewards(episode: Episode) -> list[float]:
 def _rewards_differ(rewards: Sequence[Sequence[float]]) -> bool:
     """Return True if attempts earned different rewards, one list per attempt."""
     return bool(rewards) and bool(np.ptp(np.array(rewards), axis=0).max() >= EQUAL_TOLERANCE)
-
-
-def _compute_rewards(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
-    return rewards_for_credit(episodes, run.algorithm.reward, length_limits(run))

@@ -7,8 +7,9 @@ appears twice in a pass. The task of a draw depends only on the run's seed and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -18,10 +19,10 @@ from marft.agents.task_copies import copy_task
 from marft.common import seeds
 from marft.common.errors import RunError
 from marft.common.types import Episode, Task
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.curriculum import CurriculumSettings
+from marft.config.interfaces.environment import Environment
 from marft.config.run import RunSettings
-from marft.rollout.curriculum import difficulty_levels, initial_curriculum, level_shares, update_curriculum
-from marft.runs.state_schema import CurriculumState
+from marft.runs.state import CurriculumState
 
 NO_EXCLUDED: Mapping[str, str] = {}
 
@@ -93,7 +94,7 @@ class TaskSampler(Sequence[Task]):
         return initial_curriculum(self.run.curriculum, len(self.levels)) if self.run.curriculum else CurriculumState()
 
     def task_at(
-        self, draw: int, curriculum: CurriculumState, excluded: Mapping[str, str] = NO_EXCLUDED
+        self, draw: int, curriculum: CurriculumState | None, excluded: Mapping[str, str] = NO_EXCLUDED
     ) -> tuple[Task | None, str]:
         """Return the task of a draw, and the name of its pass ("" for the first pass).
 
@@ -101,12 +102,13 @@ class TaskSampler(Sequence[Task]):
 
         Args:
             draw: number of the draw.
-            curriculum: curriculum state.
+            curriculum: curriculum state; None for the initial state.
             excluded: excluded tasks, by id, and the reason.
 
         Raises:
             RunError: all candidate tasks are excluded.
         """
+        curriculum = curriculum or self.initial_curriculum()
         interval, index, pass_index = curriculum.interval_index(draw), draw, 0
         if self._is_uniform:
             self._check_excluded(np.ones(len(self)), excluded)
@@ -118,6 +120,28 @@ class TaskSampler(Sequence[Task]):
         task = self._tasks[int(order[index])]
         name = f"{interval}.{pass_index}" if interval else str(pass_index or "")
         return (None if task.id in excluded else task), name
+
+    def draw(
+        self, first: int, count: int, excluded: Mapping[str, str], curriculum: CurriculumState | None
+    ) -> tuple[list[tuple[Task, str]], int]:
+        """Return the next ``count`` tasks that are not excluded, with the names of their passes.
+
+        Args:
+            first: number of the first draw.
+            count: number of tasks.
+            excluded: excluded tasks, by id, and the reason.
+            curriculum: curriculum state; None for the initial state.
+
+        Returns:
+            The tasks, and the number of the next draw.
+        """
+        drawn = list[tuple[Task, str]]()
+        while len(drawn) < count:
+            task, name = self.task_at(first, curriculum, excluded)
+            first += 1
+            if task:
+                drawn.append((task, name))
+        return drawn, first
 
     def _locate(
         self, interval: int, begin: int, curriculum: CurriculumState, draw: int, excluded: Mapping[str, str]
@@ -201,13 +225,13 @@ def advance_curriculum(
     return after, metrics
 
 
-def _task_weights(environment: EnvironmentPart, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
+def _task_weights(environment: Environment, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
     """Return the sampling weight of each task, shape [tasks].
 
     Raises:
         ValueError: a weight is not finite, or not positive.
     """
-    if type(environment).sampling_weight is EnvironmentPart.sampling_weight:
+    if type(environment).sampling_weight is Environment.sampling_weight:
         return np.ones(len(tasks))
     odds = np.array([environment.sampling_weight(copy_task(task)) for task in tasks], np.float64)
     if not np.isfinite(odds).all() or (odds <= 0).any():
@@ -217,3 +241,101 @@ def _task_weights(environment: EnvironmentPart, tasks: Sequence[Task]) -> npt.ND
             "that is never to be drawn is left out of tasks('train')"
         )
     return odds
+
+
+def initial_curriculum(settings: CurriculumSettings, levels: int) -> CurriculumState:
+    """Return the initial curriculum state of a run.
+
+    Args:
+        settings: settings of the curriculum.
+        levels: number of levels.
+    """
+    return CurriculumState((0,), (min(settings.initial_levels, levels) - 1,))
+
+
+def update_curriculum(
+    state: CurriculumState, settings: CurriculumSettings, levels: int, solved: Sequence[tuple[int, bool]], draw: int
+) -> CurriculumState:
+    """Return the curriculum state after a step.
+
+    Args:
+        state: state before the step.
+        settings: settings of the curriculum.
+        levels: number of levels.
+        solved: level and success of each episode in the step; only episodes at the hardest level count.
+        draw: number of the first draw not started yet; a new level applies from this draw on.
+    """
+    max_level = state.hardest[-1]
+    outcomes = [success for level, success in solved if level == max_level]
+    state = replace(state, solved=state.solved + sum(outcomes), tried=state.tried + len(outcomes))
+    if state.tried < settings.episodes:
+        return state
+    share = state.solved / state.tried
+    next_level = max_level + (share >= settings.promote_threshold) - (share <= settings.demote_threshold)
+    return _with_max_level(state, min(max(next_level, 0), levels - 1), draw)
+
+
+def restore_curriculum(state: CurriculumState, before: CurriculumState, draw: int) -> CurriculumState:
+    """Return the curriculum state after a rollback; draw numbers do not roll back.
+
+    Args:
+        state: current state.
+        before: state of the restored checkpoint.
+        draw: number of the first draw under the restored level.
+    """
+    return _with_max_level(state, before.hardest[-1], draw) if before.hardest else state
+
+
+def _with_max_level(state: CurriculumState, max_level: int, draw: int) -> CurriculumState:
+    if max_level == state.hardest[-1]:
+        return replace(state, solved=0, tried=0)
+    # a stretch that starts at the same draw would be empty
+    interval_count = state.interval_index(draw - 1) + 1 if draw else 0
+    return CurriculumState((*state.begins[:interval_count], draw), (*state.hardest[:interval_count], max_level))
+
+
+def level_shares(max_level: int, levels: int, review: float) -> list[float]:
+    """Return the share of draws for each level.
+
+    >>> level_shares(max_level=2, levels=4, review=0.5), level_shares(max_level=0, levels=2, review=0.5)
+    ([0.25, 0.25, 0.5, 0.0], [1.0, 0.0])
+
+    Args:
+        max_level: current hardest level.
+        levels: number of levels.
+        review: total share of the easier levels.
+    """
+    easier_shares = [review / max_level] * max_level if max_level else []
+    return [*easier_shares, 1.0 - sum(easier_shares), *[0.0] * (levels - max_level - 1)]
+
+
+def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> list[str]:
+    """Return the difficulty levels of tasks, easiest first.
+
+    Raises:
+        ValueError: a task has no level, or a level that the recipe does not list.
+    """
+    first_tasks: dict[str, str] = {}  # id of the first task at each level
+    for task in tasks:
+        value = task.data.get(settings.level_field) if isinstance(task.data, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            usable = sorted(str(key) for key, item in task.data.items() if isinstance(item, str | int))
+            fields = ", ".join(usable) or "none"
+            raise ValueError(
+                f"curriculum.level_field: task {task.id!r} has no level {settings.level_field!r} in its data, as a "
+                f"word or a whole number; its fields: {fields}"
+            )
+        first_tasks.setdefault(str(value), task.id)
+    named = [str(level) for level in settings.levels]
+    unknown = next((level for level in first_tasks if named and level not in named), None)
+    if unknown is not None:
+        raise ValueError(
+            f"curriculum.levels: task {first_tasks[unknown]!r} is of level {unknown!r}, which is not named; add it, or "
+            "leave levels out to have them by their numbers"
+        )
+    return [level for level in named if level in first_tasks] or sorted(first_tasks, key=_level_sort_key)
+
+
+def _level_sort_key(level: str) -> tuple[list[int], str]:
+    """Sort key that puts ``level 9`` before ``level 10``."""
+    return [int(number) for number in re.findall(r"\d{1,18}", level)], level

@@ -1,12 +1,17 @@
-"""Recipe changes on resume: permitted changes, and changes that require a new run."""
+"""Changes on resume: permitted and other changes of the recipe, and changed files of user code."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
+from marft.config.plugins import user_module_name
 from marft.config.run import RunSettings
 
+Key = tuple[str | int, ...]
 FREE_SETTINGS = (
     "name",
     "output",
@@ -56,6 +61,28 @@ FREE_SETTINGS = (
 )
 ABSENT = "absent"
 PRESET = "algorithm.name"
+
+
+def hash_user_code(run: RunSettings) -> dict[str, str]:
+    """Return the file digest for each module named in a recipe by import path.
+
+    Files that such a module imports are not checked.
+    """
+    hashes = {}
+    for _, text in iterate_texts(run.model_dump(mode="json")):
+        name = user_module_name(text)
+        module = sys.modules.get(name)
+        if module and module.__file__ and Path(module.__file__).is_file():
+            hashes[name] = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    return hashes
+
+
+def code_notes(before: Mapping[str, str], run: RunSettings, step: int) -> Iterator[str]:
+    """Yield a note for each user file that changed since checkpoint ``step``."""
+    for module, digest in hash_user_code(run).items():
+        if before.get(module, digest) != digest:
+            change = f"{sys.modules[module].__file__} has changed since step {step}"
+            yield f"{change}: what the run learns from here on, it learns with the new one"
 
 
 def find_changes(before: RunSettings, current: RunSettings) -> dict[str, tuple[object, object]]:
@@ -110,7 +137,7 @@ def change_notes(before: RunSettings, current: RunSettings) -> Iterator[str]:
 
 def flatten_recipe(run: RunSettings) -> Iterator[tuple[str, object]]:
     """Yield a recipe as dotted keys and values; agents are keyed by role, reward terms by index."""
-    return _flatten(_table(run))
+    return flatten_table(_table(run))
 
 
 def _is_free(key: str, run: RunSettings) -> bool:
@@ -131,9 +158,22 @@ def _table(run: RunSettings) -> dict[str, object]:
     return table
 
 
-def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def iterate_texts(value: object, key: Key = ()) -> Iterator[tuple[Key, str]]:
+    """Yield the texts in a table or list, with their keys."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from iterate_texts(inner, (*key, name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from iterate_texts(inner, (*key, number))
+
+
+def flatten_table(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the values of nested tables with their dotted keys."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten_table(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -5,98 +5,36 @@ PyTorch is imported only where weights are read or written. Checkpoints can be l
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pydantic import ValidationError
+import numpy as np
 from safetensors import SafetensorError
+from safetensors import numpy as array_files
 
 from marft.common import atomic
-from marft.common.prompt_history import PromptHistory
-from marft.common.version import __version__
-from marft.config.load import first_problem, load_recipe, to_toml
+from marft.config.load import to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.runs.cleanup import remove_checkpoint
 from marft.runs.metrics_log import LogDigest
+from marft.runs.run_files import (
+    CALLBACK_ARRAYS_FILE,
+    CALLBACK_VALUES_FILE,
+    CRITIC_FILE,
+    OPTIMIZER_FILE,
+    RECIPE_FILE,
+    START_NAME,
+    remove_checkpoint,
+)
 from marft.runs.run_folder import RunFolder, parse_step
-from marft.runs.state_schema import STATE_FILE, CurriculumState, StateSchema
-from marft.runs.user_code import hash_user_code
+from marft.runs.state import CheckpointRecord, State, checkpoint_name, read_record, verify, write_state
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from marft.models.policy_registry import PolicyRegistry
-
-RECIPE = "recipe.toml"
-CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
-BEST_METRICS = ("validation_accuracy", "validation_reward", "reward")  # metrics for the best checkpoint, by priority
-CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Progress of a run at a checkpoint. Random streams are named, so they have no state."""
-
-    step: int = 0  # completed training steps
-    environment_steps: int = 0
-    best_step: int = 0  # step of the best checkpoint so far; 0: none
-    best_score: float = -1.0
-    best_by: str = ""  # metric of the best score; scores of different metrics are not comparable
-    tasks_drawn: int = 0  # position in the endless pass over the training tasks
-    tasks: str = ""  # digest of the training tasks
-    returns: int = 0  # number of rollbacks to an earlier checkpoint
-    cooled: float = 1.0  # factor for learning rates since the last rollback
-    parts: Mapping[str, float] = field(default_factory=dict)  # credit state carried from step to step
-    set_aside: Mapping[str, str] = field(default_factory=dict)  # excluded tasks by ID, with the reasons
-    curriculum: CurriculumState | None = None  # difficulty levels in use
-    profiles: PromptHistory | None = None  # learned prompts of agents
-
-    def update_best(self, metrics: Mapping[str, float], names: Sequence[str]) -> State:
-        """Return the state with the best checkpoint updated.
-
-        A metric with higher priority in ``BEST_METRICS`` replaces metrics with lower priority, regardless of their
-        values.
-
-        Args:
-            metrics: metrics of the step.
-            names: metrics in ``BEST_METRICS`` that count at this step.
-        """
-        name = next((name for name in names if not math.isnan(metrics.get(name, math.nan))), "")
-        best_rank = BEST_METRICS.index(self.best_by) if self.best_step else len(BEST_METRICS)
-        if not name or BEST_METRICS.index(name) > best_rank:
-            return self
-        if BEST_METRICS.index(name) < best_rank or metrics[name] > self.best_score:
-            return replace(self, best_step=self.step, best_score=metrics[name], best_by=name)
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """Checkpoint contents besides the weights. All of them are covered by digests."""
-
-    path: Path
-    state: State
-    log: LogDigest  # length and digest of the metrics log at the checkpoint
-    models: Mapping[str, str]  # digests of the base models, tokenizers and frozen adapters in training
-    code: Mapping[str, str]  # digests of the files of user code
-    version: str  # MARFT version
-
-    def read_recipe(self, objects: Iterable[object] = ()) -> RunSettings:
-        """Return the recipe saved with the checkpoint.
-
-        Args:
-            objects: Python objects that the recipe refers to by placeholder.
-
-        Raises:
-            ValueError: this version of MARFT cannot read the recipe.
-        """
-        return load_recipe(self.path / RECIPE, given=objects)
 
 
 class CriticState(Protocol):
@@ -145,12 +83,8 @@ class CheckpointManager:
     """
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, min_rollback_age: int = 0) -> None:
-        self.folder, self.path, self.settings, self.min_rollback_age = (
-            folder,
-            folder.checkpoints,
-            settings,
-            min_rollback_age,
-        )
+        self.folder, self.settings, self.min_rollback_age = folder, settings, min_rollback_age
+        self.path = folder.checkpoints
 
     def save(
         self,
@@ -206,15 +140,12 @@ class CheckpointManager:
             for policy in learner.optimizers:
                 models.save_policy(policy, staging / "policies" / policy)
             if learner.critic:
-                save_file(_contiguous(learner.critic.state_dict()), staging / CRITIC)
-            save_file(_contiguous(learner.optimizer_state()), staging / OPTIMIZER)
-            atomic.write_file(staging / RECIPE, to_toml(run), atomic.PRIVATE_MODE)
+                save_file(_contiguous(learner.critic.state_dict()), staging / CRITIC_FILE)
+            save_file(_contiguous(learner.optimizer_state()), staging / OPTIMIZER_FILE)
+            atomic.write_file(staging / RECIPE_FILE, to_toml(run), atomic.PRIVATE_MODE)
             write_extra(staging)
-            files = {file.relative_to(staging).as_posix(): digest_of_file(file) for file in _files(staging)}
-            provenance = {"models": models.compute_digests(), "code": hash_user_code(run), "version": __version__}
-            metadata = {"files": files, "log": asdict(log), **provenance}
-            table = {**asdict(replace(state, parts=learner.state_dict())), **metadata}
-            (staging / STATE_FILE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
+            saved = replace(state, parts=learner.state_dict())
+            write_state(staging, saved, log, models.compute_digests(), run)
 
     def newest(self) -> tuple[CheckpointRecord | None, list[str]]:
         """Return the newest undamaged checkpoint, and the problems in newer checkpoints.
@@ -311,7 +242,7 @@ def steps_to_keep(saved_steps: Sequence[int], last: int, min_rollback_age: int) 
 
 def list_starts(checkpoints: Path) -> list[Path]:
     """Return saved starts, oldest first. They are left over from interrupted starts."""
-    folders = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
+    folders = [path for path in checkpoints.glob("start_*") if START_NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name.removeprefix("start_")))
 
 
@@ -321,56 +252,6 @@ def _clear_target(target: Path) -> None:
         remove_checkpoint(target)
     if target.exists() or target.is_symlink():
         target.rename(atomic.unused_path(target, "damaged"))
-
-
-def checkpoint_name(step: int) -> str:
-    """Return the folder name for a step, for example ``step_000050``."""
-    return f"step_{step:06d}"
-
-
-def verify(path: Path) -> State:
-    """Verify every file of a checkpoint against its digest and return the progress.
-
-    Raises:
-        ValueError: a file is missing or damaged.
-    """
-    return read_record(path).state
-
-
-def read_record(path: Path) -> CheckpointRecord:
-    """Verify every file of a checkpoint against its digest and return the record.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the checkpoint is from another version of MARFT.
-    """
-    if not (path / STATE_FILE).is_file():
-        inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
-        example = max(inside, key=lambda folder: folder.name, default="runs/name/checkpoints/step_000050")
-        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE_FILE}; give one such as {example}")
-    try:
-        table = atomic.read_json(path / STATE_FILE)
-        if "digest" not in table:
-            raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE_FILE} has no digest")
-        if table.pop("digest") != digest_of_table(table):
-            raise ValueError(f"{path}: {STATE_FILE} is damaged")
-        schema = StateSchema.model_validate(table)
-        files = schema.files
-        for name, digest in files.items():
-            if not (path / name).is_file() or digest_of_file(path / name) != digest:
-                raise ValueError(f"{path}: {name} is damaged")
-        added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
-        if weights := [name for name in added if name.endswith(".safetensors")]:
-            raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**schema.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"}))
-        state = replace(state, curriculum=schema.curriculum_state(), profiles=schema.prompt_lineage())
-        if CHECKPOINT.fullmatch(path.name) and path.name != checkpoint_name(state.step):
-            raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
-        log = LogDigest(schema.log.length, schema.log.digest)
-        return CheckpointRecord(path, state, log, schema.models, schema.code, schema.version)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {STATE_FILE} holds what no run writes: {first_problem(error)}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 
 def restore(record: CheckpointRecord, models: PolicyRegistry, learner: TrainState) -> State:
@@ -396,9 +277,9 @@ def load_checkpoint(record: CheckpointRecord, models: PolicyRegistry, learner: T
         ValueError: the checkpoint does not fit.
     """
     load_policies(record.path, models, learner.optimizers)
-    if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC)):
+    if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC_FILE)):
         raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --init-from")
-    learner.load_optimizer_state(_read_state(record.path / OPTIMIZER))
+    learner.load_optimizer_state(_read_state(record.path / OPTIMIZER_FILE))
     learner.load_state_dict(record.state.parts)
 
 
@@ -418,9 +299,9 @@ def load_policies(path: Path, models: PolicyRegistry, policies: Mapping[str, obj
 
 def load_critic(path: Path, learner: TrainState) -> bool:
     """Load a checkpoint's critic for a new run, and return True if it exists and fits."""
-    if learner.critic is None or not (path / CRITIC).is_file():
+    if learner.critic is None or not (path / CRITIC_FILE).is_file():
         return False
-    return learner.critic.load_state_dict(_read_state(path / CRITIC))
+    return learner.critic.load_state_dict(_read_state(path / CRITIC_FILE))
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
@@ -440,16 +321,62 @@ def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+def write_callback_states(folder: Path, states: Mapping[str, Mapping[str, object]]) -> None:
+    """Write the states of callbacks into a checkpoint's folder; nothing without states.
+
+    Args:
+        folder: folder of the checkpoint.
+        states: JSON values and NumPy arrays by name, by name of the callback.
+
+    Raises:
+        ValueError: a value is neither JSON nor an array.
+    """
+    if not states:
+        return
+    arrays: dict[str, np.ndarray] = {}
+    table: dict[str, dict[str, object]] = {}
+    for name, state in states.items():
+        table[name] = {key: value for key, value in state.items() if not isinstance(value, np.ndarray)}
+        own_arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+        try:
+            if json.loads(json.dumps(table[name], allow_nan=False)) != table[name]:
+                raise ValueError("a value changes when it is read back: keys are text, and lists are lists")
+            # contiguous, and 0-dimensional arrays stay so
+            new = {json.dumps([name, key]): np.asarray(value, order="C") for key, value in own_arrays.items()}
+            array_files.save(new)
+        except (TypeError, ValueError, KeyError, SafetensorError) as error:
+            raise ValueError(
+                f"callback {name!r}: its state cannot be saved: {error}; state_dict returns JSON values, and "
+                "numbers in NumPy arrays"
+            ) from error
+        arrays |= new
+    if arrays:
+        array_files.save_file(arrays, folder / CALLBACK_ARRAYS_FILE)
+    atomic.write_file(folder / CALLBACK_VALUES_FILE, json.dumps(table))
 
 
-def digest_of_table(table: Mapping[str, object]) -> str:
-    """Return the SHA-256 digest of a table, in hexadecimal digits."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+def read_callback_states(folder: Path) -> dict[str, dict[str, object]]:
+    """Read the states of callbacks from a checkpoint's folder; empty if there are none.
+
+    Raises:
+        ValueError: the files cannot be read.
+    """
+    values_path, arrays_path = folder / CALLBACK_VALUES_FILE, folder / CALLBACK_ARRAYS_FILE
+    if not values_path.is_file():
+        return {}
+    try:
+        states: dict[str, dict[str, object]] = {name: dict(state) for name, state in _read(values_path).items()}
+        arrays = array_files.load_file(arrays_path) if arrays_path.is_file() else {}
+        for label, array in arrays.items():
+            name, key = json.loads(label)
+            states[name][key] = array
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ValueError(f"cannot read the state of callbacks in {folder}: {error}") from error
+    return states
 
 
-def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _read(path: Path) -> Mapping[str, Mapping[str, object]]:
+    table = atomic.read_json(path)
+    if not isinstance(table, Mapping):
+        raise TypeError(f"{path.name} is not a table")
+    return table

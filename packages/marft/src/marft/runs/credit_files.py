@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from marft.common import atomic
-from marft.runs.parquet import open_parquet
+from marft.runs.episode_files import open_parquet, write_parquet
 
 if TYPE_CHECKING:
     from marft.common.types import ActionCredit
@@ -59,11 +58,7 @@ def write_credit(path: Path, rows: Sequence[ActionCredit]) -> int:
         },
         schema=SCHEMA,
     )
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    content = sink.getvalue().to_pybytes()
-    atomic.write_file(path, content)
-    return len(content)
+    return write_parquet(path, table)
 
 
 def read_credit(path: Path, stream: str, task: str, sample: int) -> dict[str, dict[str, Any]]:
@@ -105,9 +100,8 @@ def read_advantages(path: Path) -> dict[str, npt.NDArray[np.float64]]:
     by_agent = {}
     for agent in pc.unique(table["agent"]).to_pylist():
         agent_rows = table.filter(pc.equal(table["agent"], agent))["advantage"]
-        by_agent[agent] = np.concatenate([chunk.flatten().to_numpy() for chunk in agent_rows.chunks] or [[]]).astype(
-            np.float64
-        )
+        chunks = [chunk.flatten().to_numpy() for chunk in agent_rows.chunks]
+        by_agent[agent] = np.concatenate(chunks or [[]]).astype(np.float64)
     return by_agent
 
 

@@ -96,9 +96,8 @@ def truncate_log(path: Path, last_step: int, digest: LogDigest) -> list[str]:
     remaining = [row for row in rows if row["step"] <= last_step]
     backup = _back_up(path) if content else None
     atomic.write_file(path, "".join(json.dumps(row) + "\n" for row in remaining))
-    missing = _format_ranges(
-        [step for step in range(1, last_step + 1) if step not in {row["step"] for row in remaining}]
-    )
+    logged = {row["step"] for row in remaining}
+    missing = _format_ranges([step for step in range(1, last_step + 1) if step not in logged])
     if missing:
         problems.append(f"nothing is known of step {missing}" if missing.isdigit() else f"steps {missing} are missing")
     reason = "; ".join(problems) or "every line can be read, but some are not those that were written"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,20 +13,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from marft.common import atomic
 from marft.common.version import __version__
-from marft.config.load import load_recipe, override_keys, to_toml
+from marft.config.guards import GuardSettings
+from marft.config.load import first_problem, flatten_changes, load_recipe, override_keys, to_toml
 from marft.config.names import check_run_name
-from marft.config.overrides import flatten_changes
 from marft.config.paths import expand_user
 from marft.config.python_objects import MissingObjectError, replace_objects
 from marft.config.run import RunSettings
 from marft.config.settings import closest_match
-from marft.runs import cleanup, lock
+from marft.runs import lock, run_files
 from marft.runs.metrics_log import read_rows
-from marft.runs.saved_schemas import SavedRecipe, read_evaluation, read_recipe
 
 FORMAT = "a run of MARFT, 1"  # format name in a run's marker file
 MARKER = json.dumps({"format": FORMAT})  # minimal content of the marker file
@@ -44,6 +45,98 @@ RUN_FILES = (
     "tensorboard",
     "worth",
 )
+
+
+class _SavedModel(BaseModel):
+    """Base schema with some checked keys. Other keys are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _SavedAlgorithm(_SavedModel):
+    name: str
+    level: str
+
+
+class _SavedAgent(_SavedModel):
+    role: str
+
+
+class _SavedTraining(_SavedModel):
+    steps: int
+
+
+class SavedRecipe(_SavedModel):
+    """Schema for saved recipes, for readers without their plugins."""
+
+    algorithm: _SavedAlgorithm
+    agents: list[_SavedAgent]
+    training: _SavedTraining
+    guards: GuardSettings = GuardSettings()
+
+
+class _SavedEvaluation(_SavedModel):
+    """Schema for saved evaluations. Earlier versions did not save all fields."""
+
+    checkpoint: str
+    mode: str
+    shuffled_messages: bool
+    tasks: int
+    unknown: int = 0
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    reward: float | None = None
+    reward_interval: tuple[float, float] | None = None
+    outcomes: dict[str, bool | float] = {}
+    attempts: int = 1
+    passes: dict[str, tuple[float, tuple[float, float]]] = {}
+    scenarios: dict[str, str] = {}
+    prompts: dict[str, str] = {}
+    measured: dict[str, dict[str, tuple[float, float]]] = {}
+    fields: dict[str, dict[str, str]] = {}
+    rewards: dict[str, float] = {}
+    examples: list[dict[str, Any]] = []
+    tools: dict[str, dict[str, dict[str, Any]]] | None = None
+    reorganized: dict[str, Any] = {}
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Read a saved evaluation.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        return _SavedEvaluation.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        problem = first_problem(error)
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    raise ValueError(f"{path} is damaged ({problem}); delete it and evaluate again")
+
+
+def read_headline(path: Path) -> str:
+    """Return the headline in a ``worth.json`` of ``marft worth``; "" if missing or unreadable."""
+    try:
+        table = atomic.read_json(path)
+    except (OSError, ValueError):
+        return ""
+    headline = table.get("headline", "") if isinstance(table, dict) else ""
+    return headline if isinstance(headline, str) else ""
+
+
+def resolve_start(folder: RunFolder, start_from: Path | None) -> tuple[bool, Path | None, bool]:
+    """Return the arguments that resume or start a run in a folder.
+
+    The result has three items: True to resume, the checkpoint to start from, and True to overwrite an interrupted
+    start.
+
+    Args:
+        start_from: checkpoint for a start; ignored once the run has a checkpoint of its own.
+    """
+    if folder.should_resume(begins_with=start_from is not None):
+        return True, None, False
+    return False, folder.interrupted_start() or start_from, folder.is_run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +177,8 @@ class RunFolder:
         The text is "" without one.
         """
         runs = [Path("runs") / self.path, *self.path.glob("*"), *self.path.glob("runs/*")]
-        sibling = closest_match(
-            str(self.path), [str(path) for path in self.path.parent.glob("*") if RunFolder(path).is_run()]
-        )
+        siblings = [str(path) for path in self.path.parent.glob("*") if RunFolder(path).is_run()]
+        sibling = closest_match(str(self.path), siblings)
         suggestion = next((str(path) for path in sorted(runs) if RunFolder(path).is_run()), sibling)
         return f"; did you mean {suggestion!r}?" if suggestion else ""
 
@@ -137,7 +229,7 @@ class RunFolder:
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
                 )
-            foreign_files = cleanup.find_foreign_files(self.path)
+            foreign_files = run_files.find_foreign_files(self.path)
             if foreign_files:
                 raise ValueError(
                     f"{foreign_files[0]} lies among the checkpoints of {self.path} and is none of the run's; move it "
@@ -156,10 +248,8 @@ class RunFolder:
         """Return the first file in a folder without a run, ignoring leftovers of a killed start."""
         entries = sorted(self.path.iterdir()) if self.path.is_dir() else []
         foreign_entries = (path for path in entries if path.name != "run.lock" and not atomic.is_temp_file(path))
-        return next(
-            (path for path in cleanup.find_run_files(self.path) if not atomic.is_temp_file(path)),
-            next(foreign_entries, None),
-        )
+        run_paths = (path for path in run_files.find_run_files(self.path) if not atomic.is_temp_file(path))
+        return next(run_paths, next(foreign_entries, None))
 
     def check_links(self) -> None:
         """Check the run's files and folders for links out of its own folder.
@@ -199,7 +289,7 @@ class RunFolder:
                 (self.path / "run.json").unlink(missing_ok=True)
                 self.config.unlink(missing_ok=True)
             raise
-        return cleanup.remove_run(self.path, start) if replaces else []
+        return run_files.remove_run(self.path, start) if replaces else []
 
     def write_marker(self, start_from: Path | None = None, start: Path | None = None) -> None:
         """Write the marker file of a run, with the source of its initial weights.
@@ -347,10 +437,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def settings(
-        self,
-        overrides: Sequence[str] = (),
-        changes: Mapping[str, Any] = {},
-        objects: Iterable[Any] = (),
+        self, overrides: Sequence[str] = (), changes: Mapping[str, Any] = {}, objects: Iterable[Any] = ()
     ) -> RunSettings:
         """Return the run's recipe with changes applied.
 
@@ -372,10 +459,7 @@ class RunFolder:
         return load_recipe(self.config, overrides, changes, objects)
 
     def relocated_settings(
-        self,
-        overrides: Sequence[str] = (),
-        changes: Mapping[str, Any] = {},
-        objects: Iterable[Any] = (),
+        self, overrides: Sequence[str] = (), changes: Mapping[str, Any] = {}, objects: Iterable[Any] = ()
     ) -> RunSettings:
         """Return the run's recipe with changes, for the folder's current name and location.
 
@@ -404,9 +488,12 @@ class RunFolder:
             ValueError: the recipe is invalid; the message locates a complete copy.
         """
         try:
-            return read_recipe(self.config)
-        except ValueError as error:
-            raise ValueError(f"{error}{self.recipe_copy_note()}") from error
+            return SavedRecipe.model_validate(tomllib.loads(self.config.read_text(encoding="utf-8")))
+        except ValidationError as error:
+            problem = first_problem(error)
+        except (OSError, ValueError, RecursionError) as error:
+            problem = str(error)
+        raise ValueError(f"cannot read {self.config}: {problem}{self.recipe_copy_note()}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the metrics, one object a step, skipping unreadable lines (see :meth:`metrics_problems`)."""
@@ -415,12 +502,6 @@ class RunFolder:
     def metrics_problems(self) -> list[str]:
         """Return the unreadable lines of the metrics log. A last line that a crash interrupted does not count."""
         return read_rows(self.metrics)[1]
-
-    def write_evaluation(self, evaluation: Mapping[str, object], name: str) -> Path:
-        """Write an evaluation to ``evaluations/<name>.json`` and return its path."""
-        path = self.evaluations / f"{name}.json"
-        atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
-        return path
 
     def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
         """Read the evaluations on held-out tasks with the team as trained, by name.
@@ -432,11 +513,7 @@ class RunFolder:
             ValueError: an evaluation cannot be read.
         """
         evaluations = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
-        return [
-            evaluation
-            for evaluation in evaluations
-            if scenarios or not (evaluation.get("scenarios") or evaluation.get("reorganized"))
-        ]
+        return [e for e in evaluations if scenarios or not (e.get("scenarios") or e.get("reorganized"))]
 
 
 def parse_step(path: Path) -> int:

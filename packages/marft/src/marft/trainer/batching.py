@@ -1,38 +1,51 @@
-"""Minibatches and micro-batches of credited actions, with weights from the global minibatch (formulas §6).
+"""Samples, minibatches and micro-batches of credited actions, with weights from the global minibatch (formulas §6).
 
 The weight of each unit of the surrogate (an action or a token) is fixed here, before any split. Loss functions return
-sums, so the gradient is the same for every split.
+sums, so the gradient is the same for every split. A micro-batch has a token limit, and no sample is ever split.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marft.common import seeds
-from marft.common.types import Action, ActionKey, Episode, Normalization, Sample
+from marft.common.token_data import common_prefix_length
+from marft.common.types import Action, Episode, Normalization, Sample, TokenIds
+from marft.config.interfaces.credit import CreditOutput, Floats, Level, split_rows
 from marft.models.backbone import Backbone
 from marft.models.devices import to_device
-from marft.models.packed_rows import PackedRows
-from marft.models.prefix_tree import PrefixTree
-from marft.models.token_masks import PackedMasks
+from marft.models.log_probs import PackedMasks
+from marft.models.packed_rows import PackedRows, PrefixTree, split_batches
 from marft.rewards.shaping import is_success
-from marft.trainer.bin_packing import Bin, input_length, pack_by_tokens, pack_evenly, pack_shared_prefixes
-from marft.trainer.choice_scoring import ChoiceLayout, ScoredTokens, scored_tokens
-from marft.trainer.interfaces import CreditOutput, Floats, Level, split_rows
-from marft.trainer.rank_group import Ranks, split_share_by_base
-from marft.trainer.teammate_text import TeammateText
+from marft.trainer.micro_batch import (
+    ChoiceLayout,
+    FixedLogProbs,
+    MicroBatch,
+    TeammateText,
+    count_input_tokens,
+    scored_tokens,
+)
+from marft.trainer.ranks.interface import Ranks, split_share_by_base
 
+T = TypeVar("T")
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
 SIZE_STEP = 64  # tokens; micro-batch sizes are rounded up to a multiple
+MAX_SIZE_RATIO = 1.25  # maximum size relative to the first sample, if that sample alone exceeds the limit
+
+
+def build_sample(action: Action, level: Level = "action") -> Sample:
+    """Return a sample with advantage 0, for scoring or imitation."""
+    return Sample(action, 1.0, np.zeros(1 if level == "action" else action.num_decisions))
 
 
 def make_samples(
@@ -100,12 +113,31 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
 
     Empty minibatches are dropped.
     """
-    parts: list[list[Sample]] = [[] for _ in range(count)]
-    for policy in sorted({sample.action.policy for sample in samples}):
-        policy_samples = [sample for sample in samples if sample.action.policy == policy]
-        order = seeds.generator(seed, "minibatches", policy, step, epoch).permutation(len(policy_samples))
+    return split_shuffled(
+        samples,
+        count,
+        lambda sample: sample.action.policy,
+        lambda policy: seeds.generator(seed, "minibatches", policy, step, epoch),
+    )
+
+
+def split_shuffled(
+    items: Sequence[T], count: int, group_of: Callable[[T], str], generator: Callable[[str], np.random.Generator]
+) -> list[list[T]]:
+    """Split each group's items evenly into ``count`` parts, shuffled; empty parts are dropped.
+
+    Args:
+        items: items of all groups.
+        count: maximum number of parts.
+        group_of: function that returns the group of an item.
+        generator: function that returns the random generator of a group.
+    """
+    parts: list[list[T]] = [[] for _ in range(count)]
+    for group in sorted(set(map(group_of, items))):
+        own = [item for item in items if group_of(item) == group]
+        order = generator(group).permutation(len(own))
         for part, indices in zip(parts, np.array_split(order, count), strict=True):
-            part += [policy_samples[i] for i in indices]
+            part += [own[i] for i in indices]
     return [part for part in parts if part]
 
 
@@ -166,68 +198,6 @@ class BatchCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Packed rows for samples on a backbone, with the inputs to their loss.
-
-    T counts decisions: sampled tokens, plus one per action chosen from a list. R counts scored tokens: sampled tokens,
-    plus the tokens of every option. U counts units: actions at action level, decisions at token level.
-    """
-
-    samples: tuple[Sample, ...]  # [B]
-    backbone: Backbone
-    rows: PackedRows
-    predict_from: Tensor  # [R] packed positions of the logits that predict the scored tokens
-    targets: Tensor  # [R]
-    temperatures: Tensor | None  # [R], None when all are 1
-    masks: PackedMasks | None  # [R], None without a grammar
-    chosen: ChoiceLayout | None  # layout of choices from lists; None without choices
-    engine_log_probs: Tensor  # [T]
-    base_log_probs: Tensor | None  # [T] under the untuned base; None if the loss does not use them
-    action_of: Tensor  # [T] row of each token's action in the micro-batch
-    normalizers: Tensor  # [B] Z of each action
-    advantages: Tensor  # [U]
-    unit_weights: Tensor  # [U]
-    log_factors: Tensor  # [U] log factor of each unit's ratio
-    token_weights: Tensor  # [T] for entropy and KL
-    nll_weights: Tensor  # [T]
-    teammate_text: TeammateText | None  # None if not trained or absent
-    agents: np.ndarray  # [T] agent of each token, as an index into agent_names
-    agent_names: tuple[str, ...]
-    level: Level
-
-    def units(self, token_values_T: Tensor) -> Tensor:
-        """Return log-probabilities of units, shape [U].
-
-        At action level they are sums over the action, divided by Z (eq. 6). At token level they stay unchanged.
-        """
-        if self.level == "token":
-            return token_values_T
-        sums = torch.zeros(len(self.normalizers), dtype=token_values_T.dtype, device=token_values_T.device)
-        return sums.index_add(0, self.action_of, token_values_T) / self.normalizers.to(token_values_T.dtype)
-
-    def collect_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Collect values of every decision, given by the action's key → tensor [T]."""
-        flat = np.concatenate([values[sample.action.key] for sample in self.samples])
-        return to_device(flat, self.engine_log_probs.device, dtype)
-
-    def split_by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
-        """Split values [T] on the host by the action's key; inverse of :meth:`collect_tokens`."""
-        rows = split_rows(token_values_T, [sample.action.num_decisions for sample in self.samples])
-        return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
-
-    def first_tokens(self) -> Tensor:
-        """Return the index of each action's first sampled token, shape [B]."""
-        counts = np.array([sample.action.num_decisions for sample in self.samples])
-        return to_device(counts.cumsum() - counts, self.action_of.device)
-
-    def unit_agents(self) -> np.ndarray:
-        """Return the agent index of each unit, shape [U]."""
-        if self.level == "token":
-            return self.agents
-        return np.array([self.agent_names.index(sample.action.agent) for sample in self.samples])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class IdleBatch:
     """Empty micro-batch for a rank with fewer micro-batches than its peers.
 
@@ -241,21 +211,6 @@ class IdleBatch:
         """Run the backbone; return a loss of 0 with gradient 0."""
         rows = PackedRows.from_rows([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
         return 0.0 * self.backbone.hidden_states(rows).sum()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FixedLogProbs:
-    """Log-probabilities scored before the first update, by the action's key.
-
-    Args:
-        old: log-probabilities under the learner's own policies.
-        base: log-probabilities under the untuned base.
-        exact: True if every other packing gives bitwise equal scores.
-    """
-
-    old: Mapping[ActionKey, Floats] = field(default_factory=dict)
-    base: Mapping[ActionKey, Floats] = field(default_factory=dict)
-    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -377,11 +332,19 @@ class Packing:
 def _pack(
     samples: Sequence[Sample], packing: Packing, batch_counts: BatchCounts, fixed: FixedLogProbs, shared: bool
 ) -> MicroBatch:
+    """Lay out the samples of a micro-batch, with common prefixes once if ``shared``."""
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
     segments = [(action, segment) for action in actions for segment in scored_tokens(action)]
-    rows = _pack_rows(segments, packing, backbone, shared)
+    texts = [segment.row for _, segment in segments]
+    adapters = [packing.adapters[action.policy] for action, _ in segments]
+    size = packing.sizes.get(id(backbone), 0)
+    rows = (
+        PackedRows.from_tree(PrefixTree.from_rows(texts, adapters), device, size)
+        if shared
+        else PackedRows.from_rows(texts, adapters, device, size)
+    )
     places = rows.token_indices()
     counts = np.array([action.num_decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
@@ -393,7 +356,7 @@ def _pack(
         for segment_positions, (_, segment) in zip(before, segments, strict=True)
     ]
     targets = [segment.tokens[segment.scored] for _, segment in segments]
-    scored = np.array([sum(int(segment.scored.sum()) for segment in scored_tokens(action)) for action in actions])
+    scored = np.array([sum(segment.num_scored for segment in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
     token_weights = [
         batch_counts.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
@@ -444,19 +407,77 @@ def _pack(
     )
 
 
-def _pack_rows(
-    segments: Sequence[tuple[Action, ScoredTokens]], packing: Packing, backbone: Backbone, shared: bool
-) -> PackedRows:
-    """Lay out the inputs of all segments, with common prefixes once if ``shared``."""
-    texts = [np.concatenate([segment.context, segment.tokens[:-1]]) for _, segment in segments]
-    adapters = [packing.adapters[action.policy] for action, _ in segments]
-    size = packing.sizes.get(id(backbone), 0)
-    if shared:
-        return PackedRows.from_tree(PrefixTree.from_rows(texts, adapters), backbone.device, size)
-    return PackedRows.from_rows(texts, adapters, backbone.device, size)
-
-
 def _concat_by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Concatenate the rows of each action."""
     remaining = iter(rows)
     return [np.concatenate([*islice(remaining, len(scored_tokens(action)))]) for action in actions]
+
+
+class Bin(NamedTuple):
+    """Micro-batch samples, and an upper bound on their tokens."""
+
+    samples: list[Sample]
+    tokens: int
+    shared: bool = False  # True if common prefixes are stored once
+
+
+def input_length(sample: Sample) -> int:
+    """Return the number of input tokens for scoring a sample."""
+    return count_input_tokens(sample.action)
+
+
+def pack_by_tokens(samples: Sequence[Sample], limit: int) -> list[Bin]:
+    """Split samples into runs of at most ``limit`` tokens; a longer sample forms its own run."""
+    return [Bin(group, sum(map(input_length, group))) for group in split_batches(samples, input_length, limit)]
+
+
+def pack_evenly(samples: Sequence[Sample], limit: int) -> list[Bin]:
+    """Split samples into runs with similar size, at most ``limit`` tokens each."""
+    total = sum(input_length(sample) for sample in samples)
+    even_limit = math.ceil(total / math.ceil(total / limit)) + max(map(input_length, samples)) // 2
+    return pack_by_tokens(samples, min(limit, even_limit))
+
+
+def pack_shared_prefixes(
+    backbone: Backbone, samples: Sequence[Sample], adapters: Mapping[str, str | None], limit: int
+) -> list[Bin]:
+    """Split samples into runs with common prefixes, counted once, at most ``limit`` tokens each.
+
+    A sample above the limit also takes samples that add at most a quarter of its tokens. The result is empty if prefix
+    sharing has no benefit.
+
+    Args:
+        backbone: backbone of the samples.
+        samples: samples to split.
+        adapters: adapter of each policy; rows of different adapters share no prefix.
+        limit: maximum tokens of a run.
+    """
+    rows = [[segment.row for segment in scored_tokens(sample.action)] for sample in samples]
+    owners = [adapters[sample.action.policy] for sample in samples]
+    prefix_tree = PrefixTree.from_rows(
+        [row for sample_rows in rows for row in sample_rows],
+        [owner for owner, sample_rows in zip(owners, rows, strict=True) for _ in sample_rows],
+    )
+    if not backbone.benefits_from_tree(prefix_tree, sum(map(input_length, samples))):
+        return []
+    order = sorted(range(len(samples)), key=lambda number: (owners[number] or "", rows[number][0].tobytes()))
+    bins: list[Bin] = []
+    before, max_tokens = -1, limit
+    for number in order:
+        is_same_owner = before >= 0 and owners[before] == owners[number]
+        added = _count_added_tokens(rows[number], rows[before] if is_same_owner else [])
+        if bins and bins[-1].tokens + added <= max_tokens:
+            bins[-1] = Bin([*bins[-1].samples, samples[number]], bins[-1].tokens + added, shared=True)
+        else:
+            bins.append(Bin([samples[number]], _count_added_tokens(rows[number], []), shared=True))
+            max_tokens = limit if bins[-1].tokens <= limit else int(MAX_SIZE_RATIO * bins[-1].tokens)
+        before = number
+    return bins
+
+
+def _count_added_tokens(rows: Sequence[TokenIds], previous_rows: Sequence[TokenIds]) -> int:
+    """Return an upper bound on the tokens that ``rows`` add to ``previous_rows``."""
+    return sum(
+        len(row) - max((common_prefix_length(row, previous) for previous in (*previous_rows, *rows[:index])), default=0)
+        for index, row in enumerate(rows)
+    )

@@ -17,20 +17,27 @@ import numpy as np
 
 from marft.common.types import Episode
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.interfaces.credit import Floats, flatten_actions
+from marft.config.interfaces.objective import LossInputs
 from marft.config.run import RunSettings
 from marft.models.devices import DeferredReads
 from marft.models.policy_registry import PolicyRegistry
-from marft.rollout.fork_plans.interface import get_fork_plan, select_on_policy
-from marft.runs.checkpoints import CheckpointManager, load_critic, verify
+from marft.rollout.fork_plans import get_fork_plan, select_on_policy
+from marft.runs.checkpoints import CheckpointManager, load_critic
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder, parse_step
-from marft.trainer.batching import BatchCounts, FixedLogProbs
+from marft.runs.state import verify
+from marft.trainer.batching import BatchCounts
 from marft.trainer.credit.consistency import spearman
 from marft.trainer.critic import compute_explained_variance
-from marft.trainer.interfaces import Floats, LossInputs, Stateful, flatten_actions
 from marft.trainer.learner import CreditedBatch, Learner
-from marft.trainer.learner_metrics import advantage_metrics, compute_gradient_shares, measure_gradient_share
-from marft.trainer.metric_accumulator import MetricAccumulator
+from marft.trainer.learner_metrics import (
+    BatchMetrics,
+    MetricAccumulator,
+    advantage_metrics,
+    compute_gradient_shares,
+)
+from marft.trainer.micro_batch import FixedLogProbs
 
 FIT_FILES = 8  # maximum recorded steps to fit a critic on
 FIT_EPOCHS = 25  # epochs of the fit
@@ -131,7 +138,7 @@ class _Estimator:
         self.learner = Learner(run.model_copy(update={"algorithm": _disable_value_clip(settings)}), models)
         self.notes: list[str] = []
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
-        if isinstance(self.learner.credit, Stateful):
+        if self.learner.credit.keeps_state:
             for path in files:
                 if parse_step(path) < step:
                     self.learner.assign_credit(select_on_policy(_read_scored(path)), FixedLogProbs())
@@ -209,7 +216,7 @@ class _Estimator:
             inputs = LossInputs(batch.units(log_probs), batch.units(log_probs.detach()), batch.advantages)
             (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
             assert log_probs.grad is not None
-            measure_gradient_share(deferred, accumulator, batch, log_probs.grad)
+            BatchMetrics(batch, accumulator, deferred).add_gradients(log_probs.grad)
         deferred.read_pending()
         shares = compute_gradient_shares(accumulator, self.learner.roles)
         return {role: shares[f"agents/{role}/gradient_share"] for role in self.learner.roles}

@@ -15,9 +15,9 @@ from rich.text import Text
 from marft.common import atomic
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode
+from marft.config.interfaces.credit import Floats
 from marft.evaluation.html_pages import render_page
 from marft.trainer.credit_audit import CreditAudit, CreditEstimate
-from marft.trainer.interfaces import Floats
 
 AUDIT_COLUMNS = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
 MAX_CHARACTERS = 160  # maximum characters of a text in the terminal

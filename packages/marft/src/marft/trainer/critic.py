@@ -6,27 +6,28 @@ With a frozen body, features are computed once per batch of episodes and reused 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marft.common import seeds
 from marft.common.types import Action, Episode, TokenIds
 from marft.config.algorithm import CriticSettings
+from marft.config.interfaces.credit import Floats, Level, Values, flatten_actions, split_rows
 from marft.models.backbone import Backbone
-from marft.models.batches import split_batches
 from marft.models.critic import ValueHead
 from marft.models.devices import read_tensors, to_device
-from marft.models.packed_rows import PackedRows
-from marft.trainer.interfaces import Floats, Level, Values, flatten_actions, split_rows
-from marft.trainer.rank_group import SINGLE_RANK, Ranks, merge_over_ranks, split_share, sum_over_ranks
-from marft.trainer.value_normalizer import ValueNormalizer
+from marft.models.packed_rows import PackedRows, split_batches
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks, merge_over_ranks, split_share, sum_over_ranks
 
 LORA_TARGETS = ("q_proj", "v_proj")
+MIN_VARIANCE = 1e-2  # minimum variance, as in Yu et al.'s code
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
@@ -55,6 +56,13 @@ def compute_explained_variance(values: Floats, returns: Floats) -> float:
     """Return ``1 − Var(returns − values) / Var(returns)``; NaN for constant returns."""
     variance = float(np.var(returns)) if len(returns) else 0.0
     return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else math.nan
+
+
+class CriticBody(NamedTuple):
+    """Base model that computes features; policies with the same name share it."""
+
+    name: str
+    backbone: Backbone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +94,7 @@ class Critic:
     Args:
         settings: settings of the critic.
         level: level of decisions: action or token.
-        bases: base model that computes the features for each policy.
-        base_names: model name of each policy; policies with the same base share a body.
+        bodies: base model of each policy.
         agents: role and policy of each agent.
         seed: seed of the run.
         tokens_per_batch: maximum tokens per forward pass.
@@ -98,8 +105,7 @@ class Critic:
         self,
         settings: CriticSettings,
         level: Level,
-        bases: Mapping[str, Backbone],
-        base_names: Mapping[str, str],
+        bodies: Mapping[str, CriticBody],
         agents: Sequence[tuple[str, str]],
         *,
         seed: int,
@@ -107,26 +113,29 @@ class Critic:
         ranks: Ranks = SINGLE_RANK,
     ) -> None:
         self.ranks = ranks
-        self.settings, self.level, self.base_names = settings, level, base_names
+        self.settings, self.level = settings, level
         self.seed, self.tokens_per_batch = seed, tokens_per_batch
-        self.bases = {base_names[policy]: base for policy, base in bases.items()}
+        self.base_names = {policy: body.name for policy, body in bodies.items()}
+        self.bases = dict(bodies.values())
         self.heads: dict[str, ValueHead] = {}
         self.base_of: dict[str, str] = {}  # model of each head
         for agent, policy in agents:
             name = self._head_of(agent, policy)
             if name not in self.heads:
-                base = bases[policy]
+                self.base_of[name], base = bodies[policy]
                 head = ValueHead(base.head.in_features, settings.hidden_size, seeds.derive_seed(seed, "critic", name))
-                self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
+                self.heads[name] = head.to(base.device)
         self.normalizers = {
             name: ValueNormalizer(settings.value_decay) for name in self.heads if settings.normalize_values
         }
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
         ]
-        if settings.body == "lora":
-            for name, base in self.bases.items():
-                base.add_adapter(_adapter_name(name), settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
+        # adapter of each body; empty with frozen bodies
+        self.adapters = {name: f"critic of {name}" for name in self.bases} if settings.body == "lora" else {}
+        if self.adapters:
+            for name, adapter in self.adapters.items():
+                self.bases[name].add_adapter(adapter, settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
             groups.append({"params": list(self._adapter_parameters().values()), "lr": settings.lora_learning_rate})
         self.optimizer = torch.optim.Adam(groups, eps=settings.epsilon, foreach=True)
         self._decisions: list[_HeadBatch] = []
@@ -142,27 +151,25 @@ class Critic:
         offsets = np.cumsum([0, *sizes])
         flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
-        ends = [
-            (i, agent, self._head_of(agent, policy), CriticInput(ids, np.array([len(ids) - 1])))
-            for i, episode in enumerate(episodes)
-            for agent, policy, ids in _truncated_ends(episode)
-        ]
+        ends: defaultdict[str, list[tuple[int, str, CriticInput]]] = defaultdict(list)  # by head
+        for i, episode in enumerate(episodes):  # each agent has its own final value: rewards may differ by agent
+            policies = {action.agent: action.policy for action in episode.actions}
+            for agent, ids in episode.bootstrap.items():
+                end = CriticInput(ids, np.array([len(ids) - 1]))
+                ends[self._head_of(agent, policies[agent])].append((i, agent, end))
         final_values: dict[tuple[int, str], float] = {}
         self._decisions = []
         for name, head in self.heads.items():
             own_actions = [i for i, owner in enumerate(owners) if owner == name]
             if not own_actions:  # agents at the end of an episode have also acted in it
                 continue
-            own_ends = [(i, agent, item) for i, agent, owner, item in ends if owner == name]
             global_rows = _rows_of(own_actions, offsets)
             base = self.base_of[name]
             base_ranks = self.ranks.on(base)
-            own_actions = (
-                split_share(base_ranks, own_actions, lambda i: sum(len(item.token_ids) for item in action_inputs[i]))
-                if base_ranks
-                else []
+            own_actions = split_share(
+                base_ranks, own_actions, lambda i: sum(len(item.token_ids) for item in action_inputs[i])
             )
-            own_ends = split_share(base_ranks, own_ends, lambda end: len(end[-1].token_ids)) if base_ranks else []
+            own_ends = split_share(base_ranks, ends[name], lambda end: len(end[-1].token_ids))
             decision_inputs = [item for i in own_actions for item in action_inputs[i]]
             with torch.no_grad():
                 features = self._read_features(base, [*decision_inputs, *(item for *_, item in own_ends)])
@@ -251,11 +258,9 @@ class Critic:
         return values, targets
 
     def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
-        if self.settings.body == "frozen":
-            return {}
         parameters: dict[str, torch.nn.Parameter] = {}
-        for name, base in self.bases.items():
-            for layer, adapter in base.adapters(_adapter_name(name)).items():
+        for name, body_adapter in self.adapters.items():
+            for layer, adapter in self.bases[name].adapters(body_adapter).items():
                 parameters[f"{name}.{layer}.lora_A"], parameters[f"{name}.{layer}.lora_B"] = adapter.a, adapter.b
         return parameters
 
@@ -267,10 +272,7 @@ class Critic:
         base_ranks, backbone = self.ranks.on(base), self.bases[base]
         if base_ranks is None:
             return torch.empty(0, backbone.head.in_features, device=backbone.device)
-        return read_features(backbone, inputs, self.tokens_per_batch, self._body_adapter(base), base_ranks)
-
-    def _body_adapter(self, base: str) -> str | None:
-        return _adapter_name(base) if self.settings.body == "lora" else None
+        return read_features(backbone, inputs, self.tokens_per_batch, self.adapters.get(base), base_ranks)
 
     def _minibatches(self, count: int, step: int, epoch: int) -> list[np.ndarray]:
         order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
@@ -304,11 +306,8 @@ class Critic:
                 if len(selected):
                     yield batch.head, batch.rows[selected], batch.features[to_device(selected, batch.features.device)]
                 continue
-            base, body, groups = (
-                self.bases[batch.base],
-                self._body_adapter(batch.base),
-                list(self._input_batches(batch, chosen)),
-            )
+            base, body = self.bases[batch.base], self.adapters.get(batch.base)
+            groups = list(self._input_batches(batch, chosen))
             idle = max(self.ranks.gather(len(groups))) - len(groups)
             for group, rows, positions in groups:
                 features = read_features(base, group, self.tokens_per_batch, body)
@@ -332,16 +331,6 @@ class Critic:
 def _rows_of(actions: Sequence[int], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the flat decision indices for some actions."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(offsets[i], offsets[i + 1]) for i in actions)])
-
-
-def _truncated_ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
-    """Yield agent, policy and final observation for each agent at the end of a truncated episode, in order.
-
-    Each agent has its own value, because rewards may differ by agent.
-    """
-    policies = {action.agent: action.policy for action in episode.actions}
-    for agent, ids in episode.bootstrap.items():
-        yield agent, policies[agent], ids
 
 
 def critic_inputs(action: Action, level: Level, kind: str = "centralized") -> list[CriticInput]:
@@ -429,5 +418,48 @@ def read_features(
     return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
 
 
-def _adapter_name(base: str) -> str:
-    return f"critic of {base}"
+class ValueNormalizer(nn.Module):
+    """Normalizer for value heads: a head predicts ``(V − mean) / std``.
+
+    The statistics are exponential means of the targets and their squares. They are bias-corrected, so the first batch
+    counts in full. Before the first batch, V equals the output of the head.
+
+    The statistics are float64 parameters without gradient. They are saved in checkpoints with the head, bit for bit.
+
+    Args:
+        decay: weight of the old statistics per batch.
+
+    >>> normaliser = ValueNormalizer(decay=0.9)
+    >>> normaliser.update(np.array([9.0, 11.0]))
+    >>> normaliser.normalize(np.array([12.0])).tolist(), normaliser.denormalize(np.array([2.0])).tolist()
+    ([2.0], [12.0])
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self.sums = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)  # sums of x, x², weights
+
+    def update(self, targets: Floats) -> None:
+        """Update the statistics with a batch of targets, shape [N]."""
+        if not len(targets):
+            return
+        new = torch.tensor([targets.mean(), np.square(targets).mean(), 1.0], dtype=torch.float64)
+        self.sums.mul_(self.decay).add_(new.to(self.sums.device), alpha=1.0 - self.decay)
+
+    def normalize(self, values: Floats) -> Floats:
+        """Return values in normalized units."""
+        mean, std = self._moments()
+        return (values - mean) / std
+
+    def denormalize(self, values: Floats) -> Floats:
+        """Return values in units of the targets."""
+        mean, std = self._moments()
+        return values * std + mean
+
+    def _moments(self) -> tuple[float, float]:
+        total, squares, weight = self.sums.tolist()
+        if not weight:
+            return 0.0, 1.0
+        mean = total / weight
+        return mean, max(squares / weight - mean**2, MIN_VARIANCE) ** 0.5

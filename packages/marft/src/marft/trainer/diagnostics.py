@@ -10,13 +10,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.common.token_data import TokenSource
-from marft.common.types import Action, ActionKey, Episode, Sample, TokenIds
+from marft.common.types import Action, ActionKey, Episode, TokenIds
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
-from marft.trainer.batching import Packing
-from marft.trainer.rank_group import Ranks
+from marft.trainer.batching import Packing, build_sample
+from marft.trainer.ranks.interface import Ranks
 from marft.trainer.scoring import score_actions
-from marft.trainer.sft import build_sample
 
 ROW = 256  # tokens of held-out text per row
 CHARACTERS = 64  # characters read from the file per requested token, so that the file size does not matter
@@ -62,7 +61,8 @@ class Diagnostics:
     def _measure_text_loss(self) -> dict[str, float]:
         if not self._text:
             return {}
-        scored = score_actions(replace(self._packing, temperatures={"": 1.0}), _make_samples(self._text), self.ranks)
+        samples = [build_sample(action) for action in self._text]
+        scored = score_actions(replace(self._packing, temperatures={"": 1.0}), samples, self.ranks)
         losses: dict[str, list[np.ndarray]] = {}
         for action in self._text:
             losses.setdefault(action.policy, []).append(-scored[action.key])
@@ -113,7 +113,8 @@ class Diagnostics:
             for action in actions
             if len(action.prompt) + len(action.tokens) <= self._contexts[action.policy]
         ]
-        scored = score_actions(self._packing, _make_samples(changed_actions, self._packing.level), self.ranks)
+        samples = [build_sample(action, self._packing.level) for action in changed_actions]
+        scored = score_actions(self._packing, samples, self.ranks)
         log_ratios: dict[str, list[float]] = {}
         for action in changed_actions:
             log_ratio = float(action.log_probs.sum()) - float(scored[action.key].sum())
@@ -193,9 +194,3 @@ def _text_action(policy: str, number: int, row: TokenIds) -> Action:
         "",
         "stop",
     )
-
-
-def _make_samples(actions: Sequence[Action], level: str = "action") -> list[Sample]:
-    if level == "action":
-        return [build_sample(action) for action in actions]
-    return [Sample(action, 1.0, np.zeros(action.num_decisions)) for action in actions]

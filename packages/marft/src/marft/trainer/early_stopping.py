@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from pydantic import PrivateAttr
 
-from marft.config.plugin_types import CallbackPart
+from marft.config.interfaces.callback import CallbackPlugin
 from marft.config.settings import Count, NonEmptyString, NonNegative
 
 
-class EarlyStopping(CallbackPart):
+class EarlyStopping(CallbackPlugin):
     """Callback that stops training after ``patience`` steps without improvement. Steps without the metric do not count.
 
     >>> stopping = EarlyStopping(metric="reward", patience=2)

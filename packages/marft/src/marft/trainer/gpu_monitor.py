@@ -14,9 +14,8 @@ from marft.config.models import local_model
 from marft.config.run import RunSettings
 from marft.models.device_specs import DEVICE_SPECS, DRIVER_NAMES, DeviceSpec, Precision
 from marft.models.devices import device_name, peak_memory, reset_peak_memory
-from marft.models.flops import training_flops
-from marft.models.model_sizes import ModelSizes, find_sizes
-from marft.trainer.choice_scoring import scored_tokens
+from marft.models.model_sizes import ModelSizes, find_sizes, training_flops
+from marft.trainer.micro_batch import scored_tokens
 
 MEMORY, MFU = "device/peak_memory", "learner/mfu"
 
@@ -153,4 +152,4 @@ class GpuMonitor(Callback):
 
 def _rows(action: Action) -> Iterator[RowTokens]:
     for segment in scored_tokens(action):
-        yield RowTokens(action.policy, len(segment.context) + len(segment.tokens) - 1, int(segment.scored.sum()))
+        yield RowTokens(action.policy, segment.row_length, segment.num_scored)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from marft.config.run import RunSettings
     from marft.rollout.async_rollout.sources import RolloutSource
     from marft.rollout.runner import RolloutRunner
-    from marft.runs.checkpoints import State
     from marft.runs.run_folder import RunFolder
+    from marft.runs.state import State
 
 
 class PromptOptimizer(ABC):

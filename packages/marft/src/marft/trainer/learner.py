@@ -1,39 +1,44 @@
-"""Learner: applies a credit, an objective and a schedule to a batch of episodes."""
+"""Learner: a training step on scored episodes, by a credit, a schedule of phases and an objective.
+
+The path of a step, from :meth:`Learner.learn` to the optimizers::
+
+    learner.py          score before the update ──▶ credit ──▶ update phase by phase ──▶ fit the critic ──▶ metrics
+    scoring.py          log-probabilities of actions: one forward pass for all agents on a backbone
+    critic.py           values of decisions, for a credit that reads them
+    credit/             rewards, values and KL costs → advantages
+    batching.py         actions and advantages → samples → minibatches → micro-batches (micro_batch.py)
+    update_schedules.py order of phases, and corrections for earlier phases
+    update.py           a phase: epochs of minibatches, forward and backward passes, optimizer steps
+    objectives/         loss of each action or token; loss.py: its weights, and further terms
+    trust_region.py     limits on the change of a phase
+    optimizers.py       gradient clipping and AdamW
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from marft.agents.task_copies import copy_episode_task
 from marft.common.errors import RunError
-from marft.common.types import Action, ActionKey, Episode, Sample
+from marft.common.types import Action, ActionCredit, ActionKey, Episode, Sample
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, flatten_actions
+from marft.config.interfaces.objective import LOG_RATIO_LIMIT
+from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
 from marft.config.run import RunSettings, check_trainable
 from marft.models.dtensors import full_tensor
 from marft.models.policy_registry import PolicyRegistry
 from marft.rewards.shaping import have_equal_rewards, length_limits, rewards_for_credit, success_metrics
-from marft.trainer.batching import FixedLogProbs, Packing, make_samples
-from marft.trainer.credit_log import CreditCallback, CreditLog, build_credit_records
-from marft.trainer.critic import Critic
+from marft.trainer.batching import Packing, build_sample, make_samples
+from marft.trainer.critic import Critic, CriticBody
 from marft.trainer.diagnostics import Diagnostics
-from marft.trainer.interfaces import (
-    LOG_RATIO_LIMIT,
-    Credit,
-    CreditInputs,
-    CreditOutput,
-    Floats,
-    Objective,
-    Progress,
-    Stateful,
-    UpdatePhase,
-    UpdateSchedule,
-)
 from marft.trainer.learner_metrics import (
     BASE_KL_ACTIONS,
+    CreditCallback,
+    MetricAccumulator,
     advantage_metrics,
     advantage_sizes,
     compute_gradient_shares,
@@ -43,18 +48,18 @@ from marft.trainer.learner_metrics import (
     sample_per_agent,
     select_first_per_agent,
 )
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.objectives.pairs import PairObjective
+from marft.trainer.micro_batch import FixedLogProbs
+from marft.trainer.non_finite_guard import find_non_finite
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, select_prefix
-from marft.trainer.preference_batch import PreferenceBatch
-from marft.trainer.rank_group import SINGLE_RANK, Ranks
-from marft.trainer.reference import ReferencePolicy
+from marft.trainer.preferences import PreferenceBatch, ReferencePolicy
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 from marft.trainer.scoring import score_actions
-from marft.trainer.sft import refuse_traces
-from marft.trainer.team_kl import split_budget
-from marft.trainer.team_ratios import TeamRatios
-from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater
+from marft.trainer.trust_region import split_budget
+from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater, UpdateSetup
+from marft.trainer.update_schedules import TeamRatios
+
+StateCollector = Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]]  # calls the function on all ranks
+TRACES = "traces"  # stream of episodes imported from traces, without sampled tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +87,12 @@ class Learner:
 
     def __init__(self, run: RunSettings, models: PolicyRegistry, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
+        self.collect: StateCollector = lambda read: read()
         check_trainable(run)
         self.settings, self.seed = run.algorithm, run.seed
-        self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # own copy of their state
-        self.objective = cast("Objective", run.algorithm.objective)
-        self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
+        self.credit = run.algorithm.credit.model_copy(deep=True)  # own copy of their state
+        self.objective = run.algorithm.objective
+        self.schedule = run.algorithm.schedule.model_copy(deep=True)
         self._fresh = self.state_dict()
         self.roles = [agent.role for agent in run.agents]
         self.longest = length_limits(run)
@@ -121,15 +127,14 @@ class Learner:
         )
         self.reference = None
         if run.algorithm.objective.reads_pairs:
-            self.reference = _reference(self.objective, self.optimizers, models, self.base_packing)
+            self.reference = ReferencePolicy(self.objective, self.optimizers, models, self.base_packing)
         self.diagnostics = Diagnostics(run, models, self.packing, ranks)
         self.critic = None
         if run.algorithm.critic.kind != "none":
             self.critic = Critic(
                 run.algorithm.critic,
                 run.algorithm.level,
-                {name: policy.reader for name, policy in models.policies.items()},
-                {name: policy.base for name, policy in models.policies.items()},
+                {name: CriticBody(policy.base, policy.reader) for name, policy in models.policies.items()},
                 [(agent.role, agent.policy) for agent in run.agents],
                 seed=run.seed,
                 tokens_per_batch=run.training.tokens_per_micro_batch,
@@ -165,18 +170,37 @@ class Learner:
         if self.settings.nll_coefficient:
             metrics |= success_metrics(episodes)
         used_advantages: dict[int, Floats] = {}
-        old, credit_log = fixed.old, CreditLog()
+        old, update_log = fixed.old, MetricAccumulator()
         if batch.samples and not is_warmup:
-            improved, old, credit_log = self._update_policies(batch, fixed, progress)
-            metrics |= improved
+            update_metrics, old, update_log = self._update_policies(batch, fixed, progress)
+            metrics |= update_metrics
             used_advantages = {id(sample.action): sample.advantages for sample in batch.samples}
-        on_credit(
-            build_credit_records(episodes, credit, used_advantages, values.actions if values else None, old, credit_log)
-        )
+        on_credit(_build_records(batch, used_advantages, old, update_log))
         if self.critic and values:
             targets = credit.monte_carlo if is_warmup else credit.returns
             metrics |= self.critic.update(values, targets, progress.step)
         return metrics
+
+    def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
+        """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
+
+        Args:
+            episodes: scored episodes.
+            for_credit_alone: True to skip scores that only a policy update needs.
+        """
+        kl = self.settings.kl
+        if not kl.coefficient or (for_credit_alone and kl.apply_to != "reward"):
+            return FixedLogProbs()
+        scored_actions = [
+            build_sample(action, self.settings.level)
+            for action in flatten_actions(episodes)
+            if action.policy in self.trained
+        ]
+        return FixedLogProbs(
+            old=score_actions(self.packing, scored_actions, self.ranks) if kl.apply_to == "reward" else {},
+            base=score_actions(self.base_packing, scored_actions, self.ranks),
+            exact=self.packing.is_exact(scored_actions),
+        )
 
     def assign_credit(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> CreditedBatch:
         """Assign credit to scored episodes.
@@ -211,6 +235,102 @@ class Learner:
             return replace(credit, advantages=[np.zeros_like(row) for row in credit.advantages])
         return credit
 
+    def _compute_costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
+        """Return the KL cost of each decision: coefficient · (log π − log π_base); 0 for frozen policies."""
+        kl = self.settings.kl
+        if not fixed.base or kl.apply_to != "reward":
+            return []
+
+        def cost(action: Action, size: int) -> Floats:
+            if action.key not in fixed.base:
+                return np.zeros(size)
+            tokens = kl.coefficient * (fixed.old[action.key] - fixed.base[action.key]).clip(
+                -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
+            )
+            return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
+
+        inputs = CreditInputs(episodes, self.settings.level)
+        return [cost(action, size) for action, size in zip(inputs.actions, inputs.sizes(), strict=True)]
+
+    def _make_samples(self, episodes: Sequence[Episode], credit: CreditOutput) -> tuple[list[Sample], list[Floats]]:
+        settings = self.settings
+        return make_samples(episodes, credit, self.trained, settings.normalization, settings.normalize_advantages)
+
+    def update_setup(self) -> UpdateSetup:
+        """Return the parts that updates use."""
+        return UpdateSetup(
+            self.settings, self.objective, self.optimizers, self.packing, self.seed, self.ranks, self.reference
+        )
+
+    def _update_policies(
+        self, batch: CreditedBatch, fixed: FixedLogProbs, progress: Progress
+    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], MetricAccumulator]:
+        """Update the policies → metrics, log-probabilities under π_old by the action's key, and the log."""
+        samples = batch.samples
+        rates = {
+            f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
+            for name, optimizer in self.optimizers.items()
+        }
+        update = PolicyUpdater(
+            self.update_setup(),
+            fixed,
+            PreferenceBatch.from_samples(batch.credit.comparisons, samples) if self.reference else None,
+            check_packing=(progress.step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
+        )
+        ratios = TeamRatios(self.schedule.ratio_limit)
+        progress = progress._replace(advantages=advantage_sizes(samples, batch.raw))
+        phases = list(self.schedule.plan(progress, self.trained, self.seed))
+        budgets = split_budget(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
+        after: dict[ActionKey, Floats] = {}
+        for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
+            update.run(phase, self._correct_samples(batch, phase, ratios), progress.step, budget)
+            after |= self._score_after(phase, samples, update, progress.step)
+            if self.schedule.correction and number + 1 < len(phases):
+                phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
+                ratios.add([sample.action for sample in phase_samples], update.old, update.score_current(phase_samples))
+        measure_kl(update.accumulator, samples, update.old, after)
+        self._measure_base_kl(samples, fixed, update)
+        sums = {"kl_stops": update.accumulator.total("kl_stops")}  # equal on every rank
+        if self.settings.team_kl:
+            sums["team_kl"] = update.accumulator.total("team_kl")
+        accumulator = update.accumulator.merge_ranks(self.ranks)
+        metrics = rates | accumulator.means() | compute_gradient_shares(accumulator, self.roles)
+        return metrics | compute_relative_ess(accumulator, self.roles) | sums, update.old, accumulator
+
+    def _correct_samples(self, batch: CreditedBatch, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
+        """Return a phase's samples, corrected for the updates in earlier phases."""
+        if self.schedule.correction == "product":
+            return ratios.scale_advantages(batch.samples)
+        if self.schedule.correction == "preceding":
+            inputs = batch.inputs
+            traced = replace(inputs, traces=ratios.traces(inputs.actions))
+            corrected, _ = self._make_samples(batch.episodes, self._assign(traced))
+            return ratios.scale_ratios(corrected, 0.5 * phase.clip_scale * self.objective.clip_width)
+        return batch.samples
+
+    def _score_after(
+        self, phase: UpdatePhase, samples: Sequence[Sample], update: PolicyUpdater, step: int
+    ) -> Mapping[ActionKey, Floats]:
+        """Return log-probabilities after a phase for some trained actions, packed like before the phase."""
+        phase_samples = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
+        return score_actions(update.packing, sample_per_agent(phase_samples, self.seed, step), self.ranks)
+
+    def _measure_base_kl(self, samples: Sequence[Sample], fixed: FixedLogProbs, update: PolicyUpdater) -> None:
+        """Measure the KL to the base before the step.
+
+        All actions are used if their base scores are known, else a few actions of each agent.
+        """
+        chosen = samples if fixed.base else select_first_per_agent(samples, BASE_KL_ACTIONS)
+        idle = [sample for sample in chosen if sample.action.key not in update.old]
+        assert update.updated_policies.isdisjoint(sample.action.policy for sample in idle), (
+            "what has moved was scored before"
+        )
+        old = {**update.old, **score_actions(self.packing, idle, self.ranks)}
+        base = fixed.base or score_actions(self.base_packing, chosen, self.ranks)
+        measure_base_kl(update.accumulator, chosen, old, base)
+
+    # state
+
     def join(self, ranks: Ranks) -> None:
         """Replace the rank group."""
         self.ranks = self.diagnostics.ranks = ranks
@@ -237,19 +357,23 @@ class Learner:
         for part, stateful in self._stateful().items():
             stateful.load_state_dict(select_prefix(state, part) or select_prefix(self._fresh, part))
 
+    def _stateful(self) -> dict[str, Credit | UpdateSchedule]:
+        return {"credit": self.credit, "schedule": self.schedule}
+
     def optimizer_state(self) -> dict[str, Tensor]:
         """Return the optimizer state and the reference parameters, unsharded.
 
         Names are ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …, and
         ``reference/<policy>/<parameter>``.
 
-        With sharded ranks, all ranks must call this method together.
+        With sharded ranks, all ranks must read the state together. On the first rank :attr:`collect` makes them do so.
         """
-        critic = optimizer_tensors(self.critic.optimizer, self.critic.parameters()) if self.critic else {}
-        parts = {
-            "critic": critic,
-            **{f"policies/{name}": optimizer.state() for name, optimizer in self.optimizers.items()},
-        }
+        return self.collect(self._read_optimizer_state)
+
+    def _read_optimizer_state(self) -> dict[str, Tensor]:
+        parts = {f"policies/{name}": optimizer.state() for name, optimizer in self.optimizers.items()}
+        if self.critic:
+            parts = {"critic": optimizer_tensors(self.critic.optimizer, self.critic.parameters())} | parts
         if self.reference:
             parts["reference"] = self.reference.state()
         return {
@@ -265,150 +389,19 @@ class Learner:
         if self.reference:
             self.reference.load_state(select_prefix(state, "reference"))
 
-    def _stateful(self) -> dict[str, Stateful]:
-        parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
-        return {part: component for part, component in parts.items() if isinstance(component, Stateful)}
 
-    def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
-        """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
+def refuse_traces(episodes: Sequence[Episode]) -> None:
+    """Reject episodes from traces, because policy ratios need log-probabilities at sampling.
 
-        Args:
-            episodes: scored episodes.
-            for_credit_alone: True to skip scores that only a policy update needs.
-        """
-        kl = self.settings.kl
-        if not kl.coefficient or (for_credit_alone and kl.apply_to != "reward"):
-            return FixedLogProbs()
-        scored_actions = [
-            Sample(action, 1.0, np.zeros(size))
-            for episode in episodes
-            for action, size in zip(episode.actions, CreditInputs([episode], self.settings.level).sizes(), strict=True)
-            if action.policy in self.trained
-        ]
-        return FixedLogProbs(
-            old=score_actions(self.packing, scored_actions, self.ranks) if kl.apply_to == "reward" else {},
-            base=score_actions(self.base_packing, scored_actions, self.ranks),
-            exact=self.packing.is_exact(scored_actions),
-        )
-
-    def _compute_costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
-        """Return the KL cost of each decision: coefficient · (log π − log π_base); 0 for frozen policies."""
-        kl = self.settings.kl
-        if not fixed.base or kl.apply_to != "reward":
-            return []
-
-        def cost(action: Action, size: int) -> Floats:
-            if action.key not in fixed.base:
-                return np.zeros(size)
-            tokens = kl.coefficient * (fixed.old[action.key] - fixed.base[action.key]).clip(
-                -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
-            )
-            return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
-
-        inputs = CreditInputs(episodes, self.settings.level)
-        return [cost(action, size) for action, size in zip(inputs.actions, inputs.sizes(), strict=True)]
-
-    def _make_samples(self, episodes: Sequence[Episode], credit: CreditOutput) -> tuple[list[Sample], list[Floats]]:
-        return make_samples(
-            episodes,
-            credit,
-            self.trained,
-            self.settings.normalization,
-            self.settings.normalize_advantages,
-        )
-
-    def _update_policies(
-        self, batch: CreditedBatch, fixed: FixedLogProbs, progress: Progress
-    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], CreditLog]:
-        """Update the policies → metrics, log-probabilities under π_old by the action's key, and the credit log."""
-        samples = batch.samples
-        rates = {
-            f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
-            for name, optimizer in self.optimizers.items()
-        }
-        accumulator = MetricAccumulator()
-        update = PolicyUpdater(
-            self.settings,
-            self.objective,
-            self.optimizers,
-            self.packing,
-            fixed,
-            accumulator,
-            self.seed,
-            check_packing=(progress.step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
-            ranks=self.ranks,
-            preferences=PreferenceBatch.from_samples(batch.credit.comparisons, samples) if self.reference else None,
-            reference=self.reference,
-        )
-        ratios = TeamRatios(self.schedule.ratio_limit)
-        progress = progress._replace(advantages=advantage_sizes(samples, batch.raw))
-        phases = list(self.schedule.plan(progress, self.trained, self.seed))
-        budgets = split_budget(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
-        after: dict[ActionKey, Floats] = {}
-        for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
-            update.run(phase, self._correct_samples(batch, phase, ratios), progress.step, budget)
-            after |= self._score_after(phase, samples, update, progress.step)
-            if self.schedule.correction and number + 1 < len(phases):
-                phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
-                ratios.add([sample.action for sample in phase_samples], update.old, update.score_current(phase_samples))
-        measure_kl(accumulator, samples, update.old, after)
-        self._measure_base_kl(accumulator, samples, fixed, update)
-        sums = {"kl_stops": accumulator.total("kl_stops")}  # equal on every rank
-        if self.settings.team_kl:
-            sums["team_kl"] = accumulator.total("team_kl")
-        accumulator = accumulator.merge_ranks(self.ranks)
-        metrics = (
-            rates
-            | accumulator.means()
-            | compute_gradient_shares(accumulator, self.roles)
-            | compute_relative_ess(accumulator, self.roles)
-            | sums
-        )
-        return metrics, update.old, update.credit_log.merge_ranks(self.ranks)
-
-    def _score_after(
-        self, phase: UpdatePhase, samples: Sequence[Sample], update: PolicyUpdater, step: int
-    ) -> Mapping[ActionKey, Floats]:
-        """Return log-probabilities after a phase for some trained actions, packed like before the phase."""
-        phase_samples = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
-        return score_actions(update.packing, sample_per_agent(phase_samples, self.seed, step), self.ranks)
-
-    def _measure_base_kl(
-        self, accumulator: MetricAccumulator, samples: Sequence[Sample], fixed: FixedLogProbs, update: PolicyUpdater
-    ) -> None:
-        """Measure the KL to the base before the step.
-
-        All actions are used if their base scores are known, else a few actions of each agent.
-        """
-        chosen = samples if fixed.base else select_first_per_agent(samples, BASE_KL_ACTIONS)
-        idle = [sample for sample in chosen if sample.action.key not in update.old]
-        assert update.updated_policies.isdisjoint(sample.action.policy for sample in idle), (
-            "what has moved was scored before"
-        )
-        old = {**update.old, **score_actions(self.packing, idle, self.ranks)}
-        measure_base_kl(accumulator, chosen, old, fixed.base or score_actions(self.base_packing, chosen, self.ranks))
-
-    def _correct_samples(self, batch: CreditedBatch, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
-        """Return a phase's samples, corrected for the updates in earlier phases."""
-        if self.schedule.correction == "product":
-            return ratios.scale_advantages(batch.samples)
-        if self.schedule.correction == "preceding":
-            inputs = batch.inputs
-            traced = replace(inputs, traces=ratios.traces(inputs.actions))
-            corrected, _ = self._make_samples(batch.episodes, self._assign(traced))
-            return ratios.scale_ratios(corrected, 0.5 * phase.clip_scale * self.objective.clip_width)
-        return batch.samples
-
-
-def _reference(
-    objective: object, optimizers: Mapping[str, PolicyOptimizer], models: PolicyRegistry, base_packing: Packing
-) -> ReferencePolicy:
-    if not isinstance(objective, PairObjective):
+    Raises:
+        ValueError: an episode comes from traces.
+    """
+    if any(episode.stream == TRACES for episode in episodes):
         raise ValueError(
-            f"algorithm.objective: {type(objective).__qualname__} says that it reads pairs, and has no pair_losses; "
-            "derive it from marft.trainer.objectives.pairs.PairObjectivePart"
+            "episodes from traces cannot be trained with ratios of policies: these need the ids that were sampled and "
+            "their log-probabilities, and a trace has text. Learn from them by imitation (marft sft), or grade them "
+            "(marft score)"
         )
-    return ReferencePolicy(objective.reference, objective.refresh, optimizers, models, base_packing)
 
 
 def _may_share_prefixes(run: RunSettings, schedule: UpdateSchedule, models: PolicyRegistry) -> bool:
@@ -421,3 +414,40 @@ def _may_share_prefixes(run: RunSettings, schedule: UpdateSchedule, models: Poli
         return run.training.share_prefixes == "always"
     exact = not any(policy.backbone.needs_fixed_size for policy in models.policies.values())
     return exact and run.algorithm.epochs == 1 and schedule.correction == ""
+
+
+def _build_records(
+    batch: CreditedBatch,
+    used_advantages: Mapping[int, Floats],
+    old: Mapping[ActionKey, Floats],
+    update: MetricAccumulator,
+) -> list[ActionCredit]:
+    """Return one credit record per action, in the order of the episodes.
+
+    Args:
+        batch: credited batch.
+        used_advantages: advantages passed to the objective, by the action's ``id()``, because forks may share an
+            action's key.
+        old: log-probabilities at the start of the step, by the action's key.
+        update: log of the update.
+    """
+    credit, values, records = batch.credit, batch.inputs.values, []
+    rows = [(episode, action) for episode in batch.episodes for action in episode.actions]
+    for number, (episode, action) in enumerate(rows):
+        advantages = used_advantages.get(id(action))
+        key = action.key if advantages is not None else None
+        scored = old.get(key) if key else None
+        records.append(
+            ActionCredit(
+                episode=episode,
+                action=action,
+                group=credit.groups[number] if credit.groups else "",
+                raw_advantages=credit.advantages[number],
+                advantages=advantages,
+                values=values.actions[number] if values else None,
+                entropy=update.entropies.get(key) if key else None,
+                log_prob_diff=None if scored is None else scored - action.log_probs.astype(np.float64),
+                gradient_size=update.gradients.get(key) if key else None,
+            )
+        )
+    return records

@@ -1,10 +1,14 @@
-"""Metrics for a training step, by team and agent."""
+"""Metrics of a training step, by team, policy and agent; credit log; and warnings about inexact log-probabilities.
+
+Values are stored during training, so no forward pass is repeated.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,59 +16,171 @@ import torch
 from torch import Tensor
 
 from marft.common import seeds
-from marft.common.types import ActionKey, Sample
+from marft.common.callbacks import Callback
+from marft.common.types import ActionCredit, ActionKey, Sample
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.interfaces.credit import Floats
 from marft.models.devices import DeferredReads
-from marft.trainer.batching import MicroBatch
-from marft.trainer.interfaces import KL_ACTIONS, KL_TOKENS, Floats
-from marft.trainer.metric_accumulator import MetricAccumulator
-from marft.trainer.scoring import k3_estimate
+from marft.trainer.loss import k3_estimate
+from marft.trainer.micro_batch import MicroBatch
+from marft.trainer.ranks.interface import Ranks
 
 ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
+KL_TOKENS = 1024  # minimum decisions per agent for the KL of an update
+KL_ACTIONS = 4  # minimum actions per agent for the same measurement
 BASE_KL_ACTIONS = 4  # actions per agent for the KL to the untuned base
+CreditCallback = Callable[[list[ActionCredit]], None]  # callback for the credit of each action in a step
+PACKING_TOLERANCE = 1e-4  # nats per token, between scores of the same weights
+ENGINE_TOLERANCE = 0.05  # mean nats per token; bfloat16 alone gives about 0.01; NeMo RL's tests fail above this
+PACKING_WARNING = (
+    "this device's kernels score a token differently in other company, by up to {:.1g} nats: ratios of later epochs, "
+    "and of policies that step one after another, are off by as much; where clips are narrow set algorithm.epochs = 1 "
+    "and algorithm.schedule = {{ name = 'simultaneous' }}"
+)
+ENGINE_WARNING = (
+    "{}: engine and learner differ by {:.2g} nats a token on average, and rounding explains no more than {:g}: it "
+    "learns from what it would not have sampled; set algorithm.sampler_correction = {{ level = '{}' }}, or dtype = "
+    "'float32' for its model"
+)
 
 
-def measure_tokens(
-    deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, **values_T: Tensor
-) -> None:
-    """Add means over decisions, for the team and by agent, after the values are read."""
-    for metric, tensor in values_T.items():
-        deferred.add(tensor, partial(_add_means, accumulator, metric, batch.agents, batch.agent_names))
+class MetricAccumulator:
+    """Accumulator for sums and counts by name, with means independent of batching, and for logs by the action's key.
 
-
-def measure_units(
-    deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, **values_U: Tensor
-) -> None:
-    """Add means over units (actions or tokens), for the team and by agent, after the values are read."""
-    for metric, tensor in values_U.items():
-        deferred.add(tensor, partial(_add_means, accumulator, metric, batch.unit_agents(), batch.agent_names))
-
-
-def measure_mismatch(deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, old_T: Tensor) -> None:
-    """Add the mean and maximum difference between the learner's and the engine's log-probabilities.
-
-    Both use the same weights; the unit is nats.
+    >>> meter = MetricAccumulator()
+    >>> meter.add("entropy", 3.0, 2); meter.add("entropy", 1.0, 2); meter.update_max("difference", 0.5)
+    >>> meter.means() == {"entropy": 1.0, "difference": 0.5}
+    True
     """
 
-    def add(sizes: Floats) -> None:
-        _add_means(accumulator, "log_prob_difference", batch.agents, batch.agent_names, sizes)
-        accumulator.update_max("log_prob_difference_max", float(sizes.max()))
-        for index, name in enumerate(batch.agent_names):
-            accumulator.update_max(f"agents/{name}/log_prob_difference_max", float(sizes[batch.agents == index].max()))
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+        self._max_values: dict[str, float] = {}
+        self.entropies: dict[ActionKey, Floats] = {}  # entropy of each decision when first scored, in nats
+        # Σ |∂loss/∂log π| over an action's decisions and all minibatches with an optimizer step
+        self.gradients: dict[ActionKey, float] = {}
 
-    deferred.add((old_T - batch.engine_log_probs).abs(), add)
+    def add(self, name: str, total: float, count: float = 1.0) -> None:
+        """Add ``count`` observations with sum ``total``."""
+        self._sums[name] += total
+        self._counts[name] += count
+
+    def update_max(self, name: str, value: float) -> None:
+        """Update the maximum; NaN takes precedence and stays visible."""
+        current = self._max_values.get(name, -math.inf)
+        self._max_values[name] = value if math.isnan(value) else max(current, value)
+
+    def add_gradient(self, key: ActionKey, size: float) -> None:
+        """Add to the gradient of an action."""
+        self.gradients[key] = self.gradients.get(key, 0.0) + size
+
+    def merge(self, other: MetricAccumulator) -> None:
+        """Merge another accumulator into this one."""
+        for name, total in other._sums.items():
+            self.add(name, total, other._counts[name])
+        for name, value in other._max_values.items():
+            self.update_max(name, value)
+        self.entropies.update(other.entropies)
+        for key, size in other.gradients.items():
+            self.add_gradient(key, size)
+
+    def merge_ranks(self, ranks: Ranks) -> MetricAccumulator:
+        """Merge the accumulators from every rank.
+
+        A value that every rank adds identically keeps its mean.
+        """
+        merged = MetricAccumulator()
+        for rank_metrics in ranks.gather(self):
+            merged.merge(rank_metrics)
+        return merged
+
+    def total(self, name: str) -> float:
+        """Return a metric's sum."""
+        return self._sums[name]
+
+    def means(self) -> dict[str, float]:
+        """Return the mean or maximum of each metric; metrics with count 0 are omitted."""
+        means = {name: self._sums[name] / self._counts[name] for name in self._sums if self._counts[name]}
+        return {**means, **self._max_values}
 
 
-def measure_gradient_share(
-    deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, gradient_T: Tensor
-) -> None:
-    """Add |∂loss/∂log π| by agent; :func:`compute_gradient_shares` computes shares from the sums."""
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchMetrics:
+    """Metrics of a micro-batch, added to an accumulator after the deferred reads, for the team and by agent."""
 
-    def add(sizes: Floats) -> None:
-        by_agent = np.bincount(batch.agents, sizes, len(batch.agent_names))
-        for name, size in zip(batch.agent_names, by_agent, strict=True):
-            accumulator.add(f"agents/{name}/gradient_share", float(size), 0.0)
+    batch: MicroBatch
+    accumulator: MetricAccumulator
+    deferred: DeferredReads
 
-    deferred.add(gradient_T.abs(), add)
+    def add_tokens(self, **values_T: Tensor) -> None:
+        """Add means over decisions."""
+        for metric, tensor in values_T.items():
+            self.deferred.add(tensor, partial(self._add_means, metric, self.batch.agents))
+
+    def add_units(self, **values_U: Tensor) -> None:
+        """Add means over units (actions or tokens)."""
+        for metric, tensor in values_U.items():
+            self.deferred.add(tensor, partial(self._add_means, metric, self.batch.unit_agents()))
+
+    def add_mismatch(self, old_T: Tensor) -> None:
+        """Add the mean and maximum difference between the learner's and the engine's log-probabilities.
+
+        Both use the same weights; the unit is nats.
+        """
+
+        def add(sizes: Floats) -> None:
+            agents, names = self.batch.agents, self.batch.agent_names
+            self._add_means("log_prob_difference", agents, sizes)
+            self.accumulator.update_max("log_prob_difference_max", float(sizes.max()))
+            for index, name in enumerate(names):
+                self.accumulator.update_max(
+                    f"agents/{name}/log_prob_difference_max", float(sizes[agents == index].max())
+                )
+
+        self.deferred.add((old_T - self.batch.engine_log_probs).abs(), add)
+
+    def add_entropies(self, entropies_T: Tensor) -> None:
+        """Log the entropies of the actions."""
+        self.deferred.add(entropies_T, lambda flat: self.accumulator.entropies.update(self.batch.split_by_action(flat)))
+
+    def add_gradients(self, gradient_T: Tensor) -> None:
+        """Add |∂loss/∂log π| by action and by agent; :func:`compute_gradient_shares` computes shares from the sums."""
+
+        def add(sizes: Floats) -> None:
+            for key, action_sizes in self.batch.split_by_action(sizes).items():
+                self.accumulator.add_gradient(key, float(action_sizes.sum()))
+            by_agent = np.bincount(self.batch.agents, sizes, len(self.batch.agent_names))
+            for name, size in zip(self.batch.agent_names, by_agent, strict=True):
+                self.accumulator.add(f"agents/{name}/gradient_share", float(size), 0.0)
+
+        self.deferred.add(gradient_T.abs(), add)
+
+    def add_weights(self, weights_U: Tensor) -> None:
+        """Add sampler correction weights; :func:`compute_relative_ess` computes effective sample sizes."""
+
+        def add(weights: Floats) -> None:
+            agents = self.batch.unit_agents()
+            for index, name in enumerate(self.batch.agent_names):
+                own = weights[agents == index]
+                for part, total in zip(ESS, (own.sum(), np.square(own).sum(), len(own)), strict=True):
+                    self.accumulator.add(f"agents/{name}/{part}", float(total), 0.0)
+
+        self.deferred.add(weights_U, add)
+
+    def add_teammate_weights(self, weights_M: Tensor) -> None:
+        """Add the mean weight of teammate text."""
+        self.deferred.add(
+            weights_M, lambda values: self.accumulator.add("teammate_weight", float(values.sum()), len(values))
+        )
+
+    def _add_means(self, metric: str, agents: np.ndarray, values: Floats) -> None:
+        names = self.batch.agent_names
+        counts = np.bincount(agents, minlength=len(names))
+        sums = np.bincount(agents, values, len(names))
+        self.accumulator.add(metric, float(sums.sum()), float(counts.sum()))
+        for name, total, count in zip(names, sums, counts, strict=True):
+            self.accumulator.add(f"agents/{name}/{metric}", float(total), float(count))
 
 
 def compute_gradient_shares(accumulator: MetricAccumulator, agents: Sequence[str]) -> dict[str, float]:
@@ -72,23 +188,6 @@ def compute_gradient_shares(accumulator: MetricAccumulator, agents: Sequence[str
     sizes = {name: accumulator.total(f"agents/{name}/gradient_share") for name in agents}
     total = sum(sizes.values())
     return {f"agents/{name}/gradient_share": size / total if total else math.nan for name, size in sizes.items()}
-
-
-def measure_weights(
-    deferred: DeferredReads, accumulator: MetricAccumulator, batch: MicroBatch, weights_U: Tensor
-) -> None:
-    """Add sampler correction weights; :func:`compute_relative_ess` computes effective sample sizes."""
-
-    def add(weights: Floats) -> None:
-        agents = batch.unit_agents()
-        for index, name in enumerate(batch.agent_names):
-            agent_weights = weights[agents == index]
-            for part, total in zip(
-                ESS, (agent_weights.sum(), np.square(agent_weights).sum(), len(agent_weights)), strict=True
-            ):
-                accumulator.add(f"agents/{name}/{part}", float(total), 0.0)
-
-    deferred.add(weights_U, add)
 
 
 def compute_relative_ess(accumulator: MetricAccumulator, agents: Sequence[str]) -> dict[str, float]:
@@ -204,11 +303,39 @@ def measure_base_kl(
             accumulator.add(f"{scope}base_surprisal", -float(base[sample.action.key].sum()), len(log_ratio))
 
 
-def _add_means(
-    accumulator: MetricAccumulator, metric: str, agents: np.ndarray, names: Sequence[str], values: Floats
-) -> None:
-    counts = np.bincount(agents, minlength=len(names))
-    sums = np.bincount(agents, values, len(names))
-    accumulator.add(metric, float(sums.sum()), float(counts.sum()))
-    for name, total, count in zip(names, sums, counts, strict=True):
-        accumulator.add(f"agents/{name}/{metric}", float(total), float(count))
+class LogProbWarnings(Callback):
+    """Callback that monitors log-probability metrics, and warns once per problem, with the fix.
+
+    Args:
+        settings: settings of the algorithm.
+        note: callback for warnings.
+    """
+
+    def __init__(self, settings: AlgorithmSettings, note: Callable[[str], None]) -> None:
+        self._settings, self._note = settings, note
+        self._warned: set[str] = set()
+
+    def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        """Check the metrics of a step."""
+        packing_mismatch = metrics.get("packing_difference", 0.0)
+        if packing_mismatch > PACKING_TOLERANCE:
+            self._warn_once("packing", PACKING_WARNING.format(packing_mismatch))
+        if self._settings.sampler_correction.level != "none" or self._settings.objective.reads_pairs:
+            return
+        role, mismatch = _find_largest_mismatch(metrics)
+        if mismatch > ENGINE_TOLERANCE:
+            level = "token" if self._settings.level == "token" else "geometric"
+            self._warn_once("engine", ENGINE_WARNING.format(role, mismatch, ENGINE_TOLERANCE, level))
+
+    def _warn_once(self, problem: str, text: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            self._note(text)
+
+
+def _find_largest_mismatch(metrics: Mapping[str, float]) -> tuple[str, float]:
+    """Return the agent with the largest mean difference between learner and engine, and the difference in nats per
+    token.
+    """
+    mismatches = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/log_prob_difference")}
+    return max(mismatches.items(), key=lambda item: item[1], default=("", 0.0))

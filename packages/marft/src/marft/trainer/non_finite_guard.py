@@ -6,21 +6,67 @@ forever, and a checkpoint with NaN would become the newest intact checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from marft.common.errors import RunError
 from marft.common.types import ActionCredit, Episode
+from marft.config.interfaces.schedule import Progress
 from marft.models.dtensors import local_shard
-from marft.trainer.interfaces import Progress
-from marft.trainer.learner import Learner
-from marft.trainer.learner_state import CRITIC, LearnerState, find_non_finite, iterate_trained_parts
-from marft.trainer.optimizers import optimizer_tensors, restore_moments
-from marft.trainer.rank_group import SINGLE_RANK, Ranks
+from marft.runs.checkpoints import TrainState
+from marft.trainer.critic import Critic
+from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_moments
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 
+if TYPE_CHECKING:
+    from marft.trainer.learner import Learner
+
+CRITIC = "critic"
 MAX_CONSECUTIVE = 5  # consecutive reverted steps before the run stops
+
+
+class LearnerState(TrainState, Protocol):
+    """Learner state: policy optimizers and the critic, for reward training or imitation."""
+
+    @property
+    def optimizers(self) -> Mapping[str, PolicyOptimizer]:
+        """Optimizer of each trained policy, by name."""
+
+    @property
+    def critic(self) -> Critic | None:
+        """Critic; None without a critic."""
+
+
+def find_non_finite(learner: LearnerState) -> list[str]:
+    """Return the parts with a non-finite number: ``policies.<name>`` or ``critic``.
+
+    The cost is one pass over all parameters and moments, and one number per policy transferred from the device.
+    """
+    return [
+        name for name, parameters, optimizer in iterate_trained_parts(learner) if not _is_finite(parameters, optimizer)
+    ]
+
+
+def iterate_trained_parts(
+    learner: LearnerState,
+) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
+    """Yield name, parameters and optimizer for each trained part."""
+    for name, optimizer in learner.optimizers.items():
+        yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
+    if learner.critic:
+        yield CRITIC, learner.critic.parameters(), learner.critic.optimizer
+
+
+@torch.no_grad()
+def _is_finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
+    moments = optimizer_tensors(optimizer, parameters).values()
+    local_tensors = map(local_shard, (*parameters.values(), *moments))
+    tensors = [tensor for tensor in local_tensors if tensor.numel()]
+    return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))
 
 
 class Snapshot:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from marft.config.algorithm import OptimizerSettings
 from marft.models.devices import read_tensors
 from marft.models.dtensors import full_tensor, local_shard, shard_like
-from marft.models.master_weights import MasterWeights
+from marft.models.half_precision import MasterWeights
 
 if TYPE_CHECKING:
     from marft.models.policy_registry import Policy
@@ -49,7 +49,7 @@ def learning_rate_factor(settings: OptimizerSettings, step: int, steps: int) -> 
 class PolicySnapshot:
     """Snapshot of a policy's parameters and optimizer moments."""
 
-    parameters: Sequence[Tensor]
+    parameters: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
 
 
@@ -108,11 +108,20 @@ class PolicyOptimizer:
         """Copy the parameters and the optimizer moments, as far as held on this rank."""
         moments = optimizer_tensors(self.optimizer, self.parameters)
         return PolicySnapshot(
-            [local_shard(parameter.detach()).clone() for parameter in self.parameters.values()],
-            {name: local_shard(tensor).clone() for name, tensor in moments.items()},
+            self.copy_parameters(), {name: local_shard(tensor).clone() for name, tensor in moments.items()}
         )
 
+    def copy_parameters(self) -> dict[str, Tensor]:
+        """Copy the parameters, sharded alike."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
     @torch.no_grad()
+    def load_parameters(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the parameters to tensors that are sharded alike."""
+        for name, parameter in self.parameters.items():
+            local_shard(parameter).copy_(local_shard(tensors[name]))
+        self.sync_weights()
+
     def interpolate(self, before: PolicySnapshot, after: PolicySnapshot, fraction: float) -> None:
         """Set the parameters to an interpolation between two snapshots; moments stay unchanged.
 
@@ -121,16 +130,16 @@ class PolicyOptimizer:
             after: snapshot at fraction 1.
             fraction: position between the snapshots.
         """
-        for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
-            local_shard(parameter).copy_(torch.lerp(a, b, fraction))
-        self.sync_weights()
+        self.load_parameters(
+            {
+                name: torch.lerp(local_shard(start), local_shard(after.parameters[name]), fraction)
+                for name, start in before.parameters.items()
+            }
+        )
 
-    @torch.no_grad()
     def restore(self, snapshot: PolicySnapshot) -> None:
         """Restore parameters and moments from a snapshot."""
-        for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
-            local_shard(parameter).copy_(value)
-        self.sync_weights()
+        self.load_parameters(snapshot.parameters)
         restore_moments(self.optimizer, self.parameters, snapshot.moments)
 
     def state(self) -> dict[str, Tensor]:

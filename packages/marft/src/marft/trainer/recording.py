@@ -8,10 +8,10 @@ from pathlib import Path
 from marft.common.types import ActionCredit, Episode
 from marft.config.run import RunSettings
 from marft.rollout.rollout_batch import RolloutBatch
-from marft.runs.checkpoints import checkpoint_name
 from marft.runs.credit_files import write_credit
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import checkpoint_name
 
 
 def record_step(

@@ -12,12 +12,13 @@ from typing import Any
 
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
-from marft.rollout.curriculum import restore_curriculum
-from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, State, read_record
-from marft.runs.cleanup import remove_checkpoint
+from marft.rollout.task_sampler import restore_curriculum
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.metrics_log import LogDigest
+from marft.runs.run_files import remove_checkpoint
 from marft.runs.run_folder import parse_step
-from marft.trainer.learner_state import LearnerState
+from marft.runs.state import CheckpointRecord, State, read_record
+from marft.trainer.non_finite_guard import LearnerState
 
 
 class Rollback:

@@ -15,22 +15,18 @@ from marft.common.types import Task
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
 from marft.models.policy_registry import PolicyRegistry
-from marft.runs.callback_state import read_callback_states
-from marft.runs.changes import change_notes, check_changes
+from marft.runs.changes import change_notes, check_changes, code_notes
 from marft.runs.checkpoints import (
     CheckpointManager,
-    CheckpointRecord,
-    State,
     TrainState,
-    checkpoint_name,
     load_critic,
     load_policies,
-    read_record,
+    read_callback_states,
     restore,
 )
 from marft.runs.metrics_log import LogDigest, truncate_log
 from marft.runs.run_folder import MARKER, RunFolder
-from marft.runs.user_code import code_notes
+from marft.runs.state import CheckpointRecord, State, checkpoint_name, read_record
 
 Note = Callable[[str], None]
 SFT_PREFIX = "imitated "  # prefix of a warm start's digest of turns, stored in place of the task digest

@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 
 from marft.common.types import ActionKey, Sample
+from marft.config.interfaces.credit import Floats
 from marft.models.devices import DeferredReads, is_on_cpu
 from marft.models.log_probs import TokenScores, score_tokens
-from marft.trainer.batching import BatchCounts, IdleBatch, MicroBatch, Packing
-from marft.trainer.interfaces import LOG_RATIO_LIMIT, Floats
-from marft.trainer.rank_group import SINGLE_RANK, Ranks, merge_over_ranks
-
-
-def k3_estimate(log_ratio: Tensor) -> Tensor:
-    """Return Schulman's k3 estimate of KL(p ‖ q) at samples from p, in nats.
-
-    Args:
-        log_ratio: ``log q − log p``; clamped to ±20 nats.
-    """
-    d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return d.expm1() - d
+from marft.trainer.batching import BatchCounts, IdleBatch, Packing
+from marft.trainer.micro_batch import MicroBatch
+from marft.trainer.ranks.interface import SINGLE_RANK, Ranks, merge_over_ranks
 
 
 def score_batch(batch: MicroBatch) -> TokenScores:
@@ -43,16 +34,14 @@ def score_with_teammates(batch: MicroBatch, entropy_gradient: bool = False) -> t
         batch: micro-batch to score.
         entropy_gradient: True to compute entropies with gradient.
     """
-    hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_transform
+    hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.output_head
     own_scores = score_tokens(
         select_rows(hidden, batch.predict_from),
-        head.weight,
-        head.bias,
+        head,
         batch.targets,
         batch.temperatures,
         entropy_gradient,
         fixed_size=batch.rows.fixed_size,
-        transform=shape,
         masks=batch.masks,
     )
     if batch.chosen is not None:
@@ -60,9 +49,8 @@ def score_with_teammates(batch: MicroBatch, entropy_gradient: bool = False) -> t
     text = batch.teammate_text
     if text is None:
         return own_scores, None
-    teammate_scores = score_tokens(
-        select_rows(hidden, text.predict_from), head.weight, head.bias, text.targets, text.temperatures, transform=shape
-    )
+    teammate_hidden = select_rows(hidden, text.predict_from)
+    teammate_scores = score_tokens(teammate_hidden, head, text.targets, text.temperatures)
     return own_scores, teammate_scores.log_probs
 
 

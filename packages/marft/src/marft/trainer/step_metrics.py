@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from marft.envs.tasks import read_tasks
 from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
 from marft.evaluation.evaluate import evaluate
-from marft.evaluation.text_metrics.characters import format_rates
+from marft.evaluation.writing_metrics import format_rates
 from marft.rollout.async_rollout.sources import RolloutSource
 from marft.rollout.rollout_batch import RolloutBatch
 from marft.rollout.runner import FAILURE_METRICS, RolloutRunner
+from marft.trainer.micro_batch import count_input_tokens
 
 
 def compute_rollout_metrics(rollouts: RolloutRunner, batch: RolloutBatch) -> dict[str, float]:
@@ -63,3 +64,22 @@ class PhaseTimer:
     def metrics(self) -> dict[str, float]:
         """Return the seconds as metrics."""
         return {**{f"seconds/{phase}": value for phase, value in self.seconds.items()}, "seconds": self.total()}
+
+
+def throughput(
+    batch: RolloutBatch, sampled_tokens: float, sampling_seconds: float, timer: PhaseTimer
+) -> dict[str, float]:
+    """Return a step's tokens and episodes per second.
+
+    Args:
+        batch: episodes of the step.
+        sampled_tokens: tokens that were sampled for the step.
+        sampling_seconds: seconds in which they were sampled, which may overlap with learning.
+        timer: seconds of the step's phases.
+    """
+    input_tokens = sum(count_input_tokens(action) for episode in batch.credit_inputs for action in episode.actions)
+    return {
+        "tokens_per_second/sampling": sampled_tokens / sampling_seconds,
+        "tokens_per_second/learning": input_tokens / timer.seconds["learning"],
+        "episodes_per_second": len(batch.episodes) / timer.total(),
+    }

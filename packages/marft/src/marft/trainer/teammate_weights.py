@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from marft.config.plugin_types import TeammateWeightPart
+from marft.config.interfaces.objective import LOG_RATIO_LIMIT
+from marft.config.interfaces.teammate_weight import TeammateWeight
 from marft.config.settings import MAX_COUNT, Fraction, NonNegative, Positive
-from marft.trainer.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Truncated(TeammateWeightPart):
+class Truncated(TeammateWeight):
     """``min(π/μ, cap)``: truncated importance sampling (LlamaRL, 2025)."""
 
     cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 2.0  # maximum weight
@@ -29,7 +29,7 @@ class Truncated(TeammateWeightPart):
         return _ratio(log_probs, author).clamp(max=self.cap)
 
 
-class Bounded(TeammateWeightPart):
+class Bounded(TeammateWeight):
     """``min(max(π/μ, floor), cap)`` for positive advantages; else ``min(π/μ, cap)``, or 0 if π/μ < ``1 − clip``.
 
     This is our reading of AIPO (arXiv 2605.08401). Its abstract names a tailored importance weight and a clip, against
@@ -49,7 +49,7 @@ class Bounded(TeammateWeightPart):
         return ratio.clamp(min=self.floor).where(advantages > 0, bad).clamp(max=self.cap)
 
 
-class Shaped(TeammateWeightPart):
+class Shaped(TeammateWeight):
     """``γπ/(π + γ)²``, the derivative of ``π/(π + γ)`` with respect to log π.
 
     This is LUFFY's policy shaping (Yan et al. 2025), in which the author's probability counts as 1.
@@ -63,7 +63,7 @@ class Shaped(TeammateWeightPart):
         return self.gamma * probability / (probability + self.gamma).square()
 
 
-class Unweighted(TeammateWeightPart):
+class Unweighted(TeammateWeight):
     """1: equal weight for every token."""
 
     def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002

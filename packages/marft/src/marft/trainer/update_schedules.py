@@ -1,25 +1,30 @@
-"""Update schedules: order of policy updates within a training step (formulas §7).
+"""Update schedules: order of policy updates within a training step, and corrections for earlier updates (formulas §7).
 
 The unit is the policy: agents with shared weights are one unit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, PrivateAttr
 
 from marft.common import seeds
-from marft.config.plugin_types import SchedulePart
+from marft.common.types import Action, ActionKey, Sample
+from marft.config.interfaces.credit import Floats
+from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
 from marft.config.settings import Count, NonNegative, NotTiny
-from marft.trainer.interfaces import Progress, UpdatePhase
 
 Correction = Literal["", "product", "preceding"]
 RatioLimit = Annotated[float, Field(ge=1, le=1e9)]
+StepKey = tuple[str, str, int, int]
 
 
-class Simultaneous(SchedulePart):
+class Simultaneous(UpdateSchedule):
     """Joint update: every policy, on every minibatch."""
 
     correction: ClassVar[Correction] = ""
@@ -30,7 +35,7 @@ class Simultaneous(SchedulePart):
         return [UpdatePhase(tuple(policies))]
 
 
-class AgentByAgent(SchedulePart):
+class AgentByAgent(UpdateSchedule):
     """Update by turns, a single policy per turn (the paper's cycling scheme).
 
     The next policy's turn starts after ``interval`` environment steps since the last change. Intervals count from the
@@ -52,7 +57,7 @@ class AgentByAgent(SchedulePart):
         return [UpdatePhase((policies[self._turn % len(policies)],))]
 
     def state_dict(self) -> dict[str, float]:
-        """Return the current turn; see :class:`marft.trainer.interfaces.Stateful`."""
+        """Return the current turn."""
         return {"turn": self._turn, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -60,7 +65,7 @@ class AgentByAgent(SchedulePart):
         self._turn, self._since = int(state["turn"]), int(state["since"])
 
 
-class Sequential(SchedulePart):
+class Sequential(UpdateSchedule):
     """Sequential updates in a new random order each step (HAPPO: Kuba et al. 2022).
 
     Each policy weights its actions with the new/old ratios of the policies updated before, in the same episode and
@@ -79,7 +84,7 @@ class Sequential(SchedulePart):
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in random_order(policies, progress, seed)]
 
 
-class A2PO(SchedulePart):
+class A2PO(UpdateSchedule):
     """Sequential updates with preceding-policy correction (A2PO: Wang et al. 2023).
 
     The differences to :class:`Sequential` are:
@@ -127,3 +132,58 @@ def semi_greedy_order(policies: Sequence[str], progress: Progress, seed: int) ->
         order.append(max(remaining, key=lambda name: progress.advantages.get(name, 0.0)) if greedy else remaining[0])
         remaining.remove(order[-1])
     return order
+
+
+class TeamRatios:
+    """``M``: product over earlier-updated policies' new/old ratios, per (episode, step).
+
+    The ratio of an action is length-normalized, and the product is clipped to ``[1/limit, limit]``. Products of
+    thousands of token ratios would be 0 or infinite. No gradient flows through M.
+
+    Args:
+        limit: maximum of the product, at least 1.
+    """
+
+    def __init__(self, limit: float) -> None:
+        assert limit >= 1.0
+        self.bound = math.log(limit)
+        self._sums: dict[StepKey, float] = {}
+
+    def add(self, actions: Sequence[Action], old: Mapping[ActionKey, Floats], new: Mapping[ActionKey, Floats]) -> None:
+        """Add the actions of newly updated policies.
+
+        Args:
+            actions: actions of the policies.
+            old: log-probabilities before the update, by the action's key.
+            new: log-probabilities after the update, by the action's key.
+        """
+        for action in actions:
+            log_ratio = float(np.mean(new[action.key] - old[action.key]))
+            key = step_key(action)
+            self._sums[key] = self._sums.get(key, 0.0) + log_ratio
+
+    def log_ratio(self, action: Action) -> float:
+        """Return log M at the action's step; 0 before the first update."""
+        return max(-self.bound, min(self.bound, self._sums.get(step_key(action), 0.0)))
+
+    def scale_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Multiply advantages by M (HAPPO); equal to M · min(r A, clip(r) A) for M > 0."""
+        return [
+            replace(sample, advantages=sample.advantages * math.exp(self.log_ratio(sample.action)))
+            for sample in samples
+        ]
+
+    def scale_ratios(self, samples: Sequence[Sample], clip: float) -> list[Sample]:
+        """Multiply the ratio of each action by ``clip(M, 1 ± clip)`` (A2PO)."""
+        low, high = math.log(1.0 - clip), math.log(1.0 + clip)
+        return [replace(sample, log_factor=max(low, min(high, self.log_ratio(sample.action)))) for sample in samples]
+
+    def traces(self, actions: Sequence[Action]) -> Floats:
+        """Return M at the step of every action, shape [actions]."""
+        return np.exp([self.log_ratio(action) for action in actions])
+
+
+def step_key(action: Action) -> StepKey:
+    """Return the key for an action's environment step and episode."""
+    key = action.key
+    return key.stream, key.task, key.sample, key.step

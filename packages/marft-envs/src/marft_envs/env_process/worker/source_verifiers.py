@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any
 
-from .tool_calls import format_error, split_tool_calls
+from .server import JsonObject, format_error, split_tool_calls
 
 MODEL = "team"
 REWARD_ERRORS: ContextVar[list[str]] = ContextVar("FAULTS")  # errors raised by reward functions of the current episode
@@ -39,15 +39,15 @@ class Episode:
 
     def __init__(self) -> None:
         self.replies: asyncio.Queue[str] = asyncio.Queue()
-        self.outputs: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.outputs: asyncio.Queue[JsonObject] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
 
-    async def request_text(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+    async def request_text(self, messages: list[JsonObject], tools: list[Any]) -> str:
         """Send a model request to the team and return its text."""
         await self.outputs.put({"messages": messages, "tools": tools})
         return await self.replies.get()
 
-    async def run(self, rollout: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def run(self, rollout: Coroutine[Any, Any, JsonObject]) -> None:
         """Run a rollout and queue its result or its error."""
         try:
             await self.outputs.put({"done": await rollout})
@@ -60,11 +60,11 @@ class Episode:
 class RolloutEnvironment:
     """Environments with their own rollouts: ``verifiers.load_environment``, up to version 0.1."""
 
-    def __init__(self, verifiers: Any, name: str, args: dict[str, Any]) -> None:
+    def __init__(self, verifiers: Any, name: str, args: JsonObject) -> None:
         self.env = verifiers.load_environment(name, **args)
         logging.getLogger("verifiers").addHandler(RewardErrorHandler(logging.ERROR))
 
-    def list_rows(self, held_out: bool) -> list[dict[str, Any]]:
+    def list_rows(self, held_out: bool) -> list[JsonObject]:
         """Return prompts, answers and further row data.
 
         If ``held_out`` is True, the rows come from the evaluation dataset; the list is empty if the environment has
@@ -87,7 +87,7 @@ class RolloutEnvironment:
         )
         return self.env.get_eval_dataset() if has_eval_dataset else []
 
-    async def run_episode(self, held_out: bool, index: int, episode: Episode) -> dict[str, Any]:
+    async def run_episode(self, held_out: bool, index: int, episode: Episode) -> JsonObject:
         """Run a rollout and return its reward and metrics.
 
         Raises:
@@ -135,7 +135,7 @@ class RolloutEnvironment:
 class TasksetEnvironment:
     """Task sets of version 0.4, which score a single answer to a prompt."""
 
-    def __init__(self, name: str, args: dict[str, Any]) -> None:
+    def __init__(self, name: str, args: JsonObject) -> None:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
         config = loaders.taskset_config_type(name)(**{"id": name, **args})
         taskset = loaders.load_taskset(config)
@@ -144,7 +144,7 @@ class TasksetEnvironment:
         self.tasks = list(taskset)
         self.v1 = importlib.import_module("verifiers.v1")
 
-    def list_rows(self, held_out: bool) -> list[dict[str, Any]]:
+    def list_rows(self, held_out: bool) -> list[JsonObject]:
         """Return prompts and answers; no task is held out."""
         return (
             []
@@ -155,11 +155,11 @@ class TasksetEnvironment:
             ]
         )
 
-    def _task_messages(self, task: Any) -> list[dict[str, Any]]:
+    def _task_messages(self, task: Any) -> list[JsonObject]:
         system = [{"role": "system", "content": task.data.system_prompt}] if task.data.system_prompt else []
         return [*system, *to_messages(task.data.prompt)]
 
-    async def run_episode(self, held_out: bool, index: int, episode: Episode) -> dict[str, Any]:  # noqa: ARG002
+    async def run_episode(self, held_out: bool, index: int, episode: Episode) -> JsonObject:  # noqa: ARG002
         """Request one answer and return its reward and metrics.
 
         Raises:
@@ -191,12 +191,12 @@ def _not_supported(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("the team is asked in words")
 
 
-def stringify_keys(metrics: Any) -> dict[str, Any]:
+def stringify_keys(metrics: Any) -> JsonObject:
     """Convert metric names to strings."""
     return {str(name): value for name, value in (metrics or {}).items()}
 
 
-def to_messages(prompt: Any) -> list[dict[str, Any]]:
+def to_messages(prompt: Any) -> list[JsonObject]:
     """Convert messages to dicts with role and text."""
     if prompt is None or isinstance(prompt, str):
         return [{"role": "user", "content": prompt or ""}]
@@ -210,7 +210,7 @@ def to_messages(prompt: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def tool_to_dict(tool: Any) -> dict[str, Any]:
+def tool_to_dict(tool: Any) -> JsonObject:
     """Keep the name, description and parameters of a tool."""
     data = tool if isinstance(tool, dict) else tool.model_dump()
     return {key: data.get(key) for key in ("name", "description", "parameters")}
@@ -223,18 +223,18 @@ class VerifiersSource:
         self.environment = environment
         self.episodes: dict[str, Episode] = {}
 
-    def list_rows(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def list_rows(self, request: JsonObject) -> list[JsonObject]:
         """Return the available tasks."""
         return self.environment.list_rows(request["held_out"])
 
-    async def start_episode(self, episode: str, request: dict[str, Any]) -> dict[str, Any]:
+    async def start_episode(self, episode: str, request: JsonObject) -> JsonObject:
         """Start a rollout and return its first request to the team."""
         running = self.episodes[episode] = Episode()
         rollout = self.environment.run_episode(request["held_out"], request["row"], running)
         running.task = asyncio.ensure_future(running.run(rollout))
         return await running.outputs.get()
 
-    async def send_text(self, episode: str, request: dict[str, Any]) -> dict[str, Any]:
+    async def send_text(self, episode: str, request: JsonObject) -> JsonObject:
         """Pass the team's text to a rollout; return the next request or the result."""
         running = self.episodes[episode]
         await running.replies.put(request["text"])
@@ -247,7 +247,7 @@ class VerifiersSource:
             running.task.cancel()
 
 
-def open_source(settings: dict[str, Any]) -> VerifiersSource:
+def open_source(settings: JsonObject) -> VerifiersSource:
     """Load an environment by ``name`` with arguments ``args``."""
     verifiers = importlib.import_module("verifiers")
     name, args = settings["name"], settings["args"]

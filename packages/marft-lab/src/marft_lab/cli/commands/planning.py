@@ -42,20 +42,14 @@ def plan(
     the run fit, and the best split of the GPUs.
     """
     from marft.cli import options, output
+    from marft.models.device_specs import find_device_spec
     from marft_lab.cli.planning import run_plan
+    from marft_lab.planning.plan import PlanRequest
+    from marft_lab.planning.timing import Efficiencies
     from marft_lab.planning.workload import KnownLengths
 
     changes = options.parse_overrides(context, recipe)
     lengths = KnownLengths(prompt_tokens, action_tokens, max_action_tokens, environment_steps)
-    run_plan(
-        recipe,
-        changes,
-        gpus,
-        gpu,
-        lengths,
-        environment_seconds,
-        lag,
-        efficiency or [],
-        model_config,
-        output.output_mode(False, as_json),
-    )
+    reached = Efficiencies().with_overrides(efficiency or [])
+    request = PlanRequest(gpus, find_device_spec(gpu), lengths, environment_seconds, lag, reached, model_config)
+    run_plan(recipe, changes, request, output.output_mode(False, as_json))

@@ -39,14 +39,13 @@ def synthesize(
     from marft_lab.cli import synthesis
 
     changes, output_mode = options.parse_overrides(context, recipe), output.output_mode(quiet, as_json)
+    asked = synthesis.SynthesisOptions(teacher, resume, overwrite, trust_code, output_mode)
     if not train:
-        synthesis.synthesize(
-            recipe, changes, teacher, resume=resume, overwrite=overwrite, trust_code=trust_code, output_mode=output_mode
-        )
+        synthesis.synthesize(recipe, changes, asked)
         return
     if resume:
         raise ValueError("--train goes on with whatever of it is there; leave out --resume")
-    synthesis.cold_start(recipe, changes, teacher, overwrite=overwrite, trust_code=trust_code, output_mode=output_mode)
+    synthesis.cold_start(recipe, changes, asked)
 
 
 @app.command()

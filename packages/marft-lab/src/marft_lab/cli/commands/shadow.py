@@ -41,10 +41,9 @@ def shadow(
     from marft.cli import options
     from marft.cli import output as spoken
     from marft_lab.cli import shadow as shadowing
-    from marft_lab.cli.shadow import build_request
+    from marft_lab.shadow.setup import DEFAULT_FOLDER, ShadowRequest
 
-    request = build_request(
-        team, checkpoint, options.parse_overrides(context, team), trust_code, sessions, output, grade, feedback, follow
-    )
+    changes, output = options.parse_overrides(context, team), output or sessions / DEFAULT_FOLDER
+    request = ShadowRequest(team, checkpoint, changes, trust_code, sessions, output, grade, feedback, follow)
     if not shadowing.shadow(request, spoken.output_mode(quiet, as_json)) and gate:
         raise typer.Exit(1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.config.plugin_types import CombinerPart
+from marft_lab.federated.combiner import Combiner
 
 
-class Alone(CombinerPart):
+class Alone(Combiner):
     """Aggregator without exchange: each site keeps its adapters."""
 
     def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:  # noqa: ARG002

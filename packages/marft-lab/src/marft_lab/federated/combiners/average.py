@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from marft.config.plugin_types import CombinerPart
+from marft_lab.federated.combiner import Combiner
 
 
-class Average(CombinerPart):
+class Average(Combiner):
     """FedAvg (McMahan et al. 2017) over adapters.
 
     Sites that skipped the round continue from the average, too.

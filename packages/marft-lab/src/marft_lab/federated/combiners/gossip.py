@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from marft.config.plugin_types import CombinerPart
 from marft.config.settings import did_you_mean
+from marft_lab.federated.combiner import Combiner
 
 Edge = Annotated[tuple[str, str], Strict(False)]
 
 
-class Gossip(CombinerPart):
+class Gossip(Combiner):
     """Gossip averaging with the Metropolis weights of Xiao et al. 2005.
 
     Over a connected graph all sites converge to the average of all sites, at a rate given by the graph's spectral gap.
@@ -24,9 +24,8 @@ class Gossip(CombinerPart):
 
     # topology, in the order of the sites; in a star the first site is the center
     graph: Literal["ring", "line", "star", "complete", "edges"] = "ring"
-    edges: Annotated[
-        tuple[Edge, ...], Strict(False), Field(max_length=10_000)
-    ] = ()  # pairs of sites for graph = "edges"
+    # pairs of sites for graph = "edges"
+    edges: Annotated[tuple[Edge, ...], Strict(False), Field(max_length=10_000)] = ()
 
     def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]; the matrix is symmetric and doubly stochastic.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marft.trainer.interfaces import Floats
-from marft_lab.league.elo import ELO_SCALE
+from marft.config.interfaces.credit import Floats
+from marft_lab.league.pool import ELO_SCALE
 
 PRIOR_STD = 800.0 / ELO_SCALE  # standard deviation of the prior, in log-odds; ten wins of ten outweigh the prior
 NORMAL_QUANTILE = 1.959964  # of the normal distribution, for 95 % intervals

@@ -27,11 +27,8 @@ def build_tables(result: LeagueResult) -> list[TextTable]:
         for name, rating, count in zip(result.versions, result.ratings, match_counts, strict=True)
     ]
     score_rows = [
-        [
-            result.versions[version],
-            *(_format_percent(result.score(version, opponent)) for opponent in _version_indices(result)),
-        ]
-        for version in _version_indices(result)
+        [name, *(_format_percent(result.score(version, opponent)) for opponent in _version_indices(result))]
+        for version, name in enumerate(result.versions)
     ]
     headings = ["version", "Elo", "95 %", "matches"]
     if result.exploitability:

@@ -9,9 +9,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, Strict
 
-from marft.config.plugin_types import ProposerPart
 from marft.config.settings import Fraction, SmallCount
-from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest
+from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest, Proposer
 
 MAX_ATTEMPTS = 20  # attempts per proposal until a proposal is new
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -19,7 +18,7 @@ Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Sentences = tuple[str, ...]
 
 
-class SentenceEditProposer(ProposerPart):
+class SentenceEditProposer(Proposer):
     """Genetic algorithm over sentences.
 
     An edit adds a sentence from a pool, or removes, replaces or moves a sentence. A crossover joins sentences of two

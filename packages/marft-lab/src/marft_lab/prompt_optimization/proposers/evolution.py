@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from marft.common.prompt_history import PromptVersion
 from marft.config.agents import SamplingSettings
-from marft.config.plugin_types import ProposerPart
 from marft.config.settings import Fraction, SmallCount
 from marft_lab.prompt_optimization.prompts import (
     QUOTE_NOTICE,
@@ -13,7 +12,7 @@ from marft_lab.prompt_optimization.prompts import (
     unique_marker,
     wrap_in_tags,
 )
-from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest
+from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest, Proposer
 
 MUTATION_PROMPT = """\
 {role} is one member of a team. {material}
@@ -33,7 +32,7 @@ Write instructions for {role} that take the best of both, and then change someth
 {reply}"""
 
 
-class EvolutionProposer(ProposerPart):
+class EvolutionProposer(Proposer):
     """EvoPrompt's genetic algorithm (Guo et al. 2024), with our own prompts.
 
     A policy rewrites one version or combines two versions, and the best versions survive. The proposer reads no

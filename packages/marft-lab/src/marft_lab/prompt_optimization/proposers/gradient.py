@@ -8,18 +8,18 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.config.agents import SamplingSettings
-from marft.config.plugin_types import ProposerPart
 from marft.config.settings import NonNegativeCount, SmallCount
 from marft_lab.prompt_optimization.prompts import (
     QUOTE_NOTICE,
     REPLY_FORMAT,
+    AttemptTranscript,
     collect_texts,
     format_attempts,
     parse_instructions,
     unique_marker,
     wrap_in_tags,
 )
-from marft_lab.prompt_optimization.proposals import AttemptTranscript, Proposal, ProposalRequest
+from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest, Proposer
 
 CRITIQUE_PROMPT = """\
 You improve what one member of a team, {role}, is told. {material}
@@ -52,7 +52,7 @@ What was tried before, and the share of tasks that the team solved with it:
 What should {role} be told, so that attempts like these succeed? {reply}"""
 
 
-class TextGradientProposer(ProposerPart):
+class TextGradientProposer(Proposer):
     """Textual gradients as in TextGrad (Yuksekgonul et al. 2024) and ProTeGi (Pryzant et al. 2023).
 
     A policy reads failed and successful attempts and criticizes an agent's instructions (the gradient). Then the policy
@@ -80,10 +80,8 @@ class TextGradientProposer(ProposerPart):
         proposals = []
         for number in range(request.count):
             parent = parents[number % len(parents)]
-            failed, solved = (
-                _sample_attempts(request, request.failed, self.failed),
-                _sample_attempts(request, request.solved, self.solved),
-            )
+            failed = _sample_attempts(request, request.failed, self.failed)
+            solved = _sample_attempts(request, request.solved, self.solved)
             measured = [version for version in request.versions if version.worth][: self.history_size]
             mark = unique_marker(collect_texts([*failed, *solved], [parent, *measured]))
             common_fields = {

@@ -7,12 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.config.patterns import Pattern, contains_match
-from marft.config.plugin_types import CheckPart
 from marft.config.settings import Names
-from marft_lab.safety.agent_outputs import EpisodeOutputs
+from marft_lab.safety.agent_outputs import Check, EpisodeOutputs
 
 
-class ForbiddenCalls(CheckPart):
+class ForbiddenCalls(Check):
     """Check for attempted and executed tool calls, with any result."""
 
     tools: Annotated[Names, Field(min_length=1)]  # names of tools

@@ -7,11 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.config.patterns import Patterns
-from marft.config.plugin_types import CheckPart
-from marft_lab.safety.agent_outputs import EpisodeOutputs, OutputPlace, find_first_unquoted
+from marft_lab.safety.agent_outputs import Check, EpisodeOutputs, OutputPlace, find_first_unquoted
 
 
-class ForbiddenText(CheckPart):
+class ForbiddenText(Check):
     """Check for patterns in agents' texts; quotations of an attack are ignored, and by default also reasoning."""
 
     patterns: Annotated[Patterns, Field(min_length=1)]  # regular expressions; any match counts

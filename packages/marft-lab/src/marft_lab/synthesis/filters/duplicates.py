@@ -8,12 +8,11 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.common.types import Episode
-from marft.config.plugin_types import FilterPart
 from marft_envs.env_check.similarity import jaccard, normalize, shingles, task_text
-from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 
-class Duplicates(FilterPart):
+class Duplicates(Filter):
     """Filter that rejects repetitions of an earlier episode at the same task; the first episode stays.
 
     Tasks with equal content count as the same task, even with different ids.

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.config.plugin_types import FilterPart
 from marft.config.settings import Fraction
-from marft.evaluation.trajectories.handoffs import find_loops, iter_handoffs
-from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
+from marft.evaluation.trajectory_metrics import find_loops, iter_handoffs
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 
-class Handoffs(FilterPart):
+class Handoffs(Filter):
     """Filter that rejects episodes with back-and-forth handoffs, or with low handoff efficiency.
 
     The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.

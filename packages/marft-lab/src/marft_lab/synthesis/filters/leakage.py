@@ -14,15 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marft.common.types import Action, Episode, Task
-from marft.config.plugin_types import FilterPart
 from marft.config.settings import Count, Fraction, Names
 from marft_envs.env_check.similarity import SimilarityIndex, normalize, task_text
-from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 HELD_OUT_REASON = "its task is held out, or nearly one that is"
 
 
-class Leakage(FilterPart):
+class Leakage(Filter):
     """Filter that rejects held-out tasks and their near duplicates, and episodes with leaked answers.
 
     An answer is leaked if an agent read the answer without a legitimate source, or if a forbidden role said the answer.
@@ -31,11 +30,8 @@ class Leakage(FilterPart):
     # minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 only
     # rejects equal tasks
     min_similarity: Fraction = 0.8
-    answers: Names = (
-        "answer",
-        "solution",
-        "target",
-    )  # fields of task data with secret answers, at any depth
+    # fields of task data with secret answers, at any depth
+    answers: Names = ("answer", "solution", "target")
     min_chars: Count = 2  # minimum characters of an answer; shorter answers occur in any text
     silent: Names = ()  # roles that must not say an answer either, unless a legitimate source gave it to them
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.common.types import Episode
-from marft.config.plugin_types import FilterPart
 from marft.config.settings import Bounded
-from marft_lab.synthesis.candidates import Candidate, FilterContext, Rejections
+from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 
-class Success(FilterPart):
+class Success(Filter):
     """Filter that rejects episodes without a score, without success, or with a low reward."""
 
     solved: bool = True  # True to require success; without a known outcome only the reward counts

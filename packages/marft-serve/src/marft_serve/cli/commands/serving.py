@@ -54,21 +54,20 @@ def serve(
     There is one model for each role, and one for the whole team. On SIGTERM, the server finishes pending requests
     and exits.
     """
-    from marft.cli import options
+    from marft.cli.options import parse_overrides
     from marft_serve.cli import serving
+    from marft_serve.serving.options import ServeOptions, ShadowTeam
 
-    serving.serve(
-        team,
-        options.parse_overrides(context, team),
-        checkpoint,
-        (host, port, token, no_token),
-        (concurrency, queue, timeout),
-        grace=grace,
-        record=record,
-        protocols=(mcp, a2a, public_url),
-        trust_code=trust_code,
-        shadow=shadow,
-        shadow_checkpoint=shadow_checkpoint,
-        shadow_output=shadow_output,
-        grade=grade,
-    )
+    overrides, second = parse_overrides(context, team), None
+    if shadow is not None:
+        if record is None:
+            raise ValueError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
+        overrides, changes = serving.split_overrides(overrides)
+        second = ShadowTeam(shadow, shadow_checkpoint, changes, trust_code, record, shadow_output, grade)
+    elif shadow_output or grade or shadow_checkpoint != "best":
+        raise ValueError(
+            "--shadow-checkpoint, --shadow-output and --grade are of a shadow; name the second team with --shadow"
+        )
+    listen, limits = (host, port, token, no_token), (concurrency, queue, timeout, grace)
+    options = ServeOptions(*listen, *limits, record, mcp, a2a, public_url)
+    serving.serve(team, overrides, options, checkpoint=checkpoint, trust_code=trust_code, shadow=second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,6 @@ TracesOption = Annotated[
 RolesOption = Annotated[
     list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
 ]
-
 app = command_group()
 
 
@@ -38,19 +38,17 @@ def sft(
 
     Each role learns by imitation from its own turns only. Override settings as in: --sft.epochs 2
     """
-    from marft.cli import options, output
-    from marft_serve.cli import traces as of_traces
+    from marft.cli.options import parse_overrides
+    from marft.cli.output import output_mode
+    from marft_serve.cli.traces import RecipeWithTraces, run_sft
 
-    changes = options.parse_overrides(context, recipe)
-    of_traces.run_sft(
-        recipe,
-        changes,
-        traces or [],
-        role or [],
+    overrides = parse_overrides(context, recipe)
+    run_sft(
+        RecipeWithTraces(recipe, overrides, traces or [], role or []),
         resume=resume,
         start_from=start_from,
         overwrite=overwrite,
-        output_mode=output.output_mode(quiet, as_json),
+        output_mode=output_mode(quiet, as_json),
     )
 
 
@@ -68,17 +66,12 @@ def score(
 
     The recipe's environment and reward terms compute the scores, as a table by term and agent. No model is loaded.
     """
-    from marft.cli import options, output
-    from marft_serve.cli import traces as of_traces
+    from marft.cli.options import parse_overrides
+    from marft.cli.output import output_mode
+    from marft_serve.cli.traces import RecipeWithTraces, run_score
 
-    of_traces.run_score(
-        recipe,
-        options.parse_overrides(context, recipe),
-        traces or [],
-        role or [],
-        overwrite,
-        output.output_mode(quiet, as_json),
-    )
+    overrides = parse_overrides(context, recipe)
+    run_score(RecipeWithTraces(recipe, overrides, traces or [], role or []), overwrite, output_mode(quiet, as_json))
 
 
 @app.command()
@@ -98,9 +91,10 @@ def trace(
 
     There is a span for each action, answer, tool call, environment step and reward term.
     """
-    from marft_serve.cli.tracing import run_trace
+    from marft_serve.cli.traces import run_trace
+    from marft_serve.tracing.recorded_episodes import Recording
 
-    run_trace(run, otlp, output, step, task, header or [], timeout, content)
+    run_trace(Recording.from_folder(run, step, task), otlp, output, header or [], timeout, content)
 
 
 @app.command()
@@ -116,6 +110,20 @@ def view(
 
     The viewer is read-only and accepts only local connections by default.
     """
-    from marft_serve.cli.viewer import run_viewer as run_view
+    from marft.cli.console import INTERRUPTED, wide_console
+    from marft.common.packages import install_command
 
-    run_view(runs or [], host, port, not no_token)
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):
+        raise ValueError(f"the viewer needs packages that are not installed: {install_command('viewer')}")
+    from marft_serve.viewer.app import run_viewer
+
+    console = wide_console()
+
+    def ready(url: str) -> None:
+        """Print the URL."""
+        console.print(f"{url}\nopen it in a browser; Ctrl-C ends it", soft_wrap=True, markup=False)
+
+    try:
+        run_viewer(runs or [Path("runs")], host, port, not no_token, ready)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,10 +13,11 @@ from marft.agents.prompt_messages import parse_arguments
 from marft.agents.streaming import ActionStart
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool
-from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.errors import RequestError, invalid_error
 from marft_serve.gateway.protocol.base import (
     NO_CONVERSATIONS,
     Event,
+    Metadata,
     ParsedRequest,
     Protocol,
     Stream,
@@ -69,7 +70,7 @@ class ContentBlock(RequestModel):
     text: str | None = None
     id: Name | None = None
     name: Name | None = None
-    input: dict[str, Any] | None = None
+    input: dict[str, object] | None = None
     tool_use_id: Name | None = None
     content: Content = None
 
@@ -131,8 +132,68 @@ class CountTokensRequest(Request):
     max_tokens: Count = 1
 
 
+class BlockStream(Stream):
+    """Encoder for a streamed message with content blocks."""
+
+    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Metadata) -> None:
+        super().__init__(request, first_action, metadata)
+        self._index = -1  # index of the open block, or of the last block
+        self._open = ""  # type of the open block
+
+    def begin(self) -> Iterator[Event]:
+        usage = {"input_tokens": self.first_action.prompt_tokens, "output_tokens": 0}
+        message = {
+            **_build_head(self.first_action.id, self.metadata),
+            "content": [],
+            "stop_reason": None,
+            "usage": usage,
+        }
+        yield "message_start", {"type": "message_start", "message": message}
+
+    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
+        if reasoning:
+            yield from self._append_text({"type": "thinking", "thinking": "", "signature": ""}, reasoning)
+        if text:
+            yield from self._append_text({"type": "text", "text": ""}, text)
+
+    def end(self, replies: Sequence[Reply], metadata: Metadata) -> Iterator[Event]:  # noqa: ARG002
+        (reply,) = replies
+        if self._open != "text" and not reply.calls:  # a response has at least one block
+            yield from self._append_text({"type": "text", "text": ""}, "")
+        for call in _build_blocks(reply):
+            if call["type"] == "tool_use":
+                yield from self._close_block()
+                yield from self._append_text({**call, "input": {}}, json.dumps(call["input"]))
+        yield from self._close_block()
+        end = {"delta": _build_stop_fields(self.request, reply), "usage": _build_usage(reply)}
+        yield "message_delta", {"type": "message_delta", **end}
+        yield "message_stop", {"type": "message_stop"}
+
+    def _append_text(self, block: Mapping[str, object], text: str) -> Iterator[Event]:
+        """Yield the events for more block text; first close a block with a different type."""
+        if self._open != block["type"]:
+            yield from self._close_block()
+            self._open = str(block["type"])
+            self._index += 1
+            yield self._build_event("content_block_start", content_block=block)
+        kind, key = DELTAS[self._open]
+        for piece in split_text(text):
+            yield self._build_event("content_block_delta", delta={"type": kind, key: piece})
+
+    def _close_block(self) -> Iterator[Event]:
+        if self._open:
+            yield self._build_event("content_block_stop")
+        self._open = ""
+
+    def _build_event(self, name: str, **more: object) -> Event:
+        return name, {"type": name, "index": self._index, **more}
+
+
 class Messages(Protocol):
     """Anthropic Messages API; ``Messages(CountTokensRequest)`` parses requests to count tokens."""
+
+    stream_type = BlockStream
+    has_own_errors = True
 
     def __init__(self, request_type: type[Request] = Request) -> None:
         self.request_type = request_type
@@ -162,8 +223,8 @@ class Messages(Protocol):
         return ParsedRequest(chat, 1, bool(request.stream), ignored_fields, model=request.model)
 
     def build_response(
-        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Metadata
+    ) -> Mapping[str, object]:
         (reply,) = replies
         return {
             **_build_head(reply.action.id, metadata),
@@ -172,71 +233,11 @@ class Messages(Protocol):
             "usage": _build_usage(reply),
         }
 
-    def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
-        return BlockStream(request, first_action, metadata)
-
-    def build_error(self, error: RequestError) -> Mapping[str, Any]:
+    def build_error(self, error: RequestError) -> Mapping[str, object]:
         return {
             "type": "error",
             "error": {"type": ERROR_TYPES.get(error.status, "api_error"), "message": error.message},
         }
-
-
-class BlockStream(Stream):
-    """Encoder for a streamed message with content blocks."""
-
-    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> None:
-        super().__init__(request, first_action, metadata)
-        self._index = -1  # index of the open block, or of the last block
-        self._open = ""  # type of the open block
-
-    def begin(self) -> Iterator[Event]:
-        usage = {"input_tokens": self.first_action.prompt_tokens, "output_tokens": 0}
-        message = {
-            **_build_head(self.first_action.id, self.metadata),
-            "content": [],
-            "stop_reason": None,
-            "usage": usage,
-        }
-        yield "message_start", {"type": "message_start", "message": message}
-
-    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
-        if reasoning:
-            yield from self._append_text({"type": "thinking", "thinking": "", "signature": ""}, reasoning)
-        if text:
-            yield from self._append_text({"type": "text", "text": ""}, text)
-
-    def end(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> Iterator[Event]:  # noqa: ARG002
-        (reply,) = replies
-        if self._open != "text" and not reply.calls:  # a response has at least one block
-            yield from self._append_text({"type": "text", "text": ""}, "")
-        for call in _build_blocks(reply):
-            if call["type"] == "tool_use":
-                yield from self._close_block()
-                yield from self._append_text({**call, "input": {}}, json.dumps(call["input"]))
-        yield from self._close_block()
-        end = {"delta": _build_stop_fields(self.request, reply), "usage": _build_usage(reply)}
-        yield "message_delta", {"type": "message_delta", **end}
-        yield "message_stop", {"type": "message_stop"}
-
-    def _append_text(self, block: Mapping[str, Any], text: str) -> Iterator[Event]:
-        """Yield the events for more block text; first close a block with a different type."""
-        if self._open != block["type"]:
-            yield from self._close_block()
-            self._open = block["type"]
-            self._index += 1
-            yield self._build_event("content_block_start", content_block=block)
-        kind, key = DELTAS[self._open]
-        for piece in split_text(text):
-            yield self._build_event("content_block_delta", delta={"type": kind, key: piece})
-
-    def _close_block(self) -> Iterator[Event]:
-        if self._open:
-            yield self._build_event("content_block_stop")
-        self._open = ""
-
-    def _build_event(self, name: str, **more: Any) -> Event:
-        return name, {"type": name, "index": self._index, **more}
 
 
 def _convert_messages(messages: Sequence[Message]) -> Iterator[ClientMessage]:
@@ -256,7 +257,7 @@ def _convert_messages(messages: Sequence[Message]) -> Iterator[ClientMessage]:
                 calls.append(ClientToolCall(block.id, block.name, json.dumps(block.input or {})))
             elif block.type == "tool_result" and message.role == "user":
                 if not block.tool_use_id:
-                    raise RequestError(400, "invalid_value", "a tool_result needs its tool_use_id", "messages")
+                    raise invalid_error("a tool_result needs its tool_use_id", "messages")
                 yield ClientMessage("tool", extract_text(block.content), tool_call_id=block.tool_use_id)
             # earlier reasoning is in the token ids of a turn that the chat continues
             elif block.type not in ("thinking", "redacted_thinking"):
@@ -280,12 +281,12 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
         parallel = choice is None or not choice.disable_parallel_tool_use
         return Constraint("json", schema=form.json_schema, parallel=parallel) if form else None
     if choice.type == "tool" and choice.name is None:
-        raise RequestError(400, "invalid_value", "tool_choice: the tool's name is missing", "tool_choice")
+        raise invalid_error("tool_choice: the tool's name is missing", "tool_choice")
     name = "" if choice.type == "any" else choice.name or ""
     return build_call_constraint(tools, name, not choice.disable_parallel_tool_use)
 
 
-def _build_head(action_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _build_head(action_id: str, metadata: Metadata) -> dict[str, object]:
     return {
         "id": f"msg_{action_id.replace('/', '-')}",
         "type": "message",
@@ -296,20 +297,16 @@ def _build_head(action_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _build_blocks(reply: Reply) -> list[dict[str, Any]]:
-    text = get_reply_text(reply)
-    thinking_blocks = [{"type": "thinking", "thinking": reply.thought, "signature": ""}] if reply.thought else []
-    text_blocks = [{"type": "text", "text": text}] if text or not reply.calls else []
-    calls = [
-        {
-            "type": "tool_use",
-            "id": build_call_id(reply, number),
-            "name": call.name,
-            "input": parse_arguments(call.arguments),
-        }
-        for number, call in enumerate(reply.calls)
-    ]
-    return [*thinking_blocks, *text_blocks, *calls]
+def _build_blocks(reply: Reply) -> list[dict[str, object]]:
+    text, blocks = get_reply_text(reply), list[dict[str, object]]()
+    if reply.thought:
+        blocks.append({"type": "thinking", "thinking": reply.thought, "signature": ""})
+    if text or not reply.calls:
+        blocks.append({"type": "text", "text": text})
+    for number, call in enumerate(reply.calls):
+        tool_input = parse_arguments(call.arguments)
+        blocks.append({"type": "tool_use", "id": build_call_id(reply, number), "name": call.name, "input": tool_input})
+    return blocks
 
 
 def _build_stop_fields(request: ParsedRequest, reply: Reply) -> dict[str, str | None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import ClassVar, NotRequired, TypedDict
 
 import numpy as np
 
@@ -16,7 +17,15 @@ from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.parsing import ClientMessage
 
 NO_CONVERSATIONS: Mapping[str, tuple[ClientMessage, ...]] = MappingProxyType({})
-Event = tuple[str, Mapping[str, Any] | str]  # event of a stream: its name ("" for none) and its data
+Event = tuple[str, Mapping[str, object] | str]  # event of a stream: its name ("" for none) and its data
+
+
+class Metadata(TypedDict):
+    """Data of a response about its model and its actions; ``request`` replaces the first action's id in its id."""
+
+    model: str
+    marft: Mapping[str, object]
+    request: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class ParsedRequest:
     count: int = 1
     stream: bool = False
     ignored: tuple[str, ...] = ()
-    detail: Mapping[str, Any] | None = None
+    detail: Mapping[str, object] | None = None
     turns: tuple[ClientMessage, ...] | None = None
     model: str = ""
 
@@ -51,7 +60,7 @@ class Stream(ABC):
         metadata: the response's data about the agent, the policy, and the ignored and recorded-only fields.
     """
 
-    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Metadata) -> None:
         self.request, self.first_action, self.metadata = request, first_action, metadata
 
     @abstractmethod
@@ -69,7 +78,7 @@ class Stream(ABC):
         """
 
     @abstractmethod
-    def end(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> Iterator[Event]:
+    def end(self, replies: Sequence[Reply], metadata: Metadata) -> Iterator[Event]:
         """Yield the last events: tool calls, finish reason and usage.
 
         Args:
@@ -79,7 +88,17 @@ class Stream(ABC):
 
 
 class Protocol(ABC):
-    """Wire protocol: request parser and response encoder."""
+    """Wire protocol: request parser and response encoder.
+
+    Attributes:
+        stream_type: encoder for streamed responses.
+        error_event: name of the event for an error in a stream; "" for none.
+        has_own_errors: False if errors have OpenAI's format.
+    """
+
+    stream_type: ClassVar[type[Stream]]
+    error_event: ClassVar[str] = "error"
+    has_own_errors: ClassVar[bool] = False
 
     @abstractmethod
     def parse_request(
@@ -97,8 +116,8 @@ class Protocol(ABC):
 
     @abstractmethod
     def build_response(
-        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Metadata
+    ) -> Mapping[str, object]:
         """Return the response body.
 
         Args:
@@ -106,10 +125,6 @@ class Protocol(ABC):
             replies: the replies, one per action.
             metadata: data about the agent, the policy, and the ignored and recorded-only fields.
         """
-
-    @abstractmethod
-    def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
-        """Return the encoder for a streamed response."""
 
     def conversations_to_store(
         self,
@@ -119,9 +134,16 @@ class Protocol(ABC):
         """Return conversations to store for later requests, by response id."""
         return NO_CONVERSATIONS
 
-    @abstractmethod
-    def build_error(self, error: RequestError) -> Mapping[str, Any]:
+    def build_error(self, error: RequestError) -> Mapping[str, object]:
         """Return the body for an error response."""
+        return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def format_event(event: Event) -> str:
+    """Format a server-sent event."""
+    name, payload = event
+    data = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, allow_nan=False)
+    return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
 
 
 def build_call_id(reply: Reply, number: int) -> str:
@@ -139,7 +161,7 @@ def split_text(text: str, size: int = 64) -> Iterator[str]:
     return (text[at : at + size] for at in range(0, len(text), size))
 
 
-def build_log_probs(reply: Reply) -> list[dict[str, Any]]:
+def build_log_probs(reply: Reply) -> list[dict[str, object]]:
     """Return the tokens of a reply with log-probabilities and the most likely alternatives, in OpenAI's format.
 
     The list is empty if the request did not ask for log-probabilities. Values are in nats.
@@ -159,7 +181,7 @@ def build_log_probs(reply: Reply) -> list[dict[str, Any]]:
     ]
 
 
-def _build_token_entry(text: str, log_prob: float) -> dict[str, Any]:
+def _build_token_entry(text: str, log_prob: float) -> dict[str, object]:
     return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from marft.agents.chat import Chat, Constraint, Reply
 from marft.agents.streaming import ActionStart
 from marft.common.types import Tool
-from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.errors import invalid_error
 from marft_serve.gateway.protocol.base import (
     NO_CONVERSATIONS,
     Event,
+    Metadata,
     ParsedRequest,
     Protocol,
     Stream,
@@ -141,8 +142,49 @@ class Request(SamplingParams):
     add_generation_prompt: bool | None = None
 
 
+class ChunkStream(Stream):
+    """Encoder for a response streamed in chunks."""
+
+    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Metadata) -> None:
+        super().__init__(request, first_action, metadata)
+        self._head = _build_head(first_action.id, metadata, "chat.completion.chunk")
+
+    def begin(self) -> Iterator[Event]:
+        for index in range(self.request.count):
+            yield self._build_chunk(index, {"role": "assistant", "content": ""})
+
+    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:
+        for piece in split_text(reasoning):
+            yield self._build_chunk(index, {"reasoning_content": piece})
+        for piece in split_text(text):
+            yield self._build_chunk(index, {"content": piece})
+
+    def end(self, replies: Sequence[Reply], metadata: Metadata) -> Iterator[Event]:
+        self.metadata = metadata
+        for index, reply in enumerate(replies):
+            if self.request.chat.pieces:
+                log_probs = {"content": build_log_probs(reply), "refusal": None}
+                yield self._build_chunk(index, {"content": ""}, logprobs=log_probs)
+            for number, call in enumerate(reply.calls):
+                yield self._build_chunk(index, {"tool_calls": [{**_build_call(reply, number, ""), "index": number}]})
+                for piece in split_text(call.arguments):
+                    function = {"arguments": piece}
+                    yield self._build_chunk(index, {"tool_calls": [{"index": number, "function": function}]})
+            yield self._build_chunk(index, {}, get_finish_reason(reply))
+        if self.request.detail and self.request.detail["usage"]:
+            yield "", {**self._head, "marft": metadata["marft"], "choices": [], "usage": _build_usage(replies)}
+        yield "", "[DONE]"
+
+    def _build_chunk(self, index: int, delta: Mapping[str, object], finish: str | None = None, **more: object) -> Event:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
+        return "", {**self._head, "marft": self.metadata["marft"], "choices": [choice]}
+
+
 class ChatCompletions(Protocol):
     """OpenAI Chat Completions API."""
+
+    stream_type = ChunkStream
+    error_event = ""
 
     def parse_request(
         self,
@@ -151,7 +193,7 @@ class ChatCompletions(Protocol):
     ) -> ParsedRequest:
         request = parse_body(Request, body)
         if request.top_logprobs and not request.logprobs:
-            raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
+            raise invalid_error("top_logprobs needs logprobs", "top_logprobs")
         ignored_fields = collect_ignored_fields(request)
         messages = [_convert_message(message) for message in request.messages]
         prefix = get_prefix(messages) if _continues_last_message(request) else None
@@ -175,8 +217,8 @@ class ChatCompletions(Protocol):
         )
 
     def build_response(
-        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Metadata
+    ) -> Mapping[str, object]:
         choices = [
             {
                 "index": index,
@@ -192,54 +234,6 @@ class ChatCompletions(Protocol):
             "marft": metadata["marft"],
         }
 
-    def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
-        return ChunkStream(request, first_action, metadata)
-
-    def build_error(self, error: RequestError) -> Mapping[str, Any]:
-        return {
-            "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
-        }
-
-
-class ChunkStream(Stream):
-    """Encoder for a response streamed in chunks."""
-
-    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> None:
-        super().__init__(request, first_action, metadata)
-        self._head = _build_head(first_action.id, metadata, "chat.completion.chunk")
-
-    def begin(self) -> Iterator[Event]:
-        for index in range(self.request.count):
-            yield self._build_chunk(index, {"role": "assistant", "content": ""})
-
-    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:
-        for piece in split_text(reasoning):
-            yield self._build_chunk(index, {"reasoning_content": piece})
-        for piece in split_text(text):
-            yield self._build_chunk(index, {"content": piece})
-
-    def end(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> Iterator[Event]:
-        self.metadata = metadata
-        for index, reply in enumerate(replies):
-            if self.request.chat.pieces:
-                log_probs = {"content": build_log_probs(reply), "refusal": None}
-                yield self._build_chunk(index, {"content": ""}, logprobs=log_probs)
-            for number, call in enumerate(_build_message(reply).get("tool_calls", ())):
-                call_start = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
-                yield self._build_chunk(index, {"tool_calls": [call_start]})
-                for piece in split_text(call["function"]["arguments"]):
-                    yield self._build_chunk(
-                        index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
-                    )
-            yield self._build_chunk(index, {}, get_finish_reason(reply))
-        if self.request.detail and self.request.detail["usage"]:
-            yield "", {**self._head, "marft": metadata["marft"], "choices": [], "usage": _build_usage(replies)}
-        yield "", "[DONE]"
-
-    def _build_chunk(self, index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
-        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
-        return "", {**self._head, "marft": self.metadata["marft"], "choices": [choice]}
-
 
 def get_finish_reason(reply: Reply) -> str:
     """Return a reply's finish reason."""
@@ -251,11 +245,11 @@ def _convert_message(message: Message) -> ClientMessage:
     text = extract_text(message.content, ("text", "input_text", "output_text")) or message.refusal or ""
     if role == "tool":
         if message.tool_call_id is None:
-            raise RequestError(400, "invalid_value", "a tool's answer needs its tool_call_id", "messages")
+            raise invalid_error("a tool's answer needs its tool_call_id", "messages")
         return ClientMessage(role, text, tool_call_id=message.tool_call_id)
     calls = [ClientToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     if calls and role != "assistant":
-        raise RequestError(400, "invalid_value", f"a message of {role} calls no tools", "messages")
+        raise invalid_error(f"a message of {role} calls no tools", "messages")
     return ClientMessage(role, text, tuple(calls))
 
 
@@ -267,7 +261,7 @@ def _continues_last_message(request: Request) -> bool:
     """
     if request.continue_final_message and request.add_generation_prompt:
         message = "continue_final_message opens no turn: leave out add_generation_prompt, or set it to false"
-        raise RequestError(400, "invalid_value", message, "add_generation_prompt")
+        raise invalid_error(message, "add_generation_prompt")
     return bool(request.continue_final_message) or request.add_generation_prompt is False
 
 
@@ -286,21 +280,21 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
     if form.type == "json_object":
         return Constraint("json", parallel=parallel)
     if form.json_schema is None:
-        raise RequestError(400, "invalid_value", "response_format: json_schema is missing", "response_format")
+        raise invalid_error("response_format: json_schema is missing", "response_format")
     return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
 
 
-def _build_head(action_id: str, metadata: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _build_head(action_id: str, metadata: Metadata, kind: str) -> dict[str, object]:
     return {
-        "id": f"chatcmpl-{action_id.replace('/', '-')}",
+        "id": f"chatcmpl-{metadata.get('request') or action_id.replace('/', '-')}",
         "object": kind,
         "created": int(time.time()),
         "model": metadata["model"],
     }
 
 
-def _build_message(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {
+def _build_message(reply: Reply) -> dict[str, object]:
+    message: dict[str, object] = {
         "role": "assistant",
         "content": get_reply_text(reply) or (None if reply.calls else ""),
         "refusal": None,
@@ -308,15 +302,13 @@ def _build_message(reply: Reply) -> dict[str, Any]:
     if reply.thought:
         message["reasoning_content"] = reply.thought
     if reply.calls:
-        message["tool_calls"] = [
-            {
-                "id": build_call_id(reply, number),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(reply.calls)
-        ]
+        message["tool_calls"] = [_build_call(reply, number, call.arguments) for number, call in enumerate(reply.calls)]
     return message
+
+
+def _build_call(reply: Reply, number: int, arguments: str) -> dict[str, object]:
+    function = {"name": reply.calls[number].name, "arguments": arguments}
+    return {"id": build_call_id(reply, number), "type": "function", "function": function}
 
 
 def _build_usage(replies: Sequence[Reply]) -> dict[str, int]:

@@ -7,7 +7,6 @@ answer, or if its value has no effect. All other fields are rejected, known or u
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -118,14 +117,6 @@ class SamplingParams(RequestModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraField:
-    """Unsupported field with its dotted name, for example ``tools.function.strict``."""
-
-    name: str
-    value: object
-
-
 def collect_ignored_fields(request: RequestModel) -> tuple[str, ...]:
     """Return the names of ignored fields to report in the response.
 
@@ -133,14 +124,14 @@ def collect_ignored_fields(request: RequestModel) -> tuple[str, ...]:
         RequestError: an unsupported field may change the answer.
     """
     reported = set[str]()
-    for extra in _iter_extra_fields(request):
-        parent = extra.name.partition(".")[0] if "." in extra.name else ""
-        if parent and extra.name.rpartition(".")[2] in ECHOED_FIELDS:
+    for name, value in _iter_extra_fields(request):
+        parent = name.partition(".")[0] if "." in name else ""
+        if parent and name.rpartition(".")[2] in ECHOED_FIELDS:
             continue
-        if extra.name not in REJECTION_REASONS and (parent in CONTENT_FIELDS or extra.name in REPORTED_FIELDS):
-            reported.add(extra.name)
-        elif extra.name not in SERVER_FIELDS | SCHEMA_FIELDS and not _has_no_effect(extra):
-            raise unsupported_field_error(extra.name)
+        if name not in REJECTION_REASONS and (parent in CONTENT_FIELDS or name in REPORTED_FIELDS):
+            reported.add(name)
+        elif name not in SERVER_FIELDS | SCHEMA_FIELDS and not _has_no_effect(name, value):
+            raise unsupported_field_error(name)
     return tuple(sorted(reported)[:MAX_REPORTED])
 
 
@@ -150,19 +141,19 @@ def unsupported_field_error(name: str) -> RequestError:
     return RequestError(400, "unsupported_parameter", f"{name}: {reason}", name)
 
 
-def _has_no_effect(extra: ExtraField) -> bool:
-    value = extra.value
+def _has_no_effect(name: str, value: object) -> bool:
     if isinstance(value, dict):
-        value = {name: inner for name, inner in value.items() if inner is not None}
-    return value in NO_EFFECT_VALUES.get(extra.name, ())
+        value = {key: inner for key, inner in value.items() if inner is not None}
+    return value in NO_EFFECT_VALUES.get(name, ())
 
 
-def _iter_extra_fields(table: RequestModel) -> Iterator[ExtraField]:
+def _iter_extra_fields(table: RequestModel) -> Iterator[tuple[str, object]]:
+    """Yield each unsupported field's dotted name, for example ``tools.function.strict``, and its value."""
     for name, value in (table.model_extra or {}).items():
         if value is not None:
-            yield ExtraField(replace_surrogates(name)[:64], value)
+            yield replace_surrogates(name)[:64], value
     for name in type(table).model_fields:
         field_value = getattr(table, name)
         for inner in field_value if isinstance(field_value, list) else [field_value]:
             if isinstance(inner, RequestModel):
-                yield from (ExtraField(f"{name}.{extra.name}", extra.value) for extra in _iter_extra_fields(inner))
+                yield from ((f"{name}.{extra}", value) for extra, value in _iter_extra_fields(inner))

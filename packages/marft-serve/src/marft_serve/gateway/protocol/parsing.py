@@ -15,7 +15,7 @@ from marft.agents.chat import Constraint
 from marft.agents.prompt_messages import ChatMessage, parse_arguments
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool
-from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.errors import RequestError, invalid_error
 
 MAX_NUMBER_DIGITS = 400  # digits
 MAX_ACTIONS = 64  # per request
@@ -55,7 +55,7 @@ def parse_body(model: type[ModelT], body: bytes) -> ModelT:
         first = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, first["loc"]))[:200]
         message = replace_surrogates(f"{location + ': ' if location else ''}{first['msg']}")
-        raise RequestError(400, "invalid_value", message, location or None) from None
+        raise invalid_error(message, location or None) from None
     parse_json(body)
     return parsed
 
@@ -69,9 +69,9 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_parse_float, parse_float=_parse_float, parse_int=_parse_int)
     except ValueError as error:
-        raise RequestError(400, "invalid_value", str(error)) from None
+        raise invalid_error(str(error)) from None
     except RecursionError:
-        raise RequestError(400, "invalid_value", "tables and lists nest too deep") from None
+        raise invalid_error("tables and lists nest too deep") from None
 
 
 def check_size(body: bytes, max_containers: int = MAX_CONTAINERS, max_values: int = MAX_VALUES) -> None:
@@ -94,7 +94,7 @@ def check_size(body: bytes, max_containers: int = MAX_CONTAINERS, max_values: in
         (bare.count(b","), max_values, "values"),
     ):
         if count > limit:
-            raise RequestError(400, "invalid_value", f"a request has at most {limit} {label}, and this one has {count}")
+            raise invalid_error(f"a request has at most {limit} {label}, and this one has {count}")
 
 
 def _parse_int(text: str) -> int:
@@ -179,7 +179,7 @@ def build_call_constraint(tools: Sequence[Tool], name: str, parallel: bool) -> C
         RequestError: the tool is not offered.
     """
     if not any(name in ("", tool.name) for tool in tools):
-        raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+        raise invalid_error("tool_choice names no tool that is offered", "tool_choice")
     return Constraint("call", name, parallel=parallel)
 
 
@@ -316,4 +316,4 @@ def _format_call_id(number: int) -> str:
 
 
 def _invalid_messages_error(message: str) -> RequestError:
-    return RequestError(400, "invalid_value", message, "messages")
+    return invalid_error(message, "messages")

@@ -10,17 +10,18 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from marft.agents.chat import Chat, Constraint, Reply
 from marft.agents.streaming import ActionStart
 from marft.common.types import Tool
-from marft_serve.gateway.errors import RequestError
+from marft_serve.gateway.errors import RequestError, invalid_error
 from marft_serve.gateway.protocol.base import (
     NO_CONVERSATIONS,
     Event,
+    Metadata,
     ParsedRequest,
     Protocol,
     Stream,
@@ -30,7 +31,6 @@ from marft_serve.gateway.protocol.base import (
     get_reply_text,
     split_text,
 )
-from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from marft_serve.gateway.protocol.fields import SamplingParams, collect_ignored_fields
 from marft_serve.gateway.protocol.parsing import (
     MAX_ALTERNATIVES,
@@ -118,8 +118,88 @@ class Request(SamplingParams):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
 
 
+class ItemStream(Stream):
+    """Encoder for a response streamed in items: optional reasoning, an optional message, and tool calls."""
+
+    def __init__(self, request: ParsedRequest, first_action: ActionStart, metadata: Metadata) -> None:
+        super().__init__(request, first_action, metadata)
+        self._number = count()  # number of the next event
+        self._index = -1  # index of the open item, or of the last item
+        self._open, self._item_id = "", ""  # type and id of the open item
+        self._text = ""  # text of the open item
+
+    def begin(self) -> Iterator[Event]:
+        head = _build_head(self.request, self.first_action.id, self.metadata)
+        response = {**head, "status": "in_progress", "incomplete_details": None, "output": []}
+        for state in ("created", "in_progress"):
+            yield self._build_event(f"response.{state}", response=response)
+
+    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
+        if reasoning:
+            yield from self._append_text("reasoning", reasoning)
+        if text:
+            yield from self._append_text("message", text)
+
+    def end(self, replies: Sequence[Reply], metadata: Metadata) -> Iterator[Event]:
+        (reply,) = replies
+        if self._open != "message" and not reply.calls:  # a response has at least one item
+            yield from self._append_text("message", "")
+        yield from self._close_item(build_log_probs(reply))
+        for number, call in enumerate(reply.calls):
+            item = _build_call(reply, number)
+            yield from self._open_item("function_call", {**item, "arguments": "", "status": "in_progress"})
+            for piece in split_text(call.arguments):
+                yield self._build_event("response.function_call_arguments.delta", **self._position, delta=piece)
+            arguments = {"arguments": call.arguments, "name": call.name}
+            yield self._build_event("response.function_call_arguments.done", **self._position, **arguments)
+            yield self._build_event("response.output_item.done", output_index=self._index, item=item)
+        response = _build_response(self.request, reply, metadata)
+        yield self._build_event(f"response.{response['status']}", response=response)
+
+    @property
+    def _position(self) -> dict[str, object]:
+        part_position = {"message": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(self._open, {})
+        return {"output_index": self._index, "item_id": self._item_id, **part_position}
+
+    def _append_text(self, kind: str, text: str) -> Iterator[Event]:
+        """Yield the events for more reasoning or text; first close an item with a different type."""
+        is_message = kind == "message"
+        if self._open != kind:
+            yield from self._close_item()
+            item, part = _build_text_item(kind, self.first_action.id, "")
+            empty: dict[str, object] = {"status": "in_progress", "content": []} if is_message else {"summary": []}
+            yield from self._open_item(kind, item | empty)
+            yield self._build_event(PART_EVENTS[is_message] + ".added", **self._position, part=part)
+        self._text += text
+        more: dict[str, object] = {"logprobs": []} if is_message else {}
+        for piece in split_text(text):
+            yield self._build_event(TEXT_EVENTS[is_message] + ".delta", **self._position, delta=piece, **more)
+
+    def _open_item(self, kind: str, item: dict[str, object]) -> Iterator[Event]:
+        self._index += 1
+        self._open, self._item_id, self._text = kind, str(item["id"]), ""
+        yield self._build_event("response.output_item.added", output_index=self._index, item=item)
+
+    def _close_item(self, log_probs: Sequence[Mapping[str, object]] = ()) -> Iterator[Event]:
+        """Yield the events that close an open reasoning item or message."""
+        if not self._open:
+            return
+        is_message = self._open == "message"
+        item, part = _build_text_item(self._open, self.first_action.id, self._text, log_probs)
+        more: dict[str, object] = {"logprobs": []} if is_message else {}
+        yield self._build_event(TEXT_EVENTS[is_message] + ".done", **self._position, text=self._text, **more)
+        yield self._build_event(PART_EVENTS[is_message] + ".done", **self._position, part=part)
+        yield self._build_event("response.output_item.done", output_index=self._index, item=item)
+        self._open = ""
+
+    def _build_event(self, kind: str, **more: object) -> Event:
+        return kind, {"type": kind, **more, "sequence_number": next(self._number)}
+
+
 class Responses(Protocol):
     """OpenAI Responses API."""
+
+    stream_type = ItemStream
 
     def parse_request(
         self, body: bytes, earlier: Mapping[str, tuple[ClientMessage, ...]] = NO_CONVERSATIONS
@@ -167,132 +247,10 @@ class Responses(Protocol):
         return {f"resp_{_format_id(reply.action.id)}": (*request.turns, message)}
 
     def build_response(
-        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, request: ParsedRequest, replies: Sequence[Reply], metadata: Metadata
+    ) -> Mapping[str, object]:
         (reply,) = replies
-        truncated = reply.action.finish == "length"
-        return self.build_head(request, reply.action.id, metadata) | {
-            "status": "incomplete" if truncated else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-            "output": _build_output(reply),
-            "usage": _build_usage(reply),
-        }
-
-    def build_stream(self, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]) -> Stream:
-        return ItemStream(self, request, first_action, metadata)
-
-    def build_error(self, error: RequestError) -> Mapping[str, Any]:
-        return ChatCompletions().build_error(error)
-
-    @staticmethod
-    def build_head(request: ParsedRequest, action_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the response fields known before any text."""
-        body = request.detail or {}
-        return {
-            "id": f"resp_{_format_id(action_id)}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": metadata["model"],
-            "error": None,
-            "instructions": body.get("instructions"),
-            "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-            "previous_response_id": body.get("previous_response_id"),
-            "store": request.turns is not None,
-            "temperature": body.get("temperature"),
-            "top_p": body.get("top_p"),
-            "max_output_tokens": body.get("max_output_tokens"),
-            "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [],
-            "text": body.get("text") or {"format": {"type": "text"}},
-            "usage": None,
-            "marft": metadata["marft"],
-        }
-
-
-class ItemStream(Stream):
-    """Encoder for a response streamed in items: optional reasoning, an optional message, and tool calls."""
-
-    def __init__(
-        self, protocol: Responses, request: ParsedRequest, first_action: ActionStart, metadata: Mapping[str, Any]
-    ) -> None:
-        super().__init__(request, first_action, metadata)
-        self.protocol = protocol
-        self._number = count()  # number of the next event
-        self._index = -1  # index of the open item, or of the last item
-        self._open: dict[str, Any] = {}
-        self._text = ""  # text of the open item
-
-    def begin(self) -> Iterator[Event]:
-        head = self.protocol.build_head(self.request, self.first_action.id, self.metadata)
-        response = {**head, "status": "in_progress", "incomplete_details": None, "output": []}
-        for state in ("created", "in_progress"):
-            yield self._build_event(f"response.{state}", response=response)
-
-    def emit_delta(self, index: int, reasoning: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
-        if reasoning:
-            yield from self._append_text(_build_reasoning(self.first_action.id, ""), reasoning)
-        if text:
-            yield from self._append_text(_build_message(self.first_action.id, ""), text)
-
-    def end(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> Iterator[Event]:
-        (reply,) = replies
-        if self._open.get("type") != "message" and not reply.calls:  # a response has at least one item
-            yield from self._append_text(_build_message(self.first_action.id, ""), "")
-        yield from self._close_item(build_log_probs(reply))
-        for call in _build_calls(reply):
-            yield from self._open_item({**call, "arguments": "", "status": "in_progress"})
-            for piece in split_text(call["arguments"]):
-                yield self._build_event("response.function_call_arguments.delta", **self._position, delta=piece)
-            arguments = {"arguments": call["arguments"], "name": call["name"]}
-            yield self._build_event("response.function_call_arguments.done", **self._position, **arguments)
-            yield self._build_event("response.output_item.done", output_index=self._index, item=call)
-        response = self.protocol.build_response(self.request, replies, metadata)
-        yield self._build_event(f"response.{response['status']}", response=response)
-
-    @property
-    def _position(self) -> dict[str, Any]:
-        part_position = {"message": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(self._open["type"], {})
-        return {"output_index": self._index, "item_id": self._open["id"], **part_position}
-
-    def _append_text(self, item: dict[str, Any], text: str) -> Iterator[Event]:
-        """Yield the events for more reasoning or text; first close an item with a different type."""
-        is_message = item["type"] == "message"
-        if self._open.get("type") != item["type"]:
-            yield from self._close_item()
-            (part,) = item["content" if is_message else "summary"]
-            empty: dict[str, Any] = {"status": "in_progress", "content": []} if is_message else {"summary": []}
-            yield from self._open_item(item | empty)
-            yield self._build_event(PART_EVENTS[is_message] + ".added", **self._position, part=part)
-        self._text += text
-        more: dict[str, Any] = {"logprobs": []} if is_message else {}
-        for piece in split_text(text):
-            yield self._build_event(TEXT_EVENTS[is_message] + ".delta", **self._position, delta=piece, **more)
-
-    def _open_item(self, item: dict[str, Any]) -> Iterator[Event]:
-        self._index += 1
-        self._open, self._text = item, ""
-        yield self._build_event("response.output_item.added", output_index=self._index, item=item)
-
-    def _close_item(self, log_probs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """Yield the events that close an open reasoning item or message."""
-        if not self._open:
-            return
-        is_message = self._open["type"] == "message"
-        item = (
-            _build_message(self.first_action.id, self._text, log_probs)
-            if is_message
-            else _build_reasoning(self.first_action.id, self._text)
-        )
-        (part,) = item["content" if is_message else "summary"]
-        more: dict[str, Any] = {"logprobs": []} if is_message else {}
-        yield self._build_event(TEXT_EVENTS[is_message] + ".done", **self._position, text=self._text, **more)
-        yield self._build_event(PART_EVENTS[is_message] + ".done", **self._position, part=part)
-        yield self._build_event("response.output_item.done", output_index=self._index, item=item)
-        self._open = {}
-
-    def _build_event(self, kind: str, **more: Any) -> Event:
-        return kind, {"type": kind, **more, "sequence_number": next(self._number)}
+        return _build_response(request, reply, metadata)
 
 
 def _convert_items(items: Sequence[InputItem], earlier: Sequence[ClientMessage]) -> list[ClientMessage]:
@@ -313,12 +271,10 @@ def _convert_items(items: Sequence[InputItem], earlier: Sequence[ClientMessage])
             turns.append(ClientMessage("assistant", last.text, (*last.calls, call)))
         elif kind == "function_call_output":
             if not item.call_id:
-                raise RequestError(400, "invalid_value", f"input.{number}: an output needs its call_id", "input")
+                raise invalid_error(f"input.{number}: an output needs its call_id", "input")
             turns.append(ClientMessage("tool", extract_text(item.output, TEXT_TYPES), tool_call_id=item.call_id))
         elif kind != "reasoning":  # earlier reasoning is in the token ids of a turn that the chat continues
-            raise RequestError(
-                400, "invalid_value", f"input.{number}: no item of type {kind[:64]!r} can be read like this", "input"
-            )
+            raise invalid_error(f"input.{number}: no item of type {kind[:64]!r} can be read like this", "input")
     return turns
 
 
@@ -338,7 +294,7 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
     if form is None or form.type == "text":
         return None
     if form.type == "json_schema" and form.json_schema is None:
-        raise RequestError(400, "invalid_value", "text.format: schema is missing", "text.format")
+        raise invalid_error("text.format: schema is missing", "text.format")
     return Constraint("json", schema=form.json_schema, parallel=parallel)
 
 
@@ -346,20 +302,58 @@ def _format_id(action_id: str) -> str:
     return action_id.replace("/", "-")
 
 
-def _build_output(reply: Reply) -> list[dict[str, Any]]:
+def _build_response(request: ParsedRequest, reply: Reply, metadata: Metadata) -> dict[str, object]:
+    truncated = reply.action.finish == "length"
+    return _build_head(request, reply.action.id, metadata) | {
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+        "output": _build_output(reply),
+        "usage": _build_usage(reply),
+    }
+
+
+def _build_head(request: ParsedRequest, action_id: str, metadata: Metadata) -> dict[str, object]:
+    """Return the response fields known before any text."""
+    body = request.detail or {}
+    return {
+        "id": f"resp_{_format_id(action_id)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": metadata["model"],
+        "error": None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "store": request.turns is not None,
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "usage": None,
+        "marft": metadata["marft"],
+    }
+
+
+def _build_output(reply: Reply) -> list[dict[str, object]]:
     """Return the output items: reasoning, message, tool calls."""
-    text = get_reply_text(reply)
-    reasoning_items = [_build_reasoning(reply.action.id, reply.thought)] if reply.thought else []
-    message = [_build_message(reply.action.id, text, build_log_probs(reply))] if text or not reply.calls else []
-    return reasoning_items + message + _build_calls(reply)
+    text, items = get_reply_text(reply), list[dict[str, object]]()
+    if reply.thought:
+        items.append(_build_text_item("reasoning", reply.action.id, reply.thought)[0])
+    if text or not reply.calls:
+        items.append(_build_text_item("message", reply.action.id, text, build_log_probs(reply))[0])
+    return items + [_build_call(reply, number) for number in range(len(reply.calls))]
 
 
-def _build_reasoning(action_id: str, text: str) -> dict[str, Any]:
-    summary = [{"type": "summary_text", "text": text}]
-    return {"type": "reasoning", "id": f"rs_{_format_id(action_id)}", "summary": summary}
-
-
-def _build_message(action_id: str, text: str, log_probs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def _build_text_item(
+    kind: str, action_id: str, text: str, log_probs: Sequence[Mapping[str, object]] = ()
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Return a reasoning item or a message, and its only part."""
+    part: dict[str, object] = {"type": "summary_text", "text": text}
+    if kind == "reasoning":
+        return {"type": "reasoning", "id": f"rs_{_format_id(action_id)}", "summary": [part]}, part
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(log_probs)}
     return {
         "type": "message",
@@ -367,25 +361,22 @@ def _build_message(action_id: str, text: str, log_probs: Sequence[Mapping[str, A
         "role": "assistant",
         "status": "completed",
         "content": [part],
+    }, part
+
+
+def _build_call(reply: Reply, number: int) -> dict[str, object]:
+    call = reply.calls[number]
+    return {
+        "type": "function_call",
+        "id": f"fc_{_format_id(reply.action.id)}_{number}",
+        "call_id": build_call_id(reply, number),
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
     }
 
 
-def _build_calls(reply: Reply) -> list[dict[str, Any]]:
-    name = _format_id(reply.action.id)
-    return [
-        {
-            "type": "function_call",
-            "id": f"fc_{name}_{number}",
-            "call_id": build_call_id(reply, number),
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": "completed",
-        }
-        for number, call in enumerate(reply.calls)
-    ]
-
-
-def _build_usage(reply: Reply) -> dict[str, Any]:
+def _build_usage(reply: Reply) -> dict[str, object]:
     prompt_tokens, sampled = count_usage([reply])
     return {
         "input_tokens": prompt_tokens,

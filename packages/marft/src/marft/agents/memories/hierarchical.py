@@ -8,12 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.agents.memories.entry_buffer import EntryBuffer, entry_size, utf8_size
-from marft.agents.memories.index import IndexMemory, VectorMemoryPart
-from marft.agents.memories.interface import Entry, ForgetResult, ReadResult, TokenCounter, Work
+from marft.agents.memories.buffered import EntryBuffer, entry_size, utf8_size
+from marft.agents.memories.index import IndexMemory, VectorMemory
 from marft.agents.memories.selection import NumberedText, select_fitting
-from marft.agents.memories.summarization import select_lines
-from marft.agents.memories.summary import SummaryMemory
+from marft.agents.memories.summary import SummaryMemory, select_lines
+from marft.config.interfaces.memory import Entry, ForgetResult, ReadResult, TokenCounter, Work
 from marft.config.settings import Count
 
 RECENT_SHARE, SUMMARY_SHARE = 4, 8  # the recent level has 1/4 of the bytes, the summary 1/8; the archive has the rest
@@ -22,7 +21,7 @@ RECENT_SHARE, SUMMARY_SHARE = 4, 8  # the recent level has 1/4 of the bytes, the
 RankedText = tuple[int, int, str]  # (level, number in the level, text)
 
 
-class Hierarchical(VectorMemoryPart):
+class Hierarchical(VectorMemory):
     """Memory with three levels, after MemGPT. The last entries stay verbatim. Earlier entries move to an archive
     with nearest-neighbor search, and a summary covers the archive. A read alternates between recent and found
     entries; the summary gets the rest of the budget. OUR READING: in MemGPT, the model itself decides which entries
@@ -35,9 +34,8 @@ class Hierarchical(VectorMemoryPart):
     def begin(self, count: TokenCounter) -> HierarchicalMemory:
         """Return an empty memory."""
         first, last = self.entry_bytes // RECENT_SHARE, self.entry_bytes // SUMMARY_SHARE
-        archive = EntryBuffer(
-            self.entry_bytes - first - last, self.max_working_entries, self.overwrite, extra_bytes=self.vector_bytes
-        )
+        rest = self.entry_bytes - first - last
+        archive = EntryBuffer(rest, self.max_working_entries, self.overwrite, extra_bytes=self.vector_bytes)
         return HierarchicalMemory(
             EntryBuffer(first, self.max_working_entries, self.overwrite),
             IndexMemory(archive, count, self.build_embedder(), self.dimensions, self.top_k),
@@ -53,13 +51,8 @@ class HierarchicalMemory:
     def __init__(
         self, recent: EntryBuffer, archive: IndexMemory, summary: SummaryMemory, count: TokenCounter, max_recent: int
     ) -> None:
-        self.recent, self.archive, self.summary, self.count, self.max_recent = (
-            recent,
-            archive,
-            summary,
-            count,
-            max_recent,
-        )
+        self.recent, self.archive, self.summary = recent, archive, summary
+        self.count, self.max_recent = count, max_recent
 
     @property
     def size(self) -> int:

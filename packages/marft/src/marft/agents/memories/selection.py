@@ -1,15 +1,33 @@
-"""Text selection within a token budget. Pure functions."""
+"""Selection of texts within a token budget, and the keys of derived texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from marft.agents.memories.interface import TokenCounter
+from marft.config.interfaces.memory import TokenCounter
 
+Keys = frozenset[str]
+MAX_KEYS = 64  # maximum keys per text; a text with more sources matches every key
+ANY_KEY = "\0any"  # placeholder for more than MAX_KEYS keys
 _TOKENS = re.compile(r"\w+|[^\w\s]")
 _WORDS = re.compile(r"\w+")
+
+
+def merge_keys(keys: Iterable[Keys]) -> Keys:
+    """Return the keys of a text derived from several texts.
+
+    >>> sorted(merge_keys([frozenset(["ann"]), frozenset(["bea"])]))
+    ['ann', 'bea']
+    """
+    all_keys = frozenset[str]().union(*keys)
+    return frozenset([ANY_KEY]) if len(all_keys) > MAX_KEYS or ANY_KEY in all_keys else all_keys
+
+
+def has_source(keys: Keys, key: str) -> bool:
+    """Return true if an entry with this key may be a source."""
+    return key in keys or ANY_KEY in keys
 
 
 class NumberedText(NamedTuple):

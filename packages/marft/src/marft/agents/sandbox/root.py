@@ -21,7 +21,7 @@ PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 LIBRARY_FOLDER = "/lib"  # every loader searches here; /lib64 is a link to it
 
 
-def build_root(folder: str, needs: dict[str, object], disk_mb: int, files: int) -> None:
+def build_root(folder: str, needs: dict[str, dict[str, str]], disk_mb: int, files: int) -> None:
     """Build a root with an empty working folder, and move there permanently."""
     os.umask(0o022)
     mount("none", "/", "", PRIVATE | RECURSIVE, "")
@@ -43,7 +43,7 @@ def build_root(folder: str, needs: dict[str, object], disk_mb: int, files: int) 
     mount("none", "/", "", REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES, "")
 
 
-def mount_python(needs: dict[str, object]) -> None:
+def mount_python(needs: dict[str, dict[str, str]]) -> None:
     """Mount the interpreter, its shared libraries by name, and the standard library without installed packages.
 
     Raises:
@@ -51,11 +51,11 @@ def mount_python(needs: dict[str, object]) -> None:
     """
     os.mkdir("/new" + LIBRARY_FOLDER)
     os.symlink(LIBRARY_FOLDER[1:], "/new/lib64")
-    for name, source in dict(needs["libraries"]).items():  # type: ignore[call-overload]
+    for name, source in needs["libraries"].items():
         mount_read_only(source, f"{LIBRARY_FOLDER}/{name}")
-    for name, source in dict(needs["files"]).items():  # type: ignore[call-overload]
+    for name, source in needs["files"].items():
         mount_read_only(source, name)
-    for name, source in dict(needs["folders"]).items():  # type: ignore[call-overload]
+    for name, source in needs["folders"].items():
         if name in FORBIDDEN_FOLDERS or source in FORBIDDEN_FOLDERS:
             raise OSError(0, "Python must not live there, for all of it would be shown", name)
         mount_read_only(source, name)

@@ -14,20 +14,59 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from marft.agents.sandbox import group
-from marft.agents.sandbox.call_filter import build_filter
-from marft.agents.sandbox.interpreter import find_requirements
-from marft.agents.sandbox.settings import SandboxSettings
-from marft.agents.sandbox.system_calls import ARCHITECTURES
+from marft.agents.sandbox.call_filter import ARCHITECTURES, build_filter
+from marft.config.settings import Settings
 
+Limit = Annotated[int, Field(ge=1, le=10**8)]
+PROBE_PATH = Path(__file__).with_name("probe.py")
+PROBE_SECONDS = 60.0
 Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
 JAIL_PATH = Path(__file__).with_name("jail.py")
 CHUNK = 65536
 END_SECONDS = 5.0  # time for a jail to end after SIGTERM
 _running: set[subprocess.Popen[bytes]] = set()
 MAX_ATTEMPTS = 3  # attempts at the first jail: a temporary shortage of resources is not missing isolation
+
+
+class SandboxSettings(Settings):
+    """Limits of one run. A run that exceeds a limit ends, and the result reports it; nothing else is affected."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # timeout in seconds of wall-clock time
+    cpu_seconds: Limit = 10  # CPU time of each process, in seconds
+    memory_mb: Limit = 512  # memory of all processes and files together, and address space of each process, in MiB
+    disk_mb: Limit = 64  # size of all files together, in MiB
+    files: Limit = 4096  # maximum files, including folders and links
+    open_files: Limit = 64  # maximum open files of each process
+    processes: Limit = 16  # maximum processes and threads together
+    output_kb: Limit = 256  # maximum size of standard output, and of standard error, in KiB
+    # whether to require a jail with namespaces; "none" applies only limits and the filter, on machines without
+    # namespaces
+    isolation: Literal["required", "none"] = "required"
+
+
+@functools.cache
+def find_requirements() -> dict[str, Any]:
+    """Return the interpreter's requirements.
+
+    The keys are ``python``, and the real paths of ``libraries``, ``files`` and ``folders`` by name. In a virtual
+    environment, this is the base interpreter, which has the standard library.
+
+    Raises:
+        ValueError: the interpreter does not start under the jail's conditions.
+    """
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    try:
+        completed = subprocess.run(
+            [python, "-I", "-S", PROBE_PATH], env={}, check=True, capture_output=True, timeout=PROBE_SECONDS
+        )
+        return dict(json.loads(completed.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ValueError(f"{python} does not say what it needs: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +144,8 @@ def isolation_problem() -> str:
         result = _run("print('here')", SandboxSettings(timeout_seconds=30.0), "", {})
         if result.output.strip() == "here":
             return ""
-        problem = (
-            result.errors.strip().splitlines() or [f"the jail did not answer: {result.outcome}, {result.status}"]
-        )[-1]
+        lines = result.errors.strip().splitlines()
+        problem = lines[-1] if lines else f"the jail did not answer: {result.outcome}, {result.status}"
     return problem
 
 
@@ -128,6 +166,7 @@ def _build_order(code: str, settings: SandboxSettings, stdin: str, files: Mappin
     """Return the order for the jail."""
     isolated, architecture = settings.isolation == "required", os.uname().machine
     python = find_requirements() if isolated else {"python": sys.executable}
+    call_filter = build_filter(architecture) if isolated or architecture in ARCHITECTURES else b""
     mounted_names = {path.split("/")[1] for kind in ("files", "folders") for path in python.get(kind, ())}
     return {
         "code": code,
@@ -137,9 +176,7 @@ def _build_order(code: str, settings: SandboxSettings, stdin: str, files: Mappin
         "limits": settings.model_dump(),
         "needs": python,
         "folder": "/" + _unused_name("work", mounted_names),
-        "filter": base64.b64encode(build_filter(architecture)).decode()
-        if isolated or architecture in ARCHITECTURES
-        else "",
+        "filter": base64.b64encode(call_filter).decode(),
         "group": group.find_parent(),
         "temporary": tempfile.gettempdir(),
     }
@@ -162,9 +199,8 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
     )
     _running.add(process)
     try:
-        output, errors, cut = _communicate(
-            process, json.dumps(order).encode(), settings, start_time + settings.timeout_seconds
-        )
+        deadline = start_time + settings.timeout_seconds
+        output, errors, cut = _communicate(process, json.dumps(order).encode(), settings, deadline)
     finally:
         _running.discard(process)
         _terminate(process)

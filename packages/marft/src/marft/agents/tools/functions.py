@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PydanticUserError,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     create_model,
     field_validator,
 )
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from marft.agents.environment import TOOL_ATTRIBUTE, Session
-from marft.agents.tool_sources import ToolSession, ToolSource
-from marft.agents.tools.results import check_return_type, result_text
 from marft.common.texts import format_error
 from marft.common.types import Task, Tool
-from marft.config.plugins import Plugin, import_object
+from marft.config.interfaces.environment import TOOL_ATTRIBUTE, Session
+from marft.config.interfaces.tools import ToolProvider, ToolSession, ToolSource
+from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
 
+MAX_ITEMS = 100_000  # maximum items read from a generator
+WRAPPERS = (Awaitable, Coroutine, AsyncGenerator, AsyncIterable, AsyncIterator)
+TYPES_WITHOUT_JSON = (Callable, type)  # pydantic has a schema for these types, but no JSON form
+RETURN_HINT = "return text, numbers, lists, dictionaries, a dataclass or a pydantic model"
 
-class Functions(Plugin):
+
+class Functions(ToolProvider):
     """Tool from a function, or tools from a class's public methods; ``call`` is its import path.
 
     Every episode creates an object of the class from its task and a seed, so the object may keep state within the
@@ -73,9 +94,8 @@ class Function:
             return Function._from_signature(function, method)
         except (NameError, TypeError, PydanticUserError) as error:
             name = getattr(function, "__name__", repr(function))
-            raise ValueError(
-                f"tool {name!r}: its type hints say nothing that JSON can: {format_error(error)}"
-            ) from error
+            problem = f"tool {name!r}: its type hints say nothing that JSON can: {format_error(error)}"
+            raise ValueError(problem) from error
 
     @staticmethod
     def _from_signature(function: Callable[..., object], method: bool) -> Function:
@@ -90,7 +110,10 @@ class Function:
             default = ... if parameter.default is parameter.empty else parameter.default
             # an argument name must not shadow an attribute of pydantic models
             fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
-        _check_return(name, hints.get("return", Any))
+        returned = hints.get("return", Any)
+        if not _has_json_form(returned):
+            type_name = returned.__name__ if isinstance(returned, type) else str(returned)
+            raise ValueError(f"tool {name!r}: it returns {type_name}, which cannot be written as JSON; {RETURN_HINT}")
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = model.model_json_schema(by_alias=True)
         parameters.pop("title", None)
@@ -205,12 +228,87 @@ def _find_functions(target: Callable[..., object]) -> dict[str, Function]:
     }
 
 
-def _check_return(name: str, annotation: object) -> None:
-    try:
-        check_return_type(annotation)
-    except ValueError as error:
-        raise ValueError(f"tool {name!r}: {error}") from error
-
-
 def _is_tool(name: str) -> bool:
     return not name.startswith("_") and name != "close"
+
+
+async def result_text(result: object) -> str:
+    """Return a result as text. Awaitables are awaited, generators are collected.
+
+    Raises:
+        ValueError: the result has no JSON form, or yields more than ``MAX_ITEMS`` items.
+    """
+    if isinstance(result, Awaitable):
+        result = await result
+    if isinstance(result, AsyncIterable):
+        items: list[object] = []
+        async for item in result:
+            items.append(_check_count(item, len(items)))
+        result = items
+    if isinstance(result, Iterator):
+        result = _to_python(result)  # up to MAX_ITEMS items
+    if isinstance(result, str):
+        return result if type(result) is str else str(to_jsonable_python(result))
+    try:
+        return json.dumps(to_jsonable_python(result, fallback=_to_python), ensure_ascii=False)
+    except (PydanticSerializationError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the tool returned a {type(result).__name__} that is no JSON ({error}); {RETURN_HINT}"
+        ) from error
+
+
+def _has_json_form(annotation: Any) -> bool:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _has_json_form(arguments[0])
+    if origin in (Union, UnionType):
+        return any(map(_has_json_form, arguments))
+    if origin in WRAPPERS:
+        return all(map(_has_json_form, arguments[-1:] if origin is Coroutine else arguments[:1]))
+    if annotation in TYPES_WITHOUT_JSON or origin in TYPES_WITHOUT_JSON:
+        return False
+    try:
+        TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        if origin is not None:
+            item_types = [item for item in arguments if item is not Ellipsis and not isinstance(item, list)]
+            return _is_list_like(origin) and (hasattr(origin, "tolist") or all(map(_has_json_form, item_types)))
+        return not isinstance(annotation, type) or _is_list_like(annotation) or _is_interface(annotation)
+    return True
+
+
+def _is_list_like(kind: Any) -> bool:
+    """Return true if values of a type become lists: arrays and iterables."""
+    return hasattr(kind, "tolist") or (isinstance(kind, type) and issubclass(kind, Iterable))
+
+
+def _is_interface(kind: type) -> bool:
+    """Return true if a type only describes an interface: abstract classes and protocols."""
+    return inspect.isabstract(kind) or bool(getattr(kind, "_is_protocol", False))
+
+
+def _to_python(value: Any) -> Any:
+    """Convert a value unknown to pydantic.
+
+    NumPy scalars and arrays, pandas columns (missing values become None) and other iterables become Python values.
+
+    Raises:
+        TypeError: the value has no JSON form.
+        ValueError: an iterable yields more than ``MAX_ITEMS`` items.
+    """
+    to_list, is_missing = getattr(value, "tolist", None), getattr(value, "isna", None)
+    if callable(to_list) and not isinstance(value, type):
+        if not callable(is_missing):
+            return to_list()
+        return [None if missing else item for item, missing in zip(to_list(), is_missing().tolist(), strict=True)]
+    if isinstance(value, Iterable) and not isinstance(value, type):
+        items = value.items() if hasattr(value, "items") else value
+        checked_items = [_check_count(item, place) for place, item in enumerate(islice(iter(items), MAX_ITEMS + 1))]
+        return dict(checked_items) if hasattr(value, "items") else checked_items
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _check_count(item: Any, place: int) -> Any:
+    if place >= MAX_ITEMS:
+        raise ValueError(f"it yields more than {MAX_ITEMS:,} items")
+    return item

@@ -8,24 +8,22 @@ from typing import Any
 
 from pydantic import Field
 
-from marft.agents.memories.interface import Entry, Kind
 from marft.agents.memories.store import MemoryStore, open_store
-from marft.agents.tool_sources import ToolSource
 from marft.agents.tools.functions import Function
 from marft.common.types import Task, Tool
-from marft.config.plugin_types import MemoryPlugin
-from marft.config.plugins import Plugin
+from marft.config.interfaces.memory import Entry, Kind, MemorySystem
+from marft.config.interfaces.tools import ToolProvider, ToolSource
 from marft.config.settings import Count
 
 NO_RESULT = "(nothing)"
 
 
-class MemoryToolSettings(Plugin):
+class MemoryToolSettings(ToolProvider):
     """Tools ``remember(text, key, kind)``, ``recall(question)`` and ``forget(key)`` on a memory. All agents with
     this tool source share one memory per episode.
     """
 
-    store: MemoryPlugin = Field({"name": "key_value"}, validate_default=True)  # memory system with its keys
+    store: MemorySystem = Field({"name": "key_value"}, validate_default=True)  # memory system with its keys
     budget: Count = 200  # maximum tokens (words and punctuation marks) per recall
 
     def connect(self) -> MemorySource:

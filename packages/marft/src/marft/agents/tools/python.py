@@ -6,11 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marft.agents.sandbox.runner import RunResult, require_isolation, run_python
-from marft.agents.sandbox.settings import SandboxSettings
-from marft.agents.tool_sources import StatelessSource
+from marft.agents.sandbox.runner import RunResult, SandboxSettings, require_isolation, run_python
 from marft.common.types import Tool
-from marft.config.plugins import Plugin
+from marft.config.interfaces.tools import StatelessSource, ToolProvider
 
 DESCRIPTION = (
     "Run a Python program and get what it prints. It runs alone in an empty folder, without network, "
@@ -18,7 +16,7 @@ DESCRIPTION = (
 )
 
 
-class Python(Plugin):
+class Python(ToolProvider):
     """Tool ``python(code)``; the fields limit the sandbox."""
 
     limits: SandboxSettings = SandboxSettings()  # sandbox limits for each call

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol, cast
 
-from marft.agents.tool_sources import ToolSource, ToolUse
+from marft.agents.agents import ToolUse
 from marft.agents.tools.functions import SessionSource
 from marft.agents.tools.skills import Skill, SkillSource, read_skill
 from marft.common.types import AgentProfile, Tool
 from marft.config.agents import AgentSettings
-from marft.config.references import ENVIRONMENT_TOOLS
+from marft.config.interfaces.tools import ToolProvider, ToolSource
+from marft.config.recipe_checks import ENVIRONMENT_TOOLS
 from marft.config.run import RunSettings
-
-
-class ToolPlugin(Protocol):
-    """Settings table under ``[tools]`` that creates a tool source."""
-
-    def connect(self) -> ToolSource:
-        """Return the connected tool source.
-
-        Raises:
-            ValueError: the source is not available.
-        """
 
 
 class RunTools:
@@ -41,7 +30,7 @@ class RunTools:
         self._exit_stack = ExitStack()
         try:
             for name, plugin in run.tools.items():
-                self._add(name, _connect(name, cast("ToolPlugin", plugin)))
+                self._add(name, _connect(name, plugin))
             if any(ENVIRONMENT_TOOLS in agent.tools for agent in run.agents):
                 self._add(ENVIRONMENT_TOOLS, _session_source(run))
             for folder in dict.fromkeys(folder for agent in run.agents for folder in agent.skills):
@@ -93,7 +82,7 @@ def _session_source(run: RunSettings) -> SessionSource:
     if session is None:
         raise ValueError(
             f"agents.….tools: environment {run.environment.name!r} brings no tools; give its class "
-            "session: ClassVar[type] = … and mark methods of that one with @tool (marft.agents.environment)"
+            "session: ClassVar[type] = … and mark methods of that one with @tool (marft.config.interfaces.environment)"
         )
     return SessionSource(session)
 
@@ -102,7 +91,7 @@ def _skill_name(folder: str) -> str:
     return f"skill {folder}"
 
 
-def _connect(name: str, plugin: ToolPlugin) -> ToolSource:
+def _connect(name: str, plugin: ToolProvider) -> ToolSource:
     try:
         return plugin.connect()
     except ValueError as error:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from marft.agents.sandbox.runner import require_isolation, run_python
-from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.runner import SandboxSettings, require_isolation, run_python
 from marft.agents.tools.python import SandboxSource, format_result
 from marft.common.atomic import read_text
 from marft.common.types import Tool

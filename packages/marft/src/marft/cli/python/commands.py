@@ -22,7 +22,6 @@ from marft.cli.python.arguments import (
     to_objects,
 )
 from marft.cli.python.run import Run
-from marft.cli.python.team_change import apply_team
 from marft.common.callbacks import Callback
 from marft.common.errors import RunError
 from marft.config.load import load_recipe as read_recipe
@@ -30,12 +29,12 @@ from marft.config.load import parse_recipe, to_toml
 from marft.config.paths import RECIPE_FOLDER, expand_user
 from marft.config.python_objects import ObjectPlaceholder
 from marft.config.run import RunSettings, check_packages, check_trainable
-from marft.runs.resume import resolve_start
-from marft.runs.run_folder import RunFolder
+from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change, read_team_change
+from marft.runs.run_folder import RunFolder, resolve_start
 
 if TYPE_CHECKING:
-    from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation, Mode
+    from marft.evaluation.metric_changes import Comparison
 
 RecipeLike = str | Path | Mapping[str, Any] | RunSettings
 RecipeChanges = Mapping[str, Any] | Sequence[str]
@@ -132,7 +131,7 @@ def train(
         resume, start_from, overwrite = resolve_start(folder, checkpoint)
 
     def run_trainer(*arguments: Any, **options: Any) -> None:
-        from marft.trainer.loop import train as run_training
+        from marft.trainer.train import train as run_training
 
         run_training(*arguments, **options)
 
@@ -236,20 +235,22 @@ def evaluate(
     with explain_file_errors():
         from marft.evaluation.evaluate import parse_modes
         from marft.evaluation.scenarios import read_scenarios
-        from marft.evaluation.session import StorageOptions, evaluate_checkpoints
+        from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 
         return evaluate_checkpoints(
             settings,
             folder,
-            names if folder else ["base"],
-            parse_modes(wanted, "modes") or settings.evaluation.modes,
-            tasks or settings.evaluation.tasks,
-            bool(shuffle_messages),
+            EvaluationPlan(
+                names if folder else ["base"],
+                parse_modes(wanted, "modes") or settings.evaluation.modes,
+                tasks or settings.evaluation.tasks,
+                shuffled_too=bool(shuffle_messages),
+                attempts=attempts or settings.evaluation.attempts,
+                scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None,
+                reorganized=changed,
+            ),
             lambda _=None: None,
-            attempts=attempts or settings.evaluation.attempts,
             storage=StorageOptions(folder.evaluations, bool(again)) if folder else None,
-            scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None,
-            reorganized=changed,
         )
 
 
@@ -287,12 +288,10 @@ def compare(
 
 def _read_side(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:
     """Return the name and the evaluations for one side."""
-    from marft.evaluation.comparison import read_saved
-
     if isinstance(side, Run | str | Path):
         place = side.path if isinstance(side, Run) else side
         check_path(place, name)
-        return str(place), [*read_saved(RunFolder.open(place))]
+        return str(place), [*RunFolder.open(place).read_evaluations(scenarios=True)]
     return name, [evaluation.as_json() for evaluation in side]
 
 
@@ -360,3 +359,30 @@ def explain_file_errors() -> Iterator[None]:
         if not message:
             raise
         raise RunError(message) from error
+
+
+def apply_team(
+    run: RunSettings, folder: RunFolder | None, change: str | Path | Mapping[str, Any] | None
+) -> tuple[RunSettings, dict[str, Any]]:
+    """Return the run in the requested team, and its differences to the trained team.
+
+    Args:
+        run: settings with the changes applied.
+        folder: folder of a trained run; None for a recipe.
+        change: file of a team change, or its tables with a ``name``; None: no change.
+
+    Raises:
+        ValueError: the team change is missing or invalid, or has no effect.
+    """
+    trained = folder.relocated_settings(objects=run.python_objects.values()) if folder else run
+    plan = None
+    if isinstance(change, Mapping):
+        if not isinstance(change.get("name"), str):
+            raise ValueError("reorganized: tables have a name, which evaluations bear: {'name': 'tree', 'team': …}")
+        plan = TeamChange(change["name"], {key: value for key, value in change.items() if key != "name"})
+    elif change is not None:
+        if not is_path(change):
+            raise ValueError(f"reorganized is a file or its tables, and this is of type {type(change).__name__}")
+        plan = read_team_change(change)
+    evaluated = apply_team_change(run, plan) if plan else run
+    return evaluated, describe_team_change(trained, evaluated, plan)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
 from marft.cli.template.tables import NUMBER, VALIDATION_SHARE, AnswerKind, TableInfo
-from marft.cli.template.teams import TEAM_TEMPLATES
 from marft.common import atomic
 from marft.common.texts import single_line, truncate
 from marft.envs.table_rows import format_cell
+
+BOX_INSTRUCTION = r"put the answer in \boxed{}."
 
 RECIPE_FILE, REWARD_FILE, TEST_FILE, DATA_FILE, README_FILE = (
     "recipe.toml",
@@ -30,6 +31,59 @@ RUN_NAME = "first"
 MAX_PARENT_FOLDERS = 2  # maximum parent folders in a relative path; farther paths are absolute
 MAX_CELL_LENGTH = 300  # maximum length of a cell in the test, in characters
 TRIPLE_QUOTES = '"' * 3
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTemplate:
+    """One agent in a team shape."""
+
+    role: str
+    instructions: str
+    answers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTemplate:
+    """Team shape: description, agents and organization."""
+
+    description: str
+    agents: Sequence[AgentTemplate]
+    organization: Mapping[str, object] = field(default_factory=lambda: {"organization": "chain"})
+
+
+TEAM_TEMPLATES: Mapping[str, TeamTemplate] = {
+    "reasoner-actor": TeamTemplate(
+        "one works out what it can, another finishes",
+        (
+            AgentTemplate("reasoner", "You are the reasoner. Work out the first step and pass on what is left."),
+            AgentTemplate(
+                "actor", f"You are the actor. Finish the work with the help of the message and {BOX_INSTRUCTION}", True
+            ),
+        ),
+    ),
+    "writer-critic": TeamTemplate(
+        "a draft, criticism, a better draft",
+        (
+            AgentTemplate(
+                "writer",
+                f"You are the writer. Solve the problem, heed what the critic says, and {BOX_INSTRUCTION}",
+                True,
+            ),
+            AgentTemplate(
+                "critic", "You are the critic. Say in a few words what is wrong with the draft and how to mend it."
+            ),
+        ),
+        {"organization": "reflective", "actor": "writer", "critic": "critic", "reviser": "writer"},
+    ),
+    "single": TeamTemplate(
+        "one agent alone",
+        (
+            AgentTemplate(
+                "solver", f"You are the solver. Work out the problem step by step and {BOX_INSTRUCTION}", True
+            ),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)

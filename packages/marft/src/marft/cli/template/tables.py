@@ -13,10 +13,9 @@ from random import Random
 from typing import Any, Literal
 
 from marft.config.settings import did_you_mean
-from marft.envs.grader_base import is_missing
-from marft.envs.prompts import render_prompt
 from marft.envs.splits import assign_split_by_share
-from marft.envs.table_rows import Row, format_cell, read_table
+from marft.envs.table import render_prompt
+from marft.envs.table_rows import Row, format_cell, is_missing, read_table
 
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input", "task", "query", "instruction")
 ANSWER_COLUMNS = ("answer", "solution", "output", "target", "label", "response", "expected", "result")

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from marft.common.metrics.catalog import CATALOG as CATALOG
-from marft.common.metrics.metric import Metric as Metric
-from marft.common.metrics.metric import Scope
+from marft.common.metrics.catalog import Metric as Metric
+from marft.common.metrics.catalog import Scope
 
 PREFIX: dict[str, Scope] = {"agents": "agent", "policies": "policy"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,13 @@ MAX_LINE_BYTES = 2000  # bytes; longer lines are split
 OUTPUT_TAIL_LINES = 20  # lines of output that are kept
 KILLED = "was killed (SIGKILL)"  # outcome of a process that was killed, by a user or for lack of memory
 Command = Callable[[int], Sequence[str]]  # receives the file descriptor of its end of the connection
+
+BOOTSTRAP = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from {module} import main
+main(int(sys.argv[2]))
+"""
 
 
 class ChildProcess:
@@ -124,3 +132,31 @@ def _start_process(command: Command, descriptor: int) -> subprocess.Popen[bytes]
         pass_fds=[descriptor],
         start_new_session=True,
     )
+
+
+def module_path() -> list[str]:
+    """Return the module search path without the entry for the working folder."""
+    return [entry for entry in sys.path if isinstance(entry, str) and entry]
+
+
+def python_command(module: str, descriptor: int) -> Sequence[str]:
+    """Return a command that runs ``main`` in a module with the current Python and module search path.
+
+    The working folder is not on the path (``-P``), so that no file there replaces a module.
+
+    Args:
+        module: module whose ``main`` is called with the descriptor.
+        descriptor: file descriptor of the program's end of the connection.
+    """
+    path = json.dumps(module_path())
+    return [
+        sys.executable,
+        "-P",
+        "-u",
+        "-X",
+        "faulthandler",
+        "-c",
+        BOOTSTRAP.format(module=module),
+        path,
+        str(descriptor),
+    ]

@@ -6,43 +6,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.config.guards import GuardSettings
-from marft.evaluation.guards import (
-    capability,
-    dependence,
-    entropy,
-    format,
-    gradient,
-    held_out,
-    kl,
-    language,
-    length,
-    private_code,
-    readability,
-    repetition,
-    reward_fall,
-    term,
-    work,
-)
-from marft.evaluation.guards.history import ROLLBACK_KEY, History, Row
-from marft.evaluation.guards.interface import Guard, GuardAlert
+from marft.evaluation.guards import collapse, overoptimization, writing
+from marft.evaluation.guards.history import ROLLBACK_KEY, Guard, GuardAlert, History, Row
 
 GUARDS = (
-    Guard("kl", kl.check, is_collapse=True),
-    Guard("reward_drop", reward_fall.check, is_collapse=True),
-    Guard("entropy_spike", entropy.check_increase, is_collapse=True),
-    Guard("entropy_collapse", entropy.check_collapse, is_collapse=True),
-    Guard("gradient", gradient.check, is_collapse=True),
-    Guard("length", length.check, is_collapse=False),
-    Guard("term", term.check, is_collapse=False),
-    Guard("validation_drop", held_out.check, is_collapse=False),
-    Guard("repetition", repetition.check, is_collapse=False),
-    Guard("format", format.check, is_collapse=False),
-    Guard("dependence", dependence.check, is_collapse=False),
-    Guard("work", work.check, is_collapse=False),
-    Guard("private_code", private_code.check, is_collapse=False),
-    Guard("readability", readability.check, is_collapse=False),
-    Guard("language", language.check, is_collapse=False),
-    Guard("capability", capability.check, is_collapse=False),
+    Guard("kl", collapse.check_kl, is_collapse=True),
+    Guard("reward_drop", collapse.check_reward, is_collapse=True),
+    Guard("entropy_spike", collapse.check_entropy_spike, is_collapse=True),
+    Guard("entropy_collapse", collapse.check_entropy_collapse, is_collapse=True),
+    Guard("gradient", collapse.check_gradient, is_collapse=True),
+    Guard("length", writing.check_length),
+    Guard("term", overoptimization.check_term),
+    Guard("validation_drop", overoptimization.check_validation),
+    Guard("repetition", writing.check_repetition),
+    Guard("format", writing.check_format),
+    Guard("dependence", writing.check_dependence),
+    Guard("work", overoptimization.check_work),
+    Guard("private_code", writing.check_private_code),
+    Guard("readability", writing.check_readability),
+    Guard("language", writing.check_language),
+    Guard("capability", overoptimization.check_capability),
 )
 
 
@@ -108,7 +91,7 @@ class GuardMonitor:
 
     def learning_rate_factor(self) -> float:
         """Return the factor for all learning rates if the run is rolled back now."""
-        return kl.learning_rate_factor(self._history, self._settings)
+        return collapse.rollback_lr_factor(self._history, self._settings)
 
     def roll_back(self, step: int) -> None:
         """Roll back the history to ``step``, and report the rollback."""

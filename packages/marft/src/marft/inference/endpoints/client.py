@@ -1,9 +1,9 @@
-"""Client for a single endpoint: background thread, request limits and counted retries."""
+"""Client for a single endpoint: background thread, limits on requests and responses, counted retries, clear errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from marft.agents.loop_threads import LoopThread
 from marft.common.errors import EpisodeFailedError
 from marft.common.packages import install_command
+from marft.common.texts import single_line, truncate
 from marft.common.usage import Usage
-from marft.config.api_keys import fill_variables, read_api_key, secret_values, variable_values
-from marft.config.endpoint import EndpointSettings
-from marft.inference.endpoints.failures import clean_text, to_episode_failure
-from marft.inference.endpoints.limits import LocalLimits, RequestLimits
-from marft.inference.endpoints.response_size import limit_response_size
+from marft.config.api_keys import fill_variables, mask_key, mask_values, read_api_key, secret_values, variable_values
+from marft.config.endpoint import EndpointSettings, RequestLimits
+from marft.inference.endpoints.limits import LocalLimits
 from marft.inference.endpoints.responses import ModelResponse, compute_usage, mask_secrets, parse_body, parse_response
 
 if TYPE_CHECKING:
+    from httpx2 import Request, Response
     from openai import AsyncOpenAI
     from openai.resources.chat import AsyncCompletions
 
 T = TypeVar("T")
 PLACEHOLDER_KEY = "none"  # sent to servers without a key, because the client requires a value
 CLOSE_TIMEOUT = 2.0  # timeout for closing open connections
+MAX_MESSAGE_LENGTH = 300  # maximum length of a server's error message, in characters
+MAX_RESPONSE_BYTES = 16 * 2**20  # bytes
 
 
 class Endpoint:
@@ -107,11 +109,11 @@ class Endpoint:
     def _make_client(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        async def limit_retries(request: Any) -> None:
+        async def limit_retries(request: Request) -> None:
             if request.headers.get("x-stainless-retry-count", "0") != "0":
                 await self.limits.turn()
 
-        async def limit_size(response: Any) -> None:
+        async def limit_size(response: Response) -> None:
             limit_response_size(response, f"endpoint {self.name!r} ({self.settings.url})")
 
         hooks: dict[str, list[Callable[..., object]]] = {"request": [limit_retries], "response": [limit_size]}
@@ -152,3 +154,94 @@ def _fill_options(name: str, options: dict[str, object]) -> dict[str, object]:
         return fill_variables(options)
     except ValueError as error:
         raise ValueError(f"endpoint {name!r}: extra_body: {error}") from None
+
+
+def to_episode_failure(
+    error: Exception, name: str, settings: EndpointSettings, model: str, secrets: Collection[str]
+) -> EpisodeFailedError:
+    """Convert an error to an episode failure.
+
+    Args:
+        error: error raised during the request.
+        name: endpoint name, for messages.
+        model: model name on the server.
+        secrets: API key and other secrets, masked in every message.
+    """
+    import openai
+
+    endpoint_name = f"endpoint {name!r} ({settings.url})"
+    if isinstance(error, TimeoutError | openai.APITimeoutError):
+        limit = f"{settings.timeout_seconds:g} s"
+        return EpisodeFailedError("timed_out", f"{endpoint_name} gave no whole answer in {limit}, retries included")
+    if isinstance(error, openai.APIStatusError):
+        server_message = clean_text(error.message, secrets)
+        hint = _hint(error.status_code, settings, model)
+        reason = f"{endpoint_name} answered {error.status_code}{hint}. It said: {server_message}"
+    elif isinstance(error, openai.APIConnectionError):
+        cause = clean_text(str(error.__cause__ or error), secrets)
+        reason = (
+            f"{endpoint_name} cannot be reached, after {settings.max_retries} retries: {cause}; check its url and that "
+            "it runs"
+        )
+    else:
+        reason = f"{endpoint_name} cannot be used: {type(error).__name__}: {clean_text(str(error), secrets)}"
+    return EpisodeFailedError("failed", reason)
+
+
+def _hint(status: int, settings: EndpointSettings, model: str) -> str:
+    if status in (401, 403):
+        variable = settings.api_key_variable
+        check_target = f"the key in ${variable}" if variable else "whether it needs a key (api_key_variable)"
+        return f"; check {check_target} and what it may do"
+    if status == 404:
+        return f"; check the url and that it has a model called {model!r}"
+    if status in (400, 422):
+        return '; a field that it does not take can be left out with omit = ["…"]'
+    if status == 429 or status >= 500:
+        return f", after {settings.max_retries} retries"
+    return ""
+
+
+def clean_text(text: str, secrets: Collection[str]) -> str:
+    """Clean external text for storage and display: single line, limited length, no secrets.
+
+    Secrets are masked whatever their length.
+    """
+    text = mask_values(secrets, text)
+    for secret in secrets:
+        text = mask_key(secret, text)
+    return truncate(single_line(text), MAX_MESSAGE_LENGTH)
+
+
+def limit_response_size(response: Response, endpoint_name: str) -> None:
+    """Limit reading of a streamed response to ``MAX_RESPONSE_BYTES`` bytes.
+
+    Reading raises an EpisodeFailedError above the limit.
+
+    Raises:
+        EpisodeFailedError: the response is compressed, so its size would be unknown.
+    """
+    from httpx2 import AsyncByteStream
+
+    class Limited(AsyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self.stream, self.read = stream, 0
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for chunk in self.stream:
+                self.read += len(chunk)
+                if self.read > MAX_RESPONSE_BYTES:
+                    raise EpisodeFailedError(
+                        "failed", f"{endpoint_name} sent an answer of more than {MAX_RESPONSE_BYTES >> 20} MiB"
+                    )
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self.stream.aclose()
+
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise EpisodeFailedError(
+            "failed", f"{endpoint_name} sent an answer in {encoding[:20]!r}, which was not asked for"
+        )
+    response.stream = Limited(response.stream)

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
 from marft.config.endpoint import EndpointSettings
-from marft.inference.endpoints.rate_limit import RateLimit
 
 
-class RequestLimits(Protocol):
-    """Request limits, for use on the endpoint's own thread."""
+class RateLimit:
+    """Rate limiter with at least ``60 / per_minute`` seconds between requests. Unused time does not accumulate.
 
-    def slot(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that occupies a concurrent request slot."""
-        ...
+    The spacing of waiting requests counts from their scheduled times, not from the actual wake-up times, so delays do
+    not accumulate.
 
-    async def turn(self) -> None:
-        """Wait until the rate limit permits another request."""
-        ...
+    Args:
+        per_minute: maximum number of requests per minute; 0 disables the limit.
+    """
 
+    def __init__(
+        self,
+        per_minute: float,
+        get_time: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._interval = 60.0 / per_minute if per_minute else 0.0
+        self._get_time, self._sleep = get_time, sleep
+        self._next_time = 0.0
 
-LimitsFactory = Callable[[str, EndpointSettings], RequestLimits]  # the argument is the endpoint's unique name
+    async def wait(self) -> None:
+        """Wait for the next free request slot."""
+        if not self._interval:
+            return
+        current_time = self._get_time()
+        scheduled_time = max(current_time, self._next_time)
+        self._next_time = scheduled_time + self._interval
+        if scheduled_time > current_time:
+            await self._sleep(scheduled_time - current_time)
 
 
 class LocalLimits:

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.engine import Weights
 from marft.common import seeds
 from marft.common.errors import RowFailedError, RunError
 from marft.common.processes.child_process import KILLED, Command
 from marft.common.processes.launcher import Launcher, LocalLauncher, ProcessHandle
 from marft.common.processes.weight_transfer import WeightTransfer
+from marft.common.texts import cut_at_stop
+from marft.common.token_data import GrammarMasks
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.common.usage import ENGINE_RESTARTS
+from marft.config.interfaces.engine import Weights
 from marft.inference.choice_sampling import sample_choices
 from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
-from marft.inference.grammar_masking import GrammarMasker
-from marft.inference.subprocess_engine.frames import Connection
-from marft.inference.subprocess_engine.grammar_support import add_masks, check_same_version
+from marft.inference.grammar_masking import GrammarMasker, add_masks, check_same_version
 from marft.inference.subprocess_engine.messages import (
     FROM_ENGINE,
     CancelRequest,
     CommandCompleted,
+    Connection,
     EngineInit,
     LoadCommand,
     Ready,
@@ -39,9 +41,10 @@ from marft.inference.subprocess_engine.messages import (
     SampleRequest,
     ScoreRequest,
     ScoreResponse,
+    SleepCommand,
     TokenChunk,
 )
-from marft.inference.subprocess_engine.requests import PendingRequest
+from marft.models.control_tokens import decode_text
 
 MAX_CRASHES = 3  # consecutive crashes without an answer in between
 MAX_STARTS = 8  # limit if the process was killed, which may also happen during startup
@@ -49,6 +52,86 @@ MAX_SEED = 2**63 - 1
 POLL_SECONDS = 1.0  # interval between checks for a message, in seconds
 WARNING_SECONDS = 60.0  # seconds of silence before a warning
 MAX_LOG_LINES = 12  # lines of a crashed engine's output in the error message
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """Request to a subprocess engine, with the results received so far."""
+
+    message: SampleRequest | ScoreRequest
+    result: asyncio.Future[None]
+    stop_checker: StopStringChecker | None = None
+    on_token: Callable[[int], None] | None = None
+    chunks: list[TokenChunk] = field(default_factory=list)
+    scores: ScoreResponse | None = None
+    stopped: bool = False  # by one of the run's stop strings
+    streamed_tokens: int = 0  # number of tokens passed to the listener
+
+    def add_chunk(self, chunk: TokenChunk) -> bool:
+        """Add received tokens; return whether the request is complete."""
+        for index, token in enumerate(chunk.tokens.tolist()):
+            # after a retry, the listener receives no token twice
+            if self.on_token and self._count_tokens() + index >= self.streamed_tokens:
+                self.on_token(token)
+                self.streamed_tokens += 1
+            if self.stop_checker and self.stop_checker.add_token(token):
+                self.chunks.append(_truncate(chunk, index + 1))
+                self.stopped = True
+                return True
+        self.chunks.append(chunk)
+        return bool(chunk.finish)
+
+    def reset(self, stop_checker: StopStringChecker | None) -> None:
+        """Discard the results received before a retry."""
+        self.chunks.clear()
+        self.stop_checker = stop_checker
+
+    def build_completion(
+        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], sampling: SamplingParams
+    ) -> Completion:
+        """Build the completion from the received tokens. The request must be complete."""
+        chunks = self.chunks
+        tokens = np.concatenate([chunk.tokens for chunk in chunks])
+        ids = tokens.tolist()
+        text = decode_text(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
+        return Completion(
+            tokens,
+            np.concatenate([chunk.log_probs for chunk in chunks]),
+            cut_at_stop(text, sampling.stop),
+            "stop" if self.stopped or chunks[-1].finish == "stop" else "length",
+            VersionRange(min(chunk.lowest for chunk in chunks), max(chunk.highest for chunk in chunks)),
+            masks=_build_masks(chunks[-1], len(ids)) if sampling.grammar else None,
+            forced=tuple(index for index in chunks[-1].forced.tolist() if index < len(ids)),
+            alternatives=tuple(
+                tuple(pair for pair in zip(row.tolist(), numbers.tolist(), strict=True) if math.isfinite(pair[1]))
+                for chunk in chunks
+                for row, numbers in zip(chunk.top_ids, chunk.top_log_probs, strict=True)
+            ),
+        )
+
+    def _count_tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+def _build_masks(last: TokenChunk, tokens: int) -> GrammarMasks | None:
+    """Build the grammar masks for the first ``tokens`` positions; None without masks."""
+    positions = [index for index in last.mask_at.tolist() if index < tokens]
+    if not positions:
+        return None
+    table = [mask.tobytes() for mask in last.mask_table]
+    return GrammarMasks.from_masks(positions, [table[which] for which in last.mask_which.tolist()[: len(positions)]])
+
+
+def _truncate(chunk: TokenChunk, count: int) -> TokenChunk:
+    """Keep the first ``count`` tokens."""
+    return replace(
+        chunk,
+        tokens=chunk.tokens[:count],
+        log_probs=chunk.log_probs[:count],
+        finish="",
+        top_ids=chunk.top_ids[:count],
+        top_log_probs=chunk.top_log_probs[:count],
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +156,9 @@ class SubprocessEngine:
 
     A process that exits or sends nothing for ``timeout`` seconds is restarted. The new process gets the published
     weights, and pending requests are sent again with the same keys.
+
+    An engine with sleep mode frees its device memory while the learner uses the device. It sleeps once it is idle, and
+    wakes before it gets a request or new weights. A process that restarts during sleep mode also sleeps.
 
     Args:
         name: engine name, for messages.
@@ -113,6 +199,8 @@ class SubprocessEngine:
             tuple[str, set[int]]
         ] = []  # earlier weight folders, and the requests that may still use them
         self._pending_commands: dict[int, asyncio.Future[None]] = {}
+        self._last_sleep: SleepCommand | None = None  # last sleep command sent
+        self._sleep_lock = asyncio.Lock()
         self._pending: dict[int, PendingRequest] = {}
         self._last_id = 0
         self._ready: asyncio.Future[None] | None = None
@@ -155,10 +243,8 @@ class SubprocessEngine:
             _streams_tokens(stop_checker, sampling),
             [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
         )
-        request, own_policy = (
-            await self._run_request(PendingRequest(message, _new_future(), stop_checker, sampling.on_token)),
-            self.policies[policy],
-        )
+        own_policy = self.policies[policy]
+        request = await self._run_request(PendingRequest(message, _new_future(), stop_checker, sampling.on_token))
         if not request.chunks or not len(request.chunks[0].tokens):
             raise RunError(f"{self.name}: it ended an action before its first token")
         completion = request.build_completion(own_policy.tokenizer, own_policy.stop_ids, sampling)
@@ -193,10 +279,9 @@ class SubprocessEngine:
         (choice,) = sample_choices(options, logs, sampling, [uniform])
         return choice, VersionRange(response.lowest, response.highest)
 
-    @contextmanager
-    def external_wait(self) -> Iterator[None]:
+    def external_wait(self) -> AbstractContextManager[None]:
         """No-op: requests have no admission order."""
-        yield
+        return nullcontext()
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Save the policies and load them in the process.
@@ -207,7 +292,12 @@ class SubprocessEngine:
         await asyncio.gather(*(self._load_policy(name, version) for name in policies))
 
     async def wait_idle(self) -> None:
-        """No-op: the process drops cancelled requests by itself."""
+        """Put an engine with sleep mode to sleep, unless requests wait.
+
+        The process drops cancelled requests by itself.
+        """
+        if not self._pending:
+            await self._set_sleep(sleep=True)
 
     def version(self, policy: str) -> int:
         """Return the last published version for a policy."""
@@ -238,6 +328,7 @@ class SubprocessEngine:
         return StopStringChecker(self._detokenizers[policy](), sampling.stop) if sampling.stop else None
 
     async def _run_request(self, request: PendingRequest) -> PendingRequest:
+        await self._set_sleep(sleep=False)
         if self._error:
             raise self._error
         number = request.message.number
@@ -259,6 +350,7 @@ class SubprocessEngine:
             self._connection.send(message)
 
     async def _load_policy(self, name: str, version: int) -> None:
+        await self._set_sleep(sleep=False)
         policy, previous = self.policies[name], self._weights.get(name)
         number = self._next_id()
         path = await asyncio.to_thread(self._weight_transfer.write, f"{number}", policy.save) if policy.save else ""
@@ -333,10 +425,8 @@ class SubprocessEngine:
         try:
             while idle_seconds < self.timeout:
                 received, _ = await asyncio.wait([next_message], timeout=POLL_SECONDS)
-                previous, idle_seconds = (
-                    idle_seconds,
-                    idle_seconds + POLL_SECONDS if self._is_busy() and not received else 0.0,
-                )
+                previous = idle_seconds
+                idle_seconds = idle_seconds + POLL_SECONDS if self._is_busy() and not received else 0.0
                 if previous < WARNING_SECONDS <= idle_seconds and self._ready.done():  # startup may take long
                     self._warn_no_response()
                 if received:
@@ -402,8 +492,23 @@ class SubprocessEngine:
             self._connection.send(message)
 
     def _startup_commands(self) -> list[object]:
-        """Return the commands for a new process."""
-        return list(self._weights.values())
+        """Return the commands for a new process: the policies, and the sleep mode.
+
+        The repeated sleep command also answers a wait that started with the previous process.
+        """
+        return [*self._weights.values(), *([self._last_sleep] if self._last_sleep else [])]
+
+    async def _set_sleep(self, *, sleep: bool) -> None:
+        """Put the process to sleep or wake it, if the engine has a sleep mode."""
+        if not self.init_message.sleep_mode:
+            return
+        async with self._sleep_lock:
+            if sleep is (self._last_sleep is not None and self._last_sleep.sleep):
+                return
+            if not sleep and torch.cuda.is_available():
+                torch.cuda.empty_cache()  # memory cached by the learner becomes available to the engine
+            self._last_sleep = SleepCommand(self._next_id(), sleep)
+            await self._run_command(self._last_sleep, self._last_sleep.number)
 
     def _reject(self, number: int, reason: str) -> None:
         error = RunError(f"{self.name}: {reason}")

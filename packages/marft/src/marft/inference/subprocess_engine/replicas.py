@@ -7,17 +7,17 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
 import torch
 
-from marft.agents.engine import Weights
 from marft.common import seeds
 from marft.common.processes.child_process import Command
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.config.interfaces.engine import Weights
 from marft.inference.subprocess_engine.engine import SubprocessEngine
 
 MAX_EXTRA_LOAD = 4  # maximum extra load of a task's own replica over the least loaded replica, in requests
@@ -64,10 +64,9 @@ class ReplicatedEngine:
         with self._select_replica(key) as engine:
             return await engine.choose(policy, prompt, options, sampling, key)
 
-    @contextmanager
-    def external_wait(self) -> Iterator[None]:
+    def external_wait(self) -> AbstractContextManager[None]:
         """No-op: requests have no admission order."""
-        yield
+        return nullcontext()
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """Save the policies once, then load the files in every replica."""
@@ -160,9 +159,9 @@ def visible_devices() -> list[str]:
     """Return the CUDA devices visible to this process."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
-    return (
-        [name for name in variable.split(",") if name][:count] if variable else [f"{number}" for number in range(count)]
-    )
+    if variable:
+        return [name for name in variable.split(",") if name][:count]
+    return [f"{number}" for number in range(count)]
 
 
 def set_visible_devices(command: Command, devices: str) -> Command:

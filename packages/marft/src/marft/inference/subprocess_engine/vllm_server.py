@@ -1,7 +1,6 @@
 """Server program for vLLM in a subprocess. Runs in vLLM's environment and needs no other packages.
 
-Each adapter version has its own slot. Running requests finish with the weights of their start. The KV cache never mixes
-weights, and a slot is freed with its last request. A full model is replaced in place.
+The KV cache never mixes weights. A full model is replaced in place.
 """
 
 from __future__ import annotations
@@ -12,28 +11,22 @@ import os
 import socket
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from marft.inference.schemas import serialize_schema
-from marft.inference.subprocess_engine.frames import Connection
+from marft.inference.schema_checks import serialize_schema
 from marft.inference.subprocess_engine.messages import (
-    HEARTBEAT_SECONDS,
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
-    CancelRequest,
     CommandCompleted,
+    Connection,
     EngineInit,
-    Heartbeat,
-    LoadCommand,
     Ready,
     Rejected,
     RequestFailed,
@@ -43,7 +36,7 @@ from marft.inference.subprocess_engine.messages import (
     SleepCommand,
     TokenChunk,
 )
-from marft.inference.subprocess_engine.option_tree import build_prefix_tree
+from marft.inference.subprocess_engine.server import EngineServer, PolicySlot
 
 MAX_LOGPROBS = 128  # maximum number of ids with log-probabilities in one request
 ENVIRONMENT_VARIABLES = {
@@ -54,16 +47,6 @@ ENVIRONMENT_VARIABLES = {
     # warnings about resources that it cleans up after this process exits
     "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
 }
-
-
-class PolicySlot(NamedTuple):
-    """Policy at one version."""
-
-    name: str  # unique to these weights
-    policy: str
-    version: int
-    adapter: Any  # a LoRARequest; None: the base model, or a full model in its place
-    loaded: asyncio.Event
 
 
 def main(descriptor: int) -> None:
@@ -83,12 +66,7 @@ async def _serve(client: socket.socket) -> None:
         connection.send(Rejected(-1, f"{type(error).__name__}: {error}"))
         raise
     connection.send(Ready(program, version("llguidance") if init_message.tokenizer else ""))
-    server = Server(connection, engine)
-    heartbeat_task = asyncio.create_task(server.send_heartbeats())
-    with suppress(EOFError):
-        while True:
-            server.handle(await connection.receive())
-    heartbeat_task.cancel()
+    await Server(connection, engine).serve()
     engine.shutdown()
 
 
@@ -106,11 +84,9 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[Any, str]:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    lora = (
-        {"enable_lora": True, "max_loras": init_message.max_adapters, "max_lora_rank": init_message.max_rank}
-        if init_message.max_adapters
-        else {}
-    )
+    lora: dict[str, object] = {}
+    if init_message.max_adapters:
+        lora = {"enable_lora": True, "max_loras": init_message.max_adapters, "max_lora_rank": init_message.max_rank}
     arguments: dict[str, Any] = {
         "model": init_message.model,
         "dtype": init_message.dtype,
@@ -147,100 +123,71 @@ def _grammar_arguments(init_message: EngineInit, folder: Path) -> dict[str, Any]
     return {"tokenizer": str(folder), "structured_outputs_config": StructuredOutputsConfig(backend="guidance")}
 
 
-class Server:
-    """Server for requests from a run.
+class Server(EngineServer):
+    """Server with vLLM as the engine.
 
     Args:
         engine: an ``AsyncLLM``.
     """
 
     def __init__(self, connection: Connection, engine: Any) -> None:
-        self.connection, self.engine = connection, engine
-        self._slots: dict[str, PolicySlot] = {}
-        self._in_flight: Counter[str] = Counter()  # number of requests, by slot name
-        self._requests: dict[int, asyncio.Task[None]] = {}
-        self._background_tasks: set[asyncio.Task[None]] = set()
+        super().__init__(connection)
+        self.engine = engine
 
     def handle(self, message: object) -> None:
         """Start handling a message."""
-        match message:
-            case SampleRequest() | ScoreRequest():
-                number = message.number
-                task = asyncio.create_task(self._run_request(message, self._slots[message.policy]))
-                self._requests[number] = task
-                task.add_done_callback(lambda _: self._requests.pop(number))
-            case CancelRequest(number):
-                if number in self._requests:
-                    self._requests[number].cancel()
-            case LoadCommand():
-                previous, slot = self._slots.get(message.policy), _make_slot(message)
-                self._slots[message.policy] = slot
-                self._run_command(message, self._load(message, slot, previous))
-            case SleepCommand(_, sleep):
-                self._run_command(message, self.engine.sleep(1, "wait") if sleep else self.engine.wake_up())
+        if isinstance(message, SleepCommand):
+            work = self.engine.sleep(1, "wait") if message.sleep else self.engine.wake_up()
+            self._start_task(self._run_command(message.number, work, "it could not rest or wake"))
+        else:
+            super().handle(message)
 
-    def _run_command(self, message: LoadCommand | SleepCommand, work: Coroutine[Any, Any, object]) -> None:
+    async def _run_command(self, number: int, work: Awaitable[object], failure: str) -> None:
         """Run a command, then confirm it or report its error."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  reported to the run
+            self._exit_if_dead()
+            self.connection.send(Rejected(-1, f"{failure}: {type(error).__name__}: {error}"))
+        else:
+            self.connection.send(CommandCompleted(number))
 
-        async def run() -> None:
-            try:
-                await work
-            except Exception as error:  # noqa: BLE001  reported to the run
-                self._exit_if_dead()
-                failure = (
-                    "a policy could not be loaded" if isinstance(message, LoadCommand) else "it could not rest or wake"
-                )
-                self.connection.send(Rejected(-1, f"{failure}: {type(error).__name__}: {error}"))
-            else:
-                self.connection.send(CommandCompleted(message.number))
-
-        task = asyncio.create_task(run())
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
-
-    async def send_heartbeats(self) -> None:
-        """Send heartbeats while the engine responds."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            try:
-                await self.engine.is_sleeping()
-            except Exception:  # noqa: BLE001  any error: check for a dead engine
-                self._exit_if_dead()
-            else:
-                self.connection.send(Heartbeat())
+    async def _responds(self) -> bool:
+        try:
+            await self.engine.is_sleeping()
+        except Exception:  # noqa: BLE001  any error: check for a dead engine
+            self._exit_if_dead()
+            return False
+        return True
 
     def _exit_if_dead(self) -> None:
         if self.engine.errored:  # the engine is dead, so this process exits and the run starts another
             os._exit(1)
 
-    async def _load(self, command: LoadCommand, slot: PolicySlot, previous: PolicySlot | None) -> None:
-        if previous:
-            await self._release_slot(previous)
-        if command.full_model:
-            await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": command.path})
+    async def _load(self, slot: PolicySlot, previous: PolicySlot | None) -> None:
+        work = self._load_weights(slot, previous)
+        await self._run_command(slot.command.number, work, "a policy could not be loaded")
+
+    async def _load_weights(self, slot: PolicySlot, previous: PolicySlot | None) -> None:
+        if previous and self._is_outdated(previous):
+            await self._remove_adapter(previous)
+        if slot.command.full_model:
+            await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": slot.command.path})
         elif slot.adapter:
-            await self.engine.add_lora(slot.adapter)
+            await self.engine.add_lora(_lora_request(slot))
         slot.loaded.set()
 
-    async def _release_slot(self, slot: PolicySlot) -> None:
-        """Remove the adapter of an outdated slot after its last request."""
-        if slot.adapter and slot != self._slots[slot.policy] and not self._in_flight[slot.name]:
-            await self.engine.remove_lora(slot.adapter.lora_int_id)
+    async def _remove_adapter(self, slot: PolicySlot) -> None:
+        await self.engine.remove_lora(slot.command.number)
 
     async def _run_request(self, request: SampleRequest | ScoreRequest, slot: PolicySlot) -> None:
-        self._in_flight[slot.name] += 1
         try:
-            await slot.loaded.wait()
-            await (self._sample(request, slot) if isinstance(request, SampleRequest) else self._score(request, slot))
+            await super()._run_request(request, slot)
         except Exception as error:  # noqa: BLE001  reported to the run
             self._exit_if_dead()
-            error_class = (
-                RequestFailed if isinstance(request, SampleRequest) and request.grammar else Rejected
-            )  # vLLM may not support every grammar
+            # vLLM may not support every grammar
+            error_class = RequestFailed if isinstance(request, SampleRequest) and request.grammar else Rejected
             self.connection.send(error_class(request.number, f"{type(error).__name__}: {error}"))
-        finally:
-            self._in_flight[slot.name] -= 1
-            await self._release_slot(slot)
 
     async def _sample(self, request: SampleRequest, slot: PolicySlot) -> None:
         from vllm import SamplingParams
@@ -259,7 +206,7 @@ class Server:
             structured_outputs=_structured_outputs(*request.grammar) if request.grammar else None,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
-        lowest = slot.version
+        lowest = slot.command.version
         async for output in self._generate(request.prompt.tolist(), sampling, f"{request.number}", slot):
             completion = output.outputs[0]
             if completion.finish_reason not in (None, "stop", "length"):
@@ -269,7 +216,7 @@ class Server:
             ids = np.array(completion.token_ids, np.int32)
             steps = list(zip(completion.token_ids, completion.logprobs or (), strict=True))
             log_probs = np.array([step[token].logprob for token, step in steps], np.float32)
-            highest = slot.version if slot.adapter else self._current_version(slot)
+            highest = lowest if slot.adapter else self._current_version(slot)
             top_arrays = _top_logprobs([step for _, step in steps], request.alternatives)
             self.connection.send(
                 TokenChunk(request.number, ids, log_probs, completion.finish_reason or "", lowest, highest, *top_arrays)
@@ -277,8 +224,8 @@ class Server:
 
     def _current_version(self, slot: PolicySlot) -> int:
         """Return the version of the current weights, for a request that started with an earlier slot."""
-        current = self._slots[slot.policy]
-        return current.version if current.loaded.is_set() else slot.version
+        current = self._slots[slot.command.policy]
+        return (current if current.loaded.is_set() else slot).command.version
 
     async def _score(self, request: ScoreRequest, slot: PolicySlot) -> None:
         """Request the next-token log-probabilities after each option prefix, in one batch."""
@@ -314,20 +261,33 @@ class Server:
         for scores in await asyncio.gather(*(score_prefix(number, *node) for number, node in enumerate(wanted))):
             log_probs.update(scores)
         sums = [sum(log_probs[option[:end]] for end in range(1, len(option) + 1)) for option in options]
-        self.connection.send(ScoreResponse(request.number, np.array(sums, np.float32), slot.version, slot.version))
+        version = slot.command.version
+        self.connection.send(ScoreResponse(request.number, np.array(sums, np.float32), version, version))
 
     def _generate(self, prompt: list[int], sampling: Any, name: str, slot: PolicySlot) -> AsyncIterator[Any]:
         token_prompt = {"prompt_token_ids": prompt, "cache_salt": slot.name}
-        outputs: AsyncIterator[Any] = self.engine.generate(token_prompt, sampling, name, lora_request=slot.adapter)
+        lora_request = _lora_request(slot) if slot.adapter else None
+        outputs: AsyncIterator[Any] = self.engine.generate(token_prompt, sampling, name, lora_request=lora_request)
         return outputs
 
 
-def _make_slot(command: LoadCommand) -> PolicySlot:
+def build_prefix_tree(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """Build the prefix tree: the possible next tokens after each prefix.
+
+    >>> build_prefix_tree([(5, 2), (5, 3), (7, 2)])
+    {(): [5, 7], (5,): [2, 3], (7,): [2]}
+    """
+    children: dict[tuple[int, ...], dict[int, None]] = {}
+    for option in options:
+        for end, token in enumerate(option):
+            children.setdefault(option[:end], {})[token] = None
+    return {prefix: list(following) for prefix, following in children.items()}
+
+
+def _lora_request(slot: PolicySlot) -> Any:
     from vllm.lora.request import LoRARequest
 
-    name = f"{command.number}"
-    adapter = LoRARequest(name, command.number, command.path) if command.path and not command.full_model else None
-    return PolicySlot(name, command.policy, command.version, adapter, asyncio.Event())
+    return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
 
 
 def _structured_outputs(kind: str, text: str) -> Any:

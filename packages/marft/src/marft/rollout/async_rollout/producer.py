@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from threading import Lock
@@ -10,11 +11,10 @@ from typing import TypeVar
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Task
 from marft.rollout.async_rollout.groups import Group
-from marft.rollout.async_rollout.idle_clock import IdleClock
-from marft.rollout.fork_plans.interface import get_fork_plan
+from marft.rollout.fork_plans import get_fork_plan
 from marft.rollout.rollout_batch import play_with_forks, sample_attempts
-from marft.rollout.runner import RolloutHandle, RolloutRunner
-from marft.runs.state_schema import CurriculumState
+from marft.rollout.runner import EpisodeCallback, RolloutHandle, RolloutRunner, ignore_episode
+from marft.runs.state import CurriculumState
 
 T = TypeVar("T")
 GroupEpisodes = tuple[list[Episode], list[Episode]]  # attempts without forks, and all episodes
@@ -31,10 +31,9 @@ class Producer:
 
     def __init__(self, rollouts: RolloutRunner, tasks: Sequence[Task]) -> None:
         self._rollouts, self._tasks = rollouts, tasks
-        fork_plan = get_fork_plan(rollouts.run.algorithm)
-        self._threads = (
-            ThreadPoolExecutor(MAX_THREADS, "marft-group") if fork_plan else None
-        )  # each thread waits for its episodes
+        forks = get_fork_plan(rollouts.run.algorithm) is not None
+        # each thread waits for its episodes
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "marft-group") if forks else None
         self._groups: dict[int, Future[Group]] = {}
         self._handles: dict[int, list[RolloutHandle]] = {}
         self._lock, self._end_count = Lock(), 0  # ``_end_count`` counts the calls of ``end``
@@ -121,21 +120,15 @@ class Producer:
     def _fork(self, number: int, attempts: Sequence[Attempt], end_count: int) -> GroupEpisodes:
         """Play a group and its forks on a separate thread, which blocks until the end."""
 
-        def play(
-            attempts: Sequence[Attempt],
-            *,
-            on_done: Callable[[Episode], None] = lambda _: None,  # noqa: ARG001
-        ) -> list[Episode]:
+        def play(attempts: Sequence[Attempt], *, on_done: EpisodeCallback = ignore_episode) -> list[Episode]:  # noqa: ARG001
             outcome = self._play(number, attempts, end_count).outcome
-            while (
-                not outcome.done() and end_count == self._end_count
-            ):  # poll: an endless wait would block the exit of Python
-                wait([outcome], POLL_SECONDS)
+            while not outcome.done() and end_count == self._end_count:
+                wait([outcome], POLL_SECONDS)  # poll: an endless wait would block the exit of Python
             if not outcome.done():
                 raise CancelledError
             return outcome.result()
 
-        return play_with_forks(self._rollouts.run, play, attempts, lambda _: None)
+        return play_with_forks(self._rollouts.run, play, attempts, ignore_episode)
 
 
 def _chain_group(first: Future[T], make: Callable[[T], Group]) -> Future[Group]:
@@ -151,3 +144,38 @@ def _chain_group(first: Future[T], make: Callable[[T], Group]) -> Future[Group]:
 
     first.add_done_callback(set_group)
     return group
+
+
+class IdleClock:
+    """Thread-safe counter of active rollouts and idle seconds.
+
+    >>> clock = IdleClock(timer=iter([0.0, 1.0, 4.0, 9.0]).__next__)
+    >>> clock.start(); clock.stop(); clock.idle()
+    6.0
+
+    Args:
+        timer: function that returns the current time in seconds.
+    """
+
+    def __init__(self, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._timer, self._lock = timer, Lock()
+        self._active, self._idle, self._since = 0, 0.0, timer()
+
+    def start(self) -> None:
+        """Register one more active rollout."""
+        with self._lock:
+            if not self._active:
+                self._idle += self._timer() - self._since
+            self._active += 1
+
+    def stop(self) -> None:
+        """Register a finished rollout."""
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self._since = self._timer()
+
+    def idle(self) -> float:
+        """Return the total seconds without an active rollout so far."""
+        with self._lock:
+            return self._idle + (0.0 if self._active else self._timer() - self._since)

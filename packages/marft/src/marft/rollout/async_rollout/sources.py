@@ -1,31 +1,36 @@
-"""Sources of training episodes: synchronous, or asynchronous with ``rollout.max_policy_lag``."""
+"""Sources of training episodes: synchronous, asynchronous (``max_policy_lag``), and with reuse (``rollout.reuse``)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from marft.common.types import Episode, Task
-from marft.common.usage import sum_counts
-from marft.rollout.async_rollout.capacity import first_blocked_group
-from marft.rollout.async_rollout.groups import Group, max_policy_lag
+from marft.common.usage import Usage, sum_counts
+from marft.config.opponent_pools import opponent_pools
+from marft.config.plugins import load_registered
+from marft.inference.endpoints.responses import to_metrics
+from marft.rollout.async_rollout.groups import Group, first_blocked_group, max_policy_lag, read_groups, write_groups
 from marft.rollout.async_rollout.producer import Producer
-from marft.rollout.async_rollout.storage import read_groups, write_groups
-from marft.rollout.async_rollout.usage import compute_usage
 from marft.rollout.rollout_batch import RolloutBatch, collect, first_attempts, fork_metrics, rewards_vary
-from marft.rollout.runner import RolloutRunner
+from marft.rollout.runner import EpisodeCallback, RolloutRunner
 from marft.rollout.task_sampler import TaskSampler
-from marft.runs.checkpoints import State
+from marft.runs.state import State
 
-FILE_STEM = "ahead"  # stem of the files in a checkpoint
-EpisodeCallback = Callable[[Episode], None]
+ASYNC_FILE_STEM = "ahead"  # stem of the files in a checkpoint
+REPLAY_FILE_STEM = "again"  # stem of the files in a checkpoint
 
 
-class RolloutSource(Protocol):
-    """Source of episodes for training steps; call ``close`` at the end."""
+class RolloutSource(ABC):
+    """Source of episodes for training steps; call ``close`` at the end.
 
+    By default, no rollout runs in the background, and a checkpoint needs no data of the source.
+    """
+
+    @abstractmethod
     def collect(self, state: State, on_done: EpisodeCallback) -> RolloutBatch:
         """Return the batch of episodes for the step after ``state``.
 
@@ -33,15 +38,13 @@ class RolloutSource(Protocol):
             state: progress of the run before the step.
             on_done: callback for each finished episode.
         """
-        ...
 
+    @abstractmethod
     def usage(self) -> dict[str, float]:
         """Return the sampling usage for the latest batch, by metric name."""
-        ...
 
-    def exclude_validation(self, episodes: Sequence[Episode]) -> None:
+    def exclude_validation(self, episodes: Sequence[Episode]) -> None:  # noqa: B027
         """Exclude validation episodes from the usage of training steps."""
-        ...
 
     def usage_seconds(self, wait_seconds: float) -> float:
         """Return the wall-clock seconds that :meth:`usage` covers.
@@ -49,30 +52,26 @@ class RolloutSource(Protocol):
         Args:
             wait_seconds: seconds spent in :meth:`collect`.
         """
-        ...
+        return wait_seconds
 
-    def on_publish(self, state: State) -> None:
+    def on_publish(self, state: State) -> None:  # noqa: B027
         """Handle newly published policy weights, which now match ``state``."""
-        ...
 
-    def on_rollback(self, state: State) -> None:
+    def on_rollback(self, state: State) -> None:  # noqa: B027
         """Handle a rollback of the run to ``state``.
 
         The policies now differ from the policies that sampled the episodes in progress.
         """
-        ...
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:  # noqa: B027
         """Save to a checkpoint folder the data needed to resume."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Stop all rollouts in progress."""
-        ...
 
 
-class SyncRolloutSource:
-    """Source that plays each step's episodes on request."""
+class SyncRolloutSource(RolloutSource):
+    """Source that plays each step's episodes on request. Validation runs between steps, outside the measured usage."""
 
     def __init__(self, rollouts: RolloutRunner, tasks: Sequence[Task]) -> None:
         self._rollouts, self._tasks = rollouts, tasks
@@ -88,27 +87,8 @@ class SyncRolloutSource:
         """Return the sampling usage since :meth:`collect` began."""
         return _usage_since(self._usage_before, self._rollouts)
 
-    def exclude_validation(self, episodes: Sequence[Episode]) -> None:
-        """No-op: validation runs between steps, outside the measured usage."""
 
-    def usage_seconds(self, wait_seconds: float) -> float:
-        """Return ``wait_seconds``, the seconds spent in :meth:`collect`."""
-        return wait_seconds
-
-    def on_publish(self, state: State) -> None:
-        """No-op: no rollout runs in the background."""
-
-    def on_rollback(self, state: State) -> None:
-        """No-op: no rollout runs in the background."""
-
-    def save(self, folder: Path) -> None:
-        """No-op: each step starts from an empty batch."""
-
-    def close(self) -> None:
-        """No-op: no rollout runs in the background."""
-
-
-class AsyncRolloutSource:
+class AsyncRolloutSource(RolloutSource):
     """Source that plays groups for later steps during the learner's updates.
 
     Training steps consume the groups in order of their numbers.
@@ -136,7 +116,7 @@ class AsyncRolloutSource:
         self._curriculum = state.curriculum
         self._usage_before, self._started_at = dict(rollouts.usage()), time.perf_counter()
         self._idle = 0.0
-        for group in read_groups(folder, tasks, FILE_STEM) if folder else ():
+        for group in read_groups(folder, tasks, ASYNC_FILE_STEM) if folder else ():
             self._producer.put(group)
 
     def collect(self, state: State, on_done: EpisodeCallback) -> RolloutBatch:
@@ -212,7 +192,7 @@ class AsyncRolloutSource:
 
         Unfinished groups start again when the run resumes.
         """
-        write_groups(folder, self._producer.finished_groups(), FILE_STEM)
+        write_groups(folder, self._producer.finished_groups(), ASYNC_FILE_STEM)
 
     def close(self) -> None:
         """Cancel all groups in progress."""
@@ -223,9 +203,8 @@ class AsyncRolloutSource:
         number = self._next
         while number < self._first_blocked():
             if not self._producer.has_group(number):
-                if self._sampler.task_at(
-                    number, self._curriculum or self._sampler.initial_curriculum(), self._rollouts.excluded_tasks
-                )[0]:
+                task, _ = self._sampler.task_at(number, self._curriculum, self._rollouts.excluded_tasks)
+                if task:
                     self._producer.begin(number, self._curriculum)
                 else:
                     self._skipped.add(number)
@@ -248,10 +227,8 @@ class AsyncRolloutSource:
             self._discarded += 1
             return None
         group = self._producer.take(number)
-        if (
-            max_policy_lag(group.recorded, self._run.trained_policies, self._rollouts.version)
-            <= self._run.rollout.max_policy_lag
-        ):
+        lag = max_policy_lag(group.recorded, self._run.trained_policies, self._rollouts.version)
+        if lag <= self._run.rollout.max_policy_lag:
             return group
         self._dropped += 1
         self._discard()
@@ -273,3 +250,134 @@ class AsyncRolloutSource:
 
 def _usage_since(before: dict[str, float], rollouts: RolloutRunner) -> dict[str, float]:
     return {name: count - before.get(name, 0.0) for name, count in rollouts.usage().items()}
+
+
+def compute_usage(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the sampling usage of episodes, by metric name.
+
+    The counts match a separate engine and endpoints, except for work outside of episodes, such as failed actions. A
+    choice from a list counts as prefill and not as sampled tokens.
+    """
+    actions = [action for episode in episodes for action in episode.actions]
+    remote = [action.usage for action in actions if action.usage]
+    local_actions = [action for action in actions if not action.usage]
+    contexts = [context for action in local_actions for context, _, _ in action.segments]
+    return {
+        "sampled_tokens": float(sum(int(action.own_mask.sum()) for action in local_actions if not action.choice)),
+        "prefill/prompt_tokens": float(sum(map(len, contexts))),
+        **(to_metrics(sum(remote, Usage()), "remote_") if remote else {}),
+    }
+
+
+class RolloutSourceWrapper(RolloutSource):
+    """Wrapper around a rollout source.
+
+    Every method but ``collect`` delegates to the wrapped source. A subclass implements ``collect`` and overrides the
+    methods whose behavior changes.
+    """
+
+    def __init__(self, source: RolloutSource) -> None:
+        self._source = source
+
+    def usage(self) -> dict[str, float]:
+        """Return the wrapped source's sampling usage."""
+        return self._source.usage()
+
+    def exclude_validation(self, episodes: Sequence[Episode]) -> None:
+        """Pass validation episodes to the wrapped source."""
+        self._source.exclude_validation(episodes)
+
+    def usage_seconds(self, wait_seconds: float) -> float:
+        """Return the wrapped source's sampling time, in seconds."""
+        return self._source.usage_seconds(wait_seconds)
+
+    def on_publish(self, state: State) -> None:
+        """Tell the wrapped source about a published policy."""
+        self._source.on_publish(state)
+
+    def on_rollback(self, state: State) -> None:
+        """Roll back the wrapped source."""
+        self._source.on_rollback(state)
+
+    def save(self, folder: Path) -> None:
+        """Save the wrapped source."""
+        self._source.save(folder)
+
+    def close(self) -> None:
+        """Close the wrapped source."""
+        self._source.close()
+
+
+class ReplayBuffer(RolloutSourceWrapper):
+    """Wrapper that adds the episodes of the previous ``reuse − 1`` steps to each batch.
+
+    If credit compares attempts at the same task, newer attempts replace older attempts at that task. Attempts of
+    different policies must not share a baseline.
+
+    Args:
+        source: source of new episodes.
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        folder: checkpoint folder with the files of :meth:`save`, if the run resumes.
+
+    Raises:
+        ValueError: the saved episodes cannot be read.
+    """
+
+    def __init__(
+        self, source: RolloutSource, rollouts: RolloutRunner, tasks: Sequence[Task], folder: Path | None = None
+    ) -> None:
+        super().__init__(source)
+        self._rollouts = rollouts
+        self._times, self._grouped = rollouts.run.rollout.reuse, bool(rollouts.run.algorithm.credit.comparison_group)
+        saved = read_groups(folder, tasks, REPLAY_FILE_STEM) if folder else []
+        self._steps = [(group.number, list(group.recorded)) for group in saved]  # newest first
+
+    def collect(self, state: State, on_done: EpisodeCallback) -> RolloutBatch:
+        """Return the step's new episodes together with reused episodes."""
+        batch = self._source.collect(state, on_done)
+        if not batch.credit_inputs:
+            return batch
+        credit_inputs = list(batch.credit_inputs)
+        for _, episodes in self._steps:
+            newer = {episode.task.id for episode in credit_inputs} if self._grouped else set()
+            credit_inputs += [episode for episode in episodes if episode.task.id not in newer]
+        self._steps = [(state.step, batch.credit_inputs), *self._steps][: self._times - 1]
+        trained = self._rollouts.run.trained_policies
+        metrics = {
+            "reused_episodes": float(len(credit_inputs) - len(batch.credit_inputs)),
+            "policy_lag_max": float(max_policy_lag(credit_inputs, trained, self._rollouts.version)),
+        }
+        return replace(batch, credit_inputs=credit_inputs, metrics={**batch.metrics, **metrics})
+
+    def on_rollback(self, state: State) -> None:
+        """Discard the episodes of the abandoned policy."""
+        self._steps.clear()
+        super().on_rollback(state)
+
+    def save(self, folder: Path) -> None:
+        """Save the buffer and the wrapped source."""
+        super().save(folder)
+        write_groups(folder, [Group(step, [], episodes) for step, episodes in self._steps], REPLAY_FILE_STEM)
+
+
+def open_source(rollouts: RolloutRunner, tasks: Sequence[Task], state: State, folder: Path | None) -> RolloutSource:
+    """Open the rollout source for ``rollout.max_policy_lag``, ``rollout.reuse`` and population pools.
+
+    Args:
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        state: current progress of the run.
+        folder: checkpoint folder, if the run resumes.
+
+    Raises:
+        ValueError: the saved groups cannot be read.
+    """
+    settings = rollouts.run.rollout
+    if opponent_pools(rollouts.run):
+        source: RolloutSource = load_registered("rollout_sources", "pool")(rollouts, tasks, folder)
+        return source
+    source = SyncRolloutSource(rollouts, tasks)
+    if settings.max_policy_lag:
+        source = AsyncRolloutSource(rollouts, tasks, state, folder)
+    return ReplayBuffer(source, rollouts, tasks, folder) if settings.reuse > 1 else source

@@ -1,15 +1,18 @@
-"""Sampler client of a worker process: forwards requests to the run's engine and returns the results."""
+"""Sampler client of a worker process, and the slots and rate limits that it shares with the run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from marft.agents.loop_threads import LoopThreadPool
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.config.endpoint import EndpointSettings
 from marft.inference.quiescence import QuiescenceBarrier
 from marft.rollout.workers.messages import (
     CancelRequest,
@@ -26,7 +29,7 @@ from marft.rollout.workers.messages import (
 
 
 class SamplerClient:
-    """:class:`~marft.agents.engine.Sampler` for an engine in another process.
+    """:class:`~marft.config.interfaces.engine.Sampler` for an engine in another process.
 
     Args:
         send: function that sends a message to the run's process.
@@ -135,3 +138,54 @@ class SamplerClient:
 
     def _trim_prompt(self, policy: str, prompt: Prompt) -> Prompt:
         return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
+
+
+class LeasedThreadPool(LoopThreadPool):
+    """Session threads in a worker process, with slots shared across the run's workers."""
+
+    def __init__(self, client: SamplerClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
+        """Return a context manager for a slot, out of ``count`` slots shared across the run's episodes."""
+        return self._client.slot(name, count)
+
+
+class LeasedLimits:
+    """Endpoint limits, shared by the run's processes and usable on any event loop.
+
+    Args:
+        client: client of the worker process.
+        loop: event loop of the client.
+        name: name of the endpoint, unique within the run.
+        settings: settings of the endpoint.
+    """
+
+    def __init__(
+        self, client: SamplerClient, loop: asyncio.AbstractEventLoop, name: str, settings: EndpointSettings
+    ) -> None:
+        self._client, self._loop, self._name, self._settings = client, loop, name, settings
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot for one concurrent request."""
+        acquired = Future[None]()
+        hold_task = asyncio.run_coroutine_threadsafe(self._hold(acquired), self._loop)
+        try:
+            await asyncio.wrap_future(acquired)
+            yield
+        finally:
+            hold_task.cancel()
+
+    async def turn(self) -> None:
+        """Wait for a turn within ``requests_per_minute``; return at once without such a limit."""
+        if per_minute := self._settings.requests_per_minute:
+            turn_task = asyncio.run_coroutine_threadsafe(self._client.turn(self._name, per_minute), self._loop)
+            await asyncio.wrap_future(turn_task)
+
+    async def _hold(self, acquired: Future[None]) -> None:
+        async with self._client.slot(self._name, self._settings.max_concurrent_requests):
+            if not acquired.done():  # the caller was cancelled, and this task will be too
+                acquired.set_result(None)
+            await asyncio.Event().wait()

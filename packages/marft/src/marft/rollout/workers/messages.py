@@ -1,16 +1,19 @@
-"""Messages between a run and its worker processes."""
+"""Messages between a run and its worker processes, and the stream that carries them over a socket."""
 
 from __future__ import annotations
 
+import asyncio
 import pickle
-import traceback
+import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from marft.agents.agents import Agent
-from marft.agents.engine import Sampler
-from marft.common.error_origin import describe_error, raised_by_marft
-from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.error_origin import describe_error
+from marft.common.errors import EpisodeFailedError
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import (
     ActionKey,
     Choice,
@@ -22,42 +25,10 @@ from marft.common.types import (
     Status,
     VersionRange,
 )
+from marft.config.interfaces.engine import Sampler
 
-
-class WorkerFaultError(Exception):
-    """Unexpected error in a worker process; a note holds the worker's traceback."""
-
-
-@dataclass(frozen=True, slots=True)
-class SerializedError:
-    """Serialized error, because exceptions may not pickle.
-
-    Args:
-        message: error message.
-        kind: "value" for a deliberate ValueError, "run" for a RunError, else "fault".
-        trace: traceback in the worker.
-    """
-
-    message: str
-    kind: str  # "value", "run" or "fault"
-    trace: str
-
-    @staticmethod
-    def from_error(error: BaseException) -> SerializedError:
-        """Serialize an exception."""
-        kind = "run" if isinstance(error, RunError) else "fault"
-        if isinstance(error, ValueError) and raised_by_marft(error):
-            kind = "value"
-        message = describe_error(error) if kind == "fault" else str(error)
-        return SerializedError(message, kind, "".join(traceback.format_exception(error)))
-
-    def to_error(self) -> Exception:
-        """Return the exception to raise in the run's process."""
-        if self.kind != "fault":
-            return ValueError(self.message) if self.kind == "value" else RunError(self.message)
-        error = WorkerFaultError(f"in a worker process: {self.message}")
-        error.add_note(self.trace)
-        return error
+HEADER = struct.Struct(">Q")  # length of the frame in bytes
+BUFFER = 2**20  # read buffer in bytes
 
 
 # from the run to a worker
@@ -165,7 +136,7 @@ class WorkerReady:
 class StartFailed:
     """Start failed; the worker exits."""
 
-    fault: SerializedError
+    fault: RemoteError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +253,7 @@ class AttemptFailed:
     """Attempt failure for a reason outside the episode."""
 
     number: int
-    fault: SerializedError
+    fault: RemoteError
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +285,65 @@ def pickle_value(value: object, description: str) -> bytes:
             f"rollout.workers: {description} cannot be sent to another process ({describe_error(error)}); keep to "
             "plain values and to classes that can be imported, or set workers = 0"
         ) from error
+
+
+class MessageStream:
+    """Message stream endpoint.
+
+    All messages sent in one pass of the event loop form one frame. The receiver handles a frame in one pass. Results
+    that arrive together are therefore delivered together, as in a single process. A frame is a pickled list of
+    messages; arrays are stored as raw bytes. Unpickling is safe because only the two processes can write into the
+    connection.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._waiting: list[object] = []
+
+    @staticmethod
+    async def open(connection: socket.socket) -> MessageStream:
+        """Open a stream over a connected socket."""
+        return MessageStream(*await asyncio.open_connection(sock=connection, limit=BUFFER))
+
+    def send(self, message: object) -> None:
+        """Queue a message for the current pass of the event loop.
+
+        Messages are dropped after the peer closed the connection.
+        """
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append(message)
+
+    def flush(self) -> None:
+        """Send the queued messages."""
+        messages, self._waiting = self._waiting, []
+        if messages and not self._writer.is_closing():
+            frame = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
+            self._writer.write(HEADER.pack(len(frame)))
+            self._writer.write(frame)
+
+    async def receive(self) -> Sequence[Any]:
+        """Wait for the next frame and return its messages.
+
+        Raises:
+            EOFError: the peer closed the connection.
+        """
+        try:
+            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            frame = await self._reader.readexactly(length)
+        except OSError as error:
+            raise EOFError from error
+        messages: Sequence[object] = pickle.loads(frame)
+        return messages
+
+    async def drain(self) -> None:
+        """Flush, then wait until the data is written or the connection is closed."""
+        self.flush()
+        try:
+            await self._writer.drain()
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()

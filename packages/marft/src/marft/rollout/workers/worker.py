@@ -14,13 +14,12 @@ from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.agents.sandbox.runner import terminate_all
 from marft.agents.team import Team
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Task
 from marft.config.run import RunSettings
 from marft.envs.game_runtime import GameRuntime, open_terms
 from marft.inference.renderer import ChatRenderer
-from marft.rollout.workers.client import SamplerClient
-from marft.rollout.workers.leased_limits import LeasedLimits, LeasedThreadPool
-from marft.rollout.workers.message_stream import MessageStream
+from marft.rollout.workers.client import LeasedLimits, LeasedThreadPool, SamplerClient
 from marft.rollout.workers.messages import (
     AttemptFailed,
     AttemptsCanceled,
@@ -30,13 +29,13 @@ from marft.rollout.workers.messages import (
     EpisodeEnded,
     EpisodeRewarded,
     LeaseGranted,
+    MessageStream,
     Ping,
     PlayAttempt,
     Pong,
     Quiescence,
     RequestResult,
     SampledToken,
-    SerializedError,
     StartFailed,
     StartWorker,
     WorkerReady,
@@ -66,7 +65,7 @@ async def _serve(connection: socket.socket) -> None:
         try:
             worker = Worker(begin, stream, started)
         except Exception as error:  # noqa: BLE001  every error is reported to the run
-            stream.send(StartFailed(SerializedError.from_error(error)))
+            stream.send(StartFailed(RemoteError.from_error(error)))
             await stream.drain()
             return
         await worker.serve()
@@ -144,7 +143,7 @@ class Worker:
             episode = await self.parts.reward_manager(episode)
             self.stream.send(EpisodeRewarded(number, replace(episode, task=PLACEHOLDER_TASK), self.parts.usage()))
         except Exception as error:  # noqa: BLE001  every error is reported to the run
-            self.stream.send(AttemptFailed(number, SerializedError.from_error(error)))
+            self.stream.send(AttemptFailed(number, RemoteError.from_error(error)))
 
     async def _cancel_attempts(self) -> None:
         """Cancel all attempts in progress.

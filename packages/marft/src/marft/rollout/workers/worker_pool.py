@@ -6,16 +6,14 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from marft.agents.engine import Sampler
 from marft.common.errors import RunError
+from marft.common.processes.child_process import python_command
 from marft.common.processes.launcher import Launcher, NoResourcesError, ProcessHandle
 from marft.common.types import Episode
 from marft.common.usage import sum_counts
-from marft.rollout.workers.leases import Leases
-from marft.rollout.workers.link import Link
+from marft.config.interfaces.engine import Sampler
+from marft.rollout.workers.link import Leases, Link, RetriedRollout, WorkerLostError
 from marft.rollout.workers.messages import StartWorker
-from marft.rollout.workers.program import worker_command
-from marft.rollout.workers.retried_rollout import RetriedRollout, WorkerLostError
 
 HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 5.0  # time for a worker to answer, on top of the timeout of environment calls
@@ -229,3 +227,12 @@ class WorkerPool:
 def _exclusion_message(times: int, reason: str) -> str:
     processes = "a worker process" if times == 1 else f"{times} worker processes, one after the other,"
     return f"its task is set aside for the rest of the run: {processes} ended with nothing else in it; {reason}"
+
+
+def worker_command(descriptor: int) -> Sequence[str]:
+    """Return the command for a worker, with this process's Python and module search path.
+
+    Args:
+        descriptor: file descriptor of the worker's end of the connection.
+    """
+    return python_command("marft.rollout.workers.worker", descriptor)

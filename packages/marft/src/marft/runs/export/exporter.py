@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,21 +15,24 @@ from typing import Any
 import tomli_w
 
 from marft.common import atomic
-from marft.common.user_modules import is_export
+from marft.common.user_modules import MANIFEST, is_export
 from marft.common.version import __version__
 from marft.config.load import to_toml
 from marft.config.python_objects import MissingObjectError
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.config.team_changes import TeamChange, apply_team_change, describe_team_change
-from marft.runs.checkpoints import CheckpointManager, CheckpointRecord, read_record
+from marft.runs.changes import iterate_texts
+from marft.runs.checkpoints import CheckpointManager
 from marft.runs.episode_files import read_rows
-from marft.runs.export.manifest import CARD, RECIPE, list_unlisted, write_manifest
+from marft.runs.export.manifest import CARD, RECIPE, list_files, list_unlisted, write_manifest
 from marft.runs.export.model_card import render_model_card
-from marft.runs.export.path_references import find_folder_references, list_local_folders
-from marft.runs.export.recipe import ExportRecipe, export_recipe, trust_flag
+from marft.runs.export.recipe import ExportRecipe, export_recipe, format_key, trust_flag
 from marft.runs.export.weights import WeightExporter
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import CheckpointRecord, read_record
 
+TEXT_SUFFIXES = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
+TABLE_PARSERS: Mapping[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads}
 EVALUATION_KEYS = (
     "checkpoint",
     "mode",
@@ -41,6 +47,76 @@ EVALUATION_KEYS = (
     "reward_interval",
 )
 CHANGE_KEYS = ("name", "digest", "organization", "added", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class PathReference:
+    """Reference to a training-machine folder in an exported file.
+
+    Args:
+        file: file name in the export.
+        key: key or line in the file.
+        folder: folder of the training machine.
+    """
+
+    file: str
+    key: str
+    folder: str
+
+    @property
+    def location(self) -> str:
+        """Key or line, and file."""
+        return f"{self.key} of {self.file}"
+
+    def describe(self, source: Path | None) -> str:
+        """Return the note for the user who exports.
+
+        Args:
+            source: local file that the exported file was copied from; None if it was generated.
+        """
+        source_hint = "it in the recipe, train" if self.file == RECIPE else str(source or "what it is made from")
+        return (
+            f"{self.location} names {self.folder}, a folder of this machine: others can read that in the export, and "
+            f"have no such folder. If either matters, change {source_hint} and export again"
+        )
+
+
+def list_local_folders(folder: RunFolder, recipe: Mapping[str, Any]) -> list[str]:
+    """Return local folders related to a run: the recipe's, the run's, the home folder and local models."""
+    models = [model["path"] for model in recipe["models"].values()]
+    folders = [recipe.get("recipe_folder", ""), str(folder.path.resolve()), str(Path.home()), *models]
+    return [folder_path for folder_path in (path.rstrip("/") for path in folders) if folder_path.startswith("/")]
+
+
+def find_folder_references(export: Path, folders: Sequence[str]) -> Iterator[PathReference]:
+    """Yield the places in an export that name a folder or a path inside it; the innermost folder counts."""
+    longest_first = sorted(folders, key=len, reverse=True)
+    pattern = re.compile("(?:" + "|".join(map(re.escape, longest_first)) + r")(?![\w-])")
+    for name in list_files(export) if folders else ():
+        file = export / name
+        if file.suffix in TEXT_SUFFIXES and file.name not in (MANIFEST, "tokenizer.json"):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            match = pattern.search(text)
+            if match:
+                for at, place in _find_matches(text, file.suffix, pattern):
+                    yield PathReference(name, at, place[0])
+
+
+def _find_matches(text: str, suffix: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yield matching keys in a table, or matching lines in other text."""
+    try:
+        table = TABLE_PARSERS[suffix](text) if suffix in TABLE_PARSERS else None
+    except ValueError:  # an invalid file of the user
+        table = None
+    rows = (
+        ((f"line {number}", line) for number, line in enumerate(text.splitlines(), 1))
+        if table is None
+        else ((format_key(key), value) for key, value in iterate_texts(table))
+    )
+    for at, row in rows:
+        match = pattern.search(row)
+        if match:
+            yield at, match
 
 
 def export_run(
@@ -100,9 +176,8 @@ def export_run(
                 f"marft eval {folder.path} --checkpoint base,{record.path.name}{flag}"
             )
         write_manifest(staging, table)
-        card = render_model_card(
-            table, target.resolve().name, trust_flag(export.table), [reference.location for reference in references]
-        )
+        locations = [reference.location for reference in references]
+        card = render_model_card(table, target.resolve().name, trust_flag(export.table), locations)
         (staging / CARD).write_text(card, encoding="utf-8")
     for sentence in export.omitted:
         note(f"left out: {sentence}")
@@ -173,11 +248,7 @@ def _build_manifest(
         "marft": __version__,
         "name": table["name"],
         "made": date.today().isoformat(),
-        "checkpoint": {
-            "name": record.path.name,
-            "step": state.step,
-            "environment_steps": state.environment_steps,
-        },
+        "checkpoint": {"name": record.path.name, "step": state.step, "environment_steps": state.environment_steps},
         "organization": table["team"],
         "channel": table["channel"],
         "agents": table["agents"],
@@ -220,9 +291,7 @@ def _select_evaluations(folder: RunFolder, checkpoint: str, digest: str) -> Iter
     """
     evaluations: list[dict[str, Any]] = folder.read_evaluations(scenarios=True)
     selected = [
-        saved
-        for saved in evaluations
-        if saved.get("reorganized", {}).get("digest", "") == digest and not saved.get("scenarios")
+        e for e in evaluations if e.get("reorganized", {}).get("digest", "") == digest and not e.get("scenarios")
     ]
     if any(evaluation["checkpoint"] == checkpoint for evaluation in selected):
         for evaluation in selected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,19 +12,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft.common import atomic, user_modules
+from marft.common.texts import join_names
 from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
+from marft.runs.state import digest_of_file, digest_of_table
 
 RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
-FOLDERS = (
-    CODE_FOLDER,
-    "merged",
-    "models",
-    "policies",
-    "skills",
-    "templates",
-)  # folders with all files listed in the manifest
+# folders with all files listed in the manifest
+FOLDERS = (CODE_FOLDER, "merged", "models", "policies", "skills", "templates")
 COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # not source code
 CODE_SUFFIXES = (*COMPILED, ".py", ".pyw")
 AUTO_LOADED = (
@@ -136,8 +131,7 @@ class Export:
         """Warning about files outside the manifest. The text is "" without such files."""
         if not self.unlisted:
             return ""
-        names, more = ", ".join(self.unlisted[:5]), f" and {len(self.unlisted) - 5} more" if self.unlisted[5:] else ""
-        return f"{self.path}: {names}{more}: not in {MANIFEST}, and not opened"
+        return f"{self.path}: {join_names(self.unlisted)}: not in {MANIFEST}, and not opened"
 
 
 def load_export(path: str | Path) -> Export:
@@ -169,22 +163,16 @@ def load_export(path: str | Path) -> Export:
 def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
     """Write the manifest for a folder's files, except the model card."""
     names = [name for name in list_files(folder) if name not in (MANIFEST, CARD)]
-    files = {name: {"sha256": hash_file(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
+    files = {name: {"sha256": digest_of_file(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
     manifest = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA, **table, "files": files}
     Manifest.model_validate(manifest)
-    text = json.dumps({**manifest, "digest": _hash_table(manifest)}, indent=2, ensure_ascii=False)
+    text = json.dumps({**manifest, "digest": digest_of_table(manifest)}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def list_files(folder: Path) -> list[str]:
     """Return the files of a folder by relative path."""
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -200,7 +188,7 @@ def _read_manifest(path: Path) -> Manifest:
             f"{location} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
             "use the version that wrote it"
         )
-    if table.pop("digest", None) != _hash_table(table):
+    if table.pop("digest", None) != digest_of_table(table):
         raise ValueError(f"{location} is damaged: it is not as it was written")
     try:
         return Manifest.model_validate(table)
@@ -220,7 +208,7 @@ def _check_file(path: Path, name: str, entry: FileEntry) -> None:
     size = file.stat().st_size
     if size != entry.bytes:
         raise ValueError(f"{path}: {name} is damaged: it has {size:,} bytes of {entry.bytes:,}")
-    if hash_file(file) != entry.sha256:
+    if digest_of_file(file) != entry.sha256:
         raise ValueError(f"{path}: {name} is damaged: it is not as it was written")
 
 
@@ -259,12 +247,8 @@ def _is_compiled(name: str) -> bool:
     >>> [_is_compiled(name) for name in ("code/a.py", "code/a.PYC", "code/a.so.1", "code/__pycache__/a", "code/a.sock")]
     [False, True, True, True, False]
     """
-    lowercase = name.lower()
-    return (
-        lowercase.endswith(COMPILED)
-        or ".so." in PurePosixPath(lowercase).name
-        or "__pycache__" in PurePosixPath(lowercase).parts
-    )
+    path = PurePosixPath(name.lower())
+    return name.lower().endswith(COMPILED) or ".so." in path.name or "__pycache__" in path.parts
 
 
 def _is_loaded(name: str) -> bool:
@@ -273,7 +257,3 @@ def _is_loaded(name: str) -> bool:
     inside = any(part.endswith(METADATA) for part in parts[:-1])
     code = _is_compiled(name) or parts[-1].endswith(CODE_SUFFIXES)
     return inside or parts[0] in FOLDERS or code or (len(parts) == 1 and parts[-1].endswith(AUTO_LOADED))
-
-
-def _hash_table(table: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

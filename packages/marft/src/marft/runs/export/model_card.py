@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
+from marft.agents.prompt_messages import format_message
 from marft.common.user_modules import MANIFEST
+from marft.config.interfaces.channel import Message
 
 CHANGE_KEYS = {"added since:": "added", "gone since:": "removed"}
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM supports
@@ -76,11 +78,9 @@ def _describe_changes(changed: Mapping[str, Any]) -> str:
         return ""
     before, after = changed["organization"]
     parts = [f"as `{before}`, and plays as `{after}` (`{changed['name']}`)"]
-    parts += [
-        f"{title} {', '.join(f'`{role}`' for role in changed[key])}"
-        for title, key in CHANGE_KEYS.items()
-        if changed[key]
-    ]
+    for title, key in CHANGE_KEYS.items():
+        if changed[key]:
+            parts.append(f"{title} {', '.join(f'`{role}`' for role in changed[key])}")
     return f"It was trained {'; '.join(parts)}. "
 
 
@@ -153,7 +153,8 @@ def _loading_section(table: Mapping[str, Any], folder: str, trust: str = "") -> 
     yield from _with_llama(table, folder, adapters, full_models)
     yield (
         "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
-        "`Message from <role>:` and on the next line what they said, with empty lines between them."
+        f"`{format_message(Message('<role>', '')).rstrip()}` and on the next line what they said, with empty lines "
+        "between them."
     )
 
 
@@ -216,9 +217,8 @@ def _with_llama(
     elif adapters:
         name, adapter = next(iter(adapters.items()))
         model = table["models"][adapter["model"]]
-        fetched = (
-            [f"hf download {model['path']} --revision {model['commit']} --local-dir base"] if model["commit"] else []
-        )
+        download = f"hf download {model['path']} --revision {model['commit']} --local-dir base"
+        fetched = [download] if model["commit"] else []
         base = "base" if fetched else f"{folder}/{model['path']}"
         lines = [
             *fetched,
@@ -248,9 +248,8 @@ def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterato
         if base["template_options"]:
             words.append(f"--default-chat-template-kwargs {shlex.quote(json.dumps(base['template_options']))}")
         words.append(f"--enable-lora --max-loras {len(model_adapters)} --max-lora-rank {rank}")
-        words.append(
-            "--lora-modules " + " ".join(f"{name}={adapter['path']}" for name, adapter in model_adapters.items())
-        )
+        lora_modules = " ".join(f"{name}={adapter['path']}" for name, adapter in model_adapters.items())
+        words.append(f"--lora-modules {lora_modules}")
         yield " \\\n  ".join(words)
 
 

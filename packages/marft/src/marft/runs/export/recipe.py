@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-from marft.agents.environment import Session, Split
-from marft.common.first_party import is_first_party
-from marft.common.registry import bundled_plugins, registered_entry_points
+from marft.common import user_modules
+from marft.common.packages import bundled_plugins, first_party_folders, is_first_party, registered_entry_points
 from marft.common.types import Task
-from marft.common.user_modules import CODE_FOLDER
+from marft.common.user_modules import CODE_FOLDER, MANIFEST
 from marft.config.api_keys import SECRET_NAME, secret_values
-from marft.config.plugin_types import EnvironmentPart
+from marft.config.interfaces.environment import Environment, Session, Split
+from marft.config.load import parse_recipe
+from marft.config.paths import RECIPE_FOLDER
 from marft.config.plugins import module_name, user_module_name
-from marft.runs.export.user_code import find_import_root, find_module_files, find_script_files, find_versions
+from marft.config.run import RunSettings
+from marft.runs.changes import Key, iterate_texts
+from marft.runs.export.manifest import RECIPE, Export
 
 EXPORTED_KEYS = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards",
         "rollout", "evaluation")  # fmt: skip
@@ -27,10 +36,98 @@ SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies
 TRUST = "--trust-code"
 PARTS = ("name", "organization", "kind")  # keys that name a plugin class, which must be of that kind
 GAME_FACTORIES = ("env", "parallel_env", "raw_env")  # attributes of PettingZoo modules that create a game
-Key = tuple[str | int, ...]
 
 
-class NotExported(EnvironmentPart):
+def find_import_root(module: str) -> Path | None:
+    """Return the import folder for a user module. The result is None for an installed package."""
+    loaded = sys.modules.get(module)
+    if loaded is None or not loaded.__file__:
+        return None
+    file = Path(loaded.__file__).resolve()
+    if any(file.is_relative_to(folder) for folder in _installed_folders()):
+        return None
+    return file.parents[len(module.split(".")) - (0 if file.name == "__init__.py" else 1)]
+
+
+def find_module_files(modules: Sequence[str], root: Path) -> tuple[dict[str, Path], set[str]]:
+    """Return the files for modules and local imports, and the names of other imported packages.
+
+    Files are keyed by their path relative to ``root``. Packages are top-level names without the standard library and
+    MARFT.
+    """
+    files: dict[str, Path] = {}
+    packages: set[str] = set()
+    pending = list(modules)
+    visited: set[str] = set()
+    while pending:
+        module = pending.pop()
+        if module in visited:
+            continue
+        visited.add(module)
+        file = _find_file(module, root)
+        if file is None:
+            parent = module.rpartition(".")[0]
+            pending += [parent] if parent else []
+            packages |= set() if parent else {module}
+            continue
+        files[file.relative_to(root).as_posix()] = file
+        parts = module.split(".")
+        pending += [".".join(parts[:count]) for count in range(1, len(parts))]
+        pending += find_imports(file, module)
+    external = {name for name in packages if name not in sys.stdlib_module_names and not is_first_party(name)}
+    return dict(sorted(files.items())), external
+
+
+def find_script_files(scripts: Sequence[Path], root: Path) -> tuple[dict[str, Path], set[str]]:
+    """Return the files for scripts and their imports.
+
+    The result has the form of :func:`find_module_files`. A script imports modules from its own folder.
+    """
+    script_files, packages = dict[str, Path](), set[str]()
+    for script in scripts:
+        script_files[script.relative_to(root).as_posix()] = script
+        if script.suffix == ".py":
+            files, imported_packages = find_module_files(list(find_imports(script, "")), script.parent)
+            script_files |= {path.relative_to(root).as_posix(): path for path in files.values()}
+            packages |= imported_packages
+    return script_files, packages
+
+
+def find_imports(file: Path, module: str) -> Iterator[str]:
+    """Yield a file's imports: modules, and names that may be modules.
+
+    Args:
+        module: name of the file's module, the start of relative imports.
+    """
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            yield from [base] if base else []
+            yield from (f"{base}.{alias.name}".removeprefix(".") for alias in node.names if alias.name != "*")
+
+
+def find_versions(packages: set[str]) -> dict[str, str]:
+    """Return installed distributions and versions for the given packages."""
+    distributions = packages_distributions()
+    return {name: version(name) for package in sorted(packages) for name in distributions.get(package, [])[:1]}
+
+
+def _find_file(module: str, root: Path) -> Path | None:
+    path = root.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _installed_folders() -> Iterator[Path]:
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        yield Path(sysconfig.get_path(name)).resolve()
+    yield from (folder.resolve() for folder in first_party_folders())
+
+
+class NotExported(Environment):
     """Placeholder for a user environment in an export's recipe; its code or data was left out."""
 
     one_step: ClassVar[bool] = True
@@ -123,7 +220,7 @@ def find_code_keys(table: Mapping[str, Any]) -> list[str]:
     code_keys, commands = list[str](), dict[Key, list[str]]()
     environment = table.get("environment")
     is_pettingzoo = isinstance(environment, Mapping) and environment.get("name") == "pettingzoo"
-    for key, value in iterate_texts(table, ()):
+    for key, value in iterate_texts(table):
         if key[-2:-1] == ("command",) and isinstance(key[-1], int):
             commands.setdefault(key[:-1], []).append(value)
         elif _is_code(key, value, is_pettingzoo) or (key[-1] in ("command", "python", "url") and value):
@@ -219,7 +316,7 @@ def _export_part(export: ExportRecipe, key: Key, folder: Path) -> None:
     elif part.get("organization") == PROGRAM:
         _set_work_folder(export, key, part, folder)
     for name, value in list(part.items()):
-        if any(_is_local_path(text) for _, text in iterate_texts(value, ())):
+        if any(_is_local_path(text) for _, text in iterate_texts(value)):
             del part[name]
             export.omitted.append(
                 f"{format_key((*key, name))}: it names a place on the machine of training; give your own"
@@ -229,11 +326,8 @@ def _export_part(export: ExportRecipe, key: Key, folder: Path) -> None:
 def _export_command(export: ExportRecipe, key: Key, part: dict[str, Any], folder: Path) -> None:
     """Export the local scripts in a command, which then runs in the folder of the copies."""
     work_folder = Path(part.get("folder") or folder)
-    scripts = [
-        work_folder / word
-        for word in part["command"]
-        if not Path(word).is_absolute() and (work_folder / word).is_file()
-    ]
+    relative_paths = [word for word in part["command"] if not Path(word).is_absolute()]
+    scripts = [work_folder / path for path in relative_paths if (work_folder / path).is_file()]
     files, packages = find_script_files(scripts, work_folder)
     export.code |= {f"{CODE_FOLDER}/{name}": file for name, file in files.items()}
     export.packages |= packages
@@ -269,7 +363,7 @@ def _find_obstacle(part: Mapping[str, Any], folder: Path) -> str:
     """Return the reason why a part cannot be exported; "" for an exportable part."""
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
-    for key, value in iterate_texts(part, ()):
+    for key, value in iterate_texts(part):
         if user_module_name(value):
             return f"its code ({value}) is not needed to serve the team"
         path = folder / value
@@ -280,18 +374,6 @@ def _find_obstacle(part: Mapping[str, Any], folder: Path) -> str:
 
 def _is_local_path(text: str) -> bool:
     return text.startswith(("/", "~/", "\\\\")) or bool(re.match(r"[A-Za-z]:[\\/]", text))
-
-
-def iterate_texts(value: object, key: Key) -> Iterator[tuple[Key, str]]:
-    """Yield the texts in a table or list, with their keys."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from iterate_texts(inner, (*key, name))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from iterate_texts(inner, (*key, number))
 
 
 def _get_table(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
@@ -305,3 +387,96 @@ def _get_table(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
 def format_key(key: Key) -> str:
     """Return a key in dotted form."""
     return ".".join(map(str, key))
+
+
+def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, Any]:
+    """Return an export's recipe table.
+
+    Args:
+        trust_code: accept third-party code, programs and servers in the recipe.
+
+    Raises:
+        ValueError: the recipe names third-party code without ``trust_code``, or does not match its manifest.
+    """
+    table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
+    code_keys = find_code_keys(table)
+    if code_keys and not trust_code:
+        raise ValueError(
+            f"{export.path} would run code, or ask servers, of its author's: {'; '.join(code_keys[:5])}. Read it, and "
+            "say --trust-code"
+        )
+    export_folder = export.path.resolve()
+    for key in export.manifest.paths:
+        try:
+            _resolve(table, key.split("."), export_folder)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
+    folder = export_folder / CODE_FOLDER if (export_folder / CODE_FOLDER).is_dir() else export_folder
+    unknown_keys = sorted(set(table) - set(EXPORTED_KEYS))
+    user_modules.notify_once(
+        f"{export.path}: {RECIPE} has keys of no export, which are not read: {unknown_keys}" if unknown_keys else ""
+    )
+    table = {key: table[key] for key in EXPORTED_KEYS if key in table}
+    _check_unlisted(export, table, folder)
+    user_modules.notify_once(export.note)
+    user_modules.add_root(user_modules.export_root(export_folder, folder, export.digests if trust_code else {}))
+    return {**table, RECIPE_FOLDER: str(folder)}
+
+
+def _check_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> None:
+    """Check the recipe's files against the manifest.
+
+    Raises:
+        ValueError: the recipe names a file or folder of the export without an entry in the manifest.
+    """
+    export_folder = export.path.resolve()
+    unlisted = {
+        file for name in export.unlisted for file in (export_folder / name, *(export_folder / name).parents)
+    } - {file for name in export.digests for file in (export_folder / name).parents}
+    for key, value in iterate_texts(table):
+        if Path(os.path.normpath(folder / value)) in unlisted:
+            raise ValueError(
+                f"{export.path}: {format_key(key)} of {RECIPE} names {value}, which {MANIFEST} does not list"
+            )
+
+
+def load_settings(export: Export, overrides: Sequence[str] = (), trust_code: bool = False) -> RunSettings:
+    """Return the settings of an exported team, for evaluation and serving without training.
+
+    Raises:
+        ValueError: see :func:`read_recipe_table`; or a part that was left out of the export is not given.
+    """
+    return parse_recipe(read_recipe_table(export, trust_code), overrides, str(export.path / RECIPE))
+
+
+def check_bases(export: Export, loaded_digests: Mapping[str, str]) -> None:
+    """Check the loaded base models against the models used in training.
+
+    Args:
+        loaded_digests: digests of the loaded models
+            (:meth:`marft.models.policy_registry.PolicyRegistry.compute_digests`).
+
+    Raises:
+        ValueError: a model has other weights, another tokenizer or another chat template.
+    """
+    for name, model in export.manifest.models.items():
+        if model.digest and loaded_digests.get(f"models.{name}", model.digest) != model.digest:
+            raise ValueError(
+                f"models.{name} ({model.path}) is not what the team of {export.path} learned on: its weights, "
+                "tokenizer or chat template are others"
+            )
+
+
+def _resolve(table: Any, key: Sequence[str], folder: Path) -> None:
+    """Make a relative path of a recipe absolute, in place.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError: the key has no path, or the path leaves the export.
+    """
+    for part in key[:-1]:
+        table = table[int(part)] if isinstance(table, list) else table[part]
+    last: Any = int(key[-1]) if isinstance(table, list) else key[-1]
+    target = folder / table[last]
+    if not target.resolve().is_relative_to(folder):
+        raise ValueError("it leads out of the export")
+    table[last] = str(target)

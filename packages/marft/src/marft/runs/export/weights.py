@@ -13,16 +13,16 @@ from peft import PeftModel
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from marft.config.bundled import resolve_path
 from marft.config.helpers import auxiliary_policies
 from marft.config.models import ModelSettings, PolicySettings, local_model, reader_models
 from marft.config.run import RunSettings
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_lora_settings
 from marft.models.loader import load_backbone
-from marft.models.paths import resolve_path
 from marft.models.tokenizer_format import load_config
-from marft.runs.checkpoints import CheckpointRecord
 from marft.runs.export.manifest import ModelEntry, PolicyEntry
 from marft.runs.export.recipe import MODELS, POLICIES, ExportRecipe
+from marft.runs.state import CheckpointRecord
 
 MERGED = "merged"
 GENERATION = "generation_config.json"
@@ -64,10 +64,9 @@ class WeightExporter:
         """
         policies = self.export.table["policies"]
         helper_models = {self.run.policies[name].model for name in auxiliary_policies(self.run) if name not in policies}
+        own_models = {policy["model"] for policy in policies.values()}
         for name, model in self.run.models.items():
-            if name in helper_models - reader_models(self.run.models) - {
-                policy["model"] for policy in policies.values()
-            }:
+            if name in helper_models - reader_models(self.run.models) - own_models:
                 del self.export.table["models"][name]
             else:
                 self._export_model(name, model)
@@ -86,24 +85,20 @@ class WeightExporter:
         if model.endpoint is not None:
             self.models[name] = ModelEntry(path=model.path, endpoint=model.endpoint.url)
             return
-        folder, commit = Path(resolve_path(model.path)), ""
-        options = dict(model.template_options)
-        template = table.get("chat_template") or ""
-        if not folder.is_dir():
+        folder, path, commit = Path(resolve_path(model.path)), model.path, ""
+        if folder.is_dir():
+            path = table["path"] = f"{MODELS}/{name}"
+            table.pop("revision", None)
+            self.export.paths.append(f"models.{name}.path")
+            _copy(folder, self.staging / path, MODEL_FILES)
+            _remove_sampling(self.staging / path)
+        else:
             commit = str(getattr(load_config(model), "_commit_hash", None) or "")
             table["revision"] = commit or model.revision
-            self.models[name] = ModelEntry(
-                path=model.path, commit=commit, digest=digest, template_options=options, chat_template=template
-            )
-            return
-        table["path"] = f"{MODELS}/{name}"
-        table.pop("revision", None)
-        self.export.paths.append(f"models.{name}.path")
+        options, template = dict(model.template_options), table.get("chat_template") or ""
         self.models[name] = ModelEntry(
-            path=table["path"], digest=digest, template_options=options, chat_template=template
+            path=path, commit=commit, digest=digest, template_options=options, chat_template=template
         )
-        _copy(folder, self.staging / table["path"], MODEL_FILES)
-        _remove_sampling(self.staging / table["path"])
 
     def _export_policy(self, name: str, policy: PolicySettings) -> PolicyEntry:
         path, table = f"{POLICIES}/{name}", self.export.table["policies"]

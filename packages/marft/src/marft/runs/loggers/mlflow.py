@@ -13,9 +13,8 @@ from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.texts import truncate
-from marft.config.plugin_types import SinkPart
+from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.settings import NonEmptyString, PlainTable
-from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -26,7 +25,7 @@ MAX_PARAMETERS = 100  # maximum number of parameters in a request
 FORBIDDEN_CHARACTERS = re.compile(r"[^/\w.\- :]")
 
 
-class MLflow(SinkPart):
+class MLflow(MetricLogger):
     """Logger for an MLflow tracking server or database. A resumed run continues the same MLflow run, found by its tag
     ``marft.run``.
     """

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from marft.config.plugin_types import SinkPart
-from marft.runs.loggers.interface import RunInfo
+from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 
-class TensorBoard(SinkPart):
+class TensorBoard(MetricLogger):
     """Logger for TensorBoard event files in the run's folder: ``tensorboard --logdir runs``. A resumed run deletes the
     events after its checkpoint.
     """

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from marft.config.plugin_types import SinkPart
+from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.settings import NonEmptyString
-from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from trackio.run import Run
 
 
-class Trackio(SinkPart):
+class Trackio(MetricLogger):
     """Logger for Trackio; ``trackio show`` opens the dashboard. A resumed run continues the same Trackio run, found by
     its name, which ends with the run's ID.
     """

@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.paths import ExpandUser
-from marft.config.plugin_types import SinkPart
 from marft.config.settings import Names, NonEmptyString
-from marft.runs.loggers.interface import RunInfo
 
 if TYPE_CHECKING:
     from wandb import Run
 
 
-class WandB(SinkPart):
+class WandB(MetricLogger):
     """Logger for Weights & Biases. The API key comes from ``wandb login`` or ``WANDB_API_KEY``. A resumed run continues
     under the same ID.
     """

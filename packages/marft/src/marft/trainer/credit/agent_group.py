@@ -10,13 +10,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
 from marft.trainer.credit.returns import agent_costs, agent_returns, group_names
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class AgentGroup(CreditPart):
+class AgentGroup(Credit):
     """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"

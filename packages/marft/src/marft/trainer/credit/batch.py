@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, split_rows
 from marft.rewards.groups import EPSILON, normalize_by_group
 from marft.trainer.credit.returns import broadcast_to_actions, costs_to_go, team_rewards
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, split_rows
 
 
-class Batch(CreditPart):
+class Batch(Credit):
     """``A_k = R − Σ_{j ≥ k} cost_j`` for decision k of an episode, whitened over the batch.
 
     Whitening computes ``(A − mean) / std`` over the trained decisions of the batch; ``whiten = false`` keeps A. Costs

@@ -14,19 +14,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import Action, Episode
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.config.settings import NonNegativeCount
 from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
-from marft.rewards.shaping import (
-    is_success,
-    local_rewards,
-)
+from marft.rewards.shaping import is_success, local_rewards
 from marft.trainer.credit.returns import agent_costs, group_names, team_costs, team_rewards
 from marft.trainer.credit.sides import select_trained
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class Best(CreditPart):
+class Best(Credit):
     """Advantage 1 for actions in selected attempts; other actions stay untrained.
 
     With objective ``reinforce`` at token level, the loss is each role's negative log-likelihood of its turns in the
@@ -73,7 +69,7 @@ class Best(CreditPart):
     def _attempts(self, inputs: CreditInputs) -> list[_Attempt]:
         if not self.per_agent:
             return [
-                _Attempt(e.task.id, e, float(r), float(cost), _trained_actions(inputs, e.actions))
+                _Attempt(e.task.id, e, float(r), float(cost), select_trained(inputs, e.actions))
                 for e, r, cost in zip(inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True)
             ]
         return [
@@ -82,7 +78,7 @@ class Best(CreditPart):
                 e,
                 e.total_reward + local_rewards(e).get(agent, 0.0),
                 cost,
-                _trained_actions(inputs, [a for a in e.actions if a.agent == agent]),
+                select_trained(inputs, [a for a in e.actions if a.agent == agent]),
             )
             for e, costs in zip(inputs.episodes, agent_costs(inputs), strict=True)
             for agent, cost in costs.items()
@@ -125,8 +121,3 @@ class _Attempt:
     def content_key(self) -> tuple[bytes, ...]:
         """Key of the attempt's content: agents, prompts and sampled tokens."""
         return tuple(part for a in self.actions for part in (a.agent.encode(), a.prompt.tobytes(), a.tokens.tobytes()))
-
-
-def _trained_actions(inputs: CreditInputs, actions: Sequence[Action]) -> list[Action]:
-    keys = set(select_trained(inputs, actions))
-    return [action for action in actions if action.key in keys]

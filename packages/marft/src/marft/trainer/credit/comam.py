@@ -16,16 +16,15 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats
 from marft.config.settings import NonNegative, did_you_mean
 from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
 from marft.rewards.shaping import local_rewards
 from marft.trainer.credit.consistency import CONSISTENCY_FUNCTIONS, Consistency
 from marft.trainer.credit.returns import agent_costs, group_names
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats
 
 
-class CoMAM(CreditPart):
+class CoMAM(Credit):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"

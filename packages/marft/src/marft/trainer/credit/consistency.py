@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from marft.config.interfaces.credit import Floats
 from marft.rewards.groups import EQUAL_TOLERANCE
-from marft.trainer.interfaces import Floats
 
 Consistency = Literal["spearman", "kendall", "ndcg"]
 Levels = npt.NDArray[np.int64]  # number of distinct smaller values, per element

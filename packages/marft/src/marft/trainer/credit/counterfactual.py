@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from marft.common.types import Fork
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.config.settings import SmallCount
-from marft.rollout.fork_plans.counterfactual import CounterfactualForks
+from marft.rollout.fork_plans import CounterfactualForks
 from marft.trainer.credit.returns import team_returns
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class Counterfactual(CreditPart):
+class Counterfactual(Credit):
     """``R − mean R`` over resamples of one action, with newly sampled later actions.
 
     An action without a scored resample gets advantage 0 and counts in the metric ``singleton_groups``.
@@ -40,23 +39,15 @@ class Counterfactual(CreditPart):
             forks = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
             for fork in forks:
                 fork_returns.setdefault(fork, {})[number] = float(returns[number])
-        forked = {
-            fork.at.split("/")[1] for fork in fork_returns if len(fork_returns[fork]) > 1
-        }  # frozen agents have no resamples
+        # frozen agents have no resamples
+        forked = {fork.at.split("/")[1] for fork, samples in fork_returns.items() if len(samples) > 1}
         advantages, trained, groups, single_count = [], [], list[str](), 0
         for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
                 is_trained = episode.fork is None or (self.train_on_resamples and action.id == fork.at)
-                other_returns = (
-                    [
-                        other_return
-                        for other_number, other_return in fork_returns[fork].items()
-                        if other_number != number
-                    ]
-                    if is_trained
-                    else []
-                )
+                others = fork_returns[fork].items() if is_trained else ()
+                other_returns = [value for other_number, value in others if other_number != number]
                 single_count += is_trained and not other_returns and action.agent in forked
                 advantages.append(returns[number] - float(np.mean(other_returns)) if other_returns else 0.0)
                 trained.append(is_trained)

@@ -11,13 +11,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, split_rows
 from marft.config.settings import Fraction, NonNegative
 from marft.trainer.credit.links import Links, backward_sum, build_links
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, split_rows
 
 
-class GAE(CreditPart):
+class GAE(Credit):
     """Advantages from a critic.
 
     ``successor = "joint"`` uses one chain over all agents (the paper). ``"agent"`` uses one chain per agent (IPPO,
@@ -43,7 +42,7 @@ class GAE(CreditPart):
         return self.successor == "agent"
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
-        """Return advantages and returns for every decision; see :class:`marft.trainer.interfaces.Credit`."""
+        """Return advantages and returns for every decision; see :class:`marft.config.interfaces.credit.Credit`."""
         episodes, values = inputs.episodes, inputs.values
         assert values is not None, "GAE reads a critic's values"
         links = build_links(episodes, self.successor, self.gamma_step)

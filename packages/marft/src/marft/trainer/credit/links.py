@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.common.types import Action, Episode
-from marft.trainer.interfaces import Floats
+from marft.config.interfaces.credit import Floats
 
 Chain = Literal["joint", "agent", "graph"]
 Integers = npt.NDArray[np.int64]

@@ -13,14 +13,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import ActionKey
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
-from marft.rollout.fork_plans.cross_product import CrossProductForks
+from marft.rollout.fork_plans import CrossProductForks
 from marft.trainer.credit.returns import compute_to_go, group_names, team_costs, team_returns
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class MAGRPO(CreditPart):
+class MAGRPO(Credit):
     """``R_t − mean R_t`` over a task's episodes with a turn t.
 
     R_t is the joint return from environment step t on. ``scale_rewards = true`` also divides by the standard deviation.

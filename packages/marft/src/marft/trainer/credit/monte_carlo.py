@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Values
 from marft.config.settings import Fraction
 from marft.trainer.credit.gae import GAE
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Values
 
 
-class MonteCarlo(CreditPart):
+class MonteCarlo(Credit):
     """``G_k = r_k + γ_k G_k'`` along a chain (see :class:`marft.trainer.credit.gae.GAE`).
 
     The remaining return of a truncated episode counts as 0, because there is no critic to estimate the value.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.trainer.credit.returns import agent_costs, agent_returns, group_names, team_costs, team_rewards
 from marft.trainer.credit.sides import (
     Pairing,
@@ -12,12 +12,11 @@ from marft.trainer.credit.sides import (
     PairWeighting,
     build_pairs,
     compute_action_weights,
-    select_trained,
+    trained_keys,
 )
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class Preference(CreditPart):
+class Preference(Credit):
     """Pairs of better and worse attempts at a task, for objective ``dpo``.
 
     The recorded advantage is the pair's weight, positive for the better side and negative for the worse side.
@@ -57,7 +56,7 @@ class Preference(CreditPart):
 
     def _team_sides(self, inputs: CreditInputs) -> list[PairSide]:
         return [
-            PairSide(episode.task.id, "", float(reward), float(cost), select_trained(inputs, episode.actions))
+            PairSide(episode.task.id, "", float(reward), float(cost), trained_keys(inputs, episode.actions))
             for episode, reward, cost in zip(inputs.episodes, team_rewards(inputs), team_costs(inputs), strict=True)
         ]
 
@@ -71,6 +70,6 @@ class Preference(CreditPart):
                 reward = net + cost
                 if self.judged_by == "team":
                     reward, cost = float(all_team_rewards[number]), float(all_team_costs[number])
-                trained_keys = select_trained(inputs, [action for action in episode.actions if action.agent == agent])
-                sides.append(PairSide(episode.task.id, agent, reward, cost, trained_keys))
+                keys = trained_keys(inputs, [action for action in episode.actions if action.agent == agent])
+                sides.append(PairSide(episode.task.id, agent, reward, cost, keys))
         return sides

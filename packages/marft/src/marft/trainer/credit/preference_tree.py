@@ -6,14 +6,20 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.plugin_types import CreditPart
-from marft.rollout.fork_plans.tree import CandidateTree, step_score
-from marft.trainer.credit.sides import Pairing, PairSide, PairWeighting, build_pairs, compute_action_weights
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
+from marft.rollout.fork_plans import CandidateTree, step_score
+from marft.trainer.credit.sides import (
+    Pairing,
+    PairSide,
+    PairWeighting,
+    build_pairs,
+    compute_action_weights,
+    trained_keys,
+)
 from marft.trainer.credit.tree import is_candidate, state_key, state_name
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class PreferenceTree(CreditPart):
+class PreferenceTree(Credit):
     """Pairs of better and worse candidates from a state, for objective ``dpo``.
 
     A candidate earns the reward of its step, as in credit ``tree``. Both candidates share all earlier messages, so the
@@ -45,11 +51,11 @@ class PreferenceTree(CreditPart):
                 continue
             key = state_key(episode, action)
             names[k] = state_name(key)
-            trained_keys = (action.key,) if inputs.is_trained(action) and not action.is_forced else ()
-            sides.append(PairSide(key, action.agent, step_score(episode, action), inputs.cost_of(k), trained_keys))
+            keys = trained_keys(inputs, [action])
+            sides.append(PairSide(key, action.agent, step_score(episode, action), inputs.cost_of(k), keys))
         pairs, metrics = build_pairs(sides, self.pairs, self.weights)
         advantages, paired = compute_action_weights(pairs, inputs.actions)
-        trained = [bool(name) and trained_keys for name, trained_keys in zip(names, paired, strict=True)]
+        trained = [bool(name) and is_paired for name, is_paired in zip(names, paired, strict=True)]
         return CreditOutput(
             inputs.broadcast(advantages), trained=trained, groups=names, comparisons=pairs, metrics=metrics
         )

@@ -10,13 +10,12 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from marft.common.types import Task
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.config.settings import Names
 from marft.trainer.credit.returns import agent_returns
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class RAE(CreditPart):
+class RAE(Credit):
     """``R_i − b_i`` with agent i's baseline before the batch, then ``b_i ← decay · b_i + (1 − decay) · mean``.
 
     The baseline starts at 0, as in the paper. With ``group_by`` an agent has a separate baseline for each combination
@@ -65,7 +64,7 @@ class RAE(CreditPart):
         )
 
     def state_dict(self) -> dict[str, float]:
-        """Return the baselines by key; see :class:`marft.trainer.interfaces.Stateful`."""
+        """Return the baselines by key."""
         return dict(self._baselines)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count, islice
 
 import numpy as np
 
 from marft.common.types import Action, Episode
+from marft.config.interfaces.credit import CreditInputs, Floats, split_rows
 from marft.rewards.shaping import local_rewards
-from marft.trainer.interfaces import CreditInputs, Floats, split_rows
 
 
 def group_names(inputs: CreditInputs, key_of: Callable[[Episode, Action], Sequence[object]]) -> list[str]:
@@ -37,24 +38,23 @@ def team_rewards(inputs: CreditInputs) -> Floats:
 
 def team_costs(inputs: CreditInputs) -> Floats:
     """Return the total cost per episode, shape [E]."""
-    totals, first = [], 0
-    for episode in inputs.episodes:
-        totals.append(sum(inputs.cost_of(first + k) for k in range(len(episode.actions))))
-        first += len(episode.actions)
-    return np.array(totals, np.float64)
+    return np.array([sum(costs) for costs in action_costs(inputs)], np.float64)
+
+
+def action_costs(inputs: CreditInputs) -> list[list[float]]:
+    """Return the total cost per action, a list per episode."""
+    rows = map(inputs.cost_of, count())
+    return [list(islice(rows, len(episode.actions))) for episode in inputs.episodes]
 
 
 def costs_to_go(inputs: CreditInputs) -> list[Floats]:
     """Return the cost-to-go per decision, its own cost included: an array per action."""
-    rows, first = [], 0
+    result, rows = list[Floats](), iter(inputs.costs)
     for episode in inputs.episodes:
-        episode_costs = inputs.costs[first : first + len(episode.actions)]
-        first += len(episode.actions)
-        if episode_costs:
-            rows += split_rows(
-                np.concatenate(episode_costs)[::-1].cumsum()[::-1], [len(costs) for costs in episode_costs]
-            )
-    return rows
+        if episode_costs := list(islice(rows, len(episode.actions))):
+            to_go = np.concatenate(episode_costs)[::-1].cumsum()[::-1]
+            result += split_rows(to_go, [len(costs) for costs in episode_costs])
+    return result
 
 
 def compute_to_go(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
@@ -68,13 +68,11 @@ def compute_to_go(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[di
     """
     rewards_to_go: list[dict[int, float]] = []
     costs: list[dict[int, float]] = []
-    first = 0
-    for episode in inputs.episodes:
+    for episode, own_costs in zip(inputs.episodes, action_costs(inputs), strict=True):
         step_rewards = np.array([t.reward + sum(t.agent_rewards.values()) for t in episode.transitions], np.float64)
         step_costs = np.zeros(len(step_rewards))
-        for k, action in enumerate(episode.actions, first):
-            step_costs[action.step] += inputs.cost_of(k)
-        first += len(episode.actions)
+        for action, cost in zip(episode.actions, own_costs, strict=True):
+            step_costs[action.step] += cost
         steps = sorted({action.step for action in episode.actions})
         for rows, step_values in ((rewards_to_go, step_rewards), (costs, step_costs)):
             rows.append({step: float(step_values[step:].sum()) for step in steps})
@@ -83,12 +81,11 @@ def compute_to_go(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[di
 
 def agent_costs(inputs: CreditInputs) -> list[dict[str, float]]:
     """Return the total cost per acting agent, a dictionary per episode."""
-    results, first = [], 0
-    for episode in inputs.episodes:
+    results = []
+    for episode, own_costs in zip(inputs.episodes, action_costs(inputs), strict=True):
         costs = dict.fromkeys((action.agent for action in episode.actions), 0.0)
-        for k, action in enumerate(episode.actions):
-            costs[action.agent] += inputs.cost_of(first + k)
-        first += len(episode.actions)
+        for action, cost in zip(episode.actions, own_costs, strict=True):
+            costs[action.agent] += cost
         results.append(costs)
     return results
 

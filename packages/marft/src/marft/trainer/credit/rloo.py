@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
 from marft.trainer.credit.returns import broadcast_to_actions, group_names, team_costs, team_returns
-from marft.trainer.interfaces import CreditInputs, CreditOutput
 
 
-class RLOO(CreditPart):
+class RLOO(Credit):
     """``R_j − mean R`` over the other episodes of the task."""
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"

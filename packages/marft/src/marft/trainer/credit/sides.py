@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from marft.common.types import Action, ActionKey
+from marft.config.interfaces.credit import Comparison, CreditInputs, Floats
 from marft.rewards.groups import EQUAL_TOLERANCE, group_indices, normalize_by_group
-from marft.trainer.interfaces import Comparison, CreditInputs, Floats
 
 Pairing = Literal["extremes", "ranked", "all"]
 PairWeighting = Literal["equal", "gap"]
@@ -41,9 +41,14 @@ class PairSide:
         return self.reward - self.cost
 
 
-def select_trained(inputs: CreditInputs, actions: Sequence[Action]) -> tuple[ActionKey, ...]:
-    """Return the keys for trainable actions: trained policy, and at least one free decision."""
-    return tuple(action.key for action in actions if inputs.is_trained(action) and not action.is_forced)
+def select_trained(inputs: CreditInputs, actions: Iterable[Action]) -> list[Action]:
+    """Return the trainable actions: trained policy, and at least one free decision."""
+    return [action for action in actions if inputs.is_trained(action) and not action.is_forced]
+
+
+def trained_keys(inputs: CreditInputs, actions: Iterable[Action]) -> tuple[ActionKey, ...]:
+    """Return the keys of the trainable actions."""
+    return tuple(action.key for action in select_trained(inputs, actions))
 
 
 def build_pairs(

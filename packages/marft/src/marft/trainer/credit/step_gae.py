@@ -16,12 +16,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.common.types import Episode
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, Values
 from marft.config.settings import Fraction
-from marft.trainer.interfaces import CreditInputs, CreditOutput, Floats, Values
 
 
-class StepGAE(CreditPart):
+class StepGAE(Credit):
     """GAE over environment steps: ``value = "first"`` as in HAPPO and A2PO, ``"mean"`` as in MAT."""
 
     needs_critic: ClassVar[bool] = True
@@ -39,11 +38,6 @@ class StepGAE(CreditPart):
         first, sizes = 0, inputs.sizes()
         for number, episode in enumerate(inputs.episodes):
             last = first + len(episode.actions)
-            decay_by_step = {
-                "advantages": self.lambda_step,
-                "returns": self.lambda_critic,
-                "monte_carlo": 1.0,
-            }
             values = _step_values(episode, inputs.values.actions[first:last], self.value)
             final = _final_value(episode, inputs.values, number, self.value)
             rewards = _step_rewards(episode, self.gamma_step)
@@ -53,7 +47,8 @@ class StepGAE(CreditPart):
             if inputs.traces is not None:
                 for k in reversed(range(len(episode.actions))):  # equal for all actions of a step
                     traces[episode.actions[k].step] = min(1.0, float(inputs.traces[first + k]))
-            for name, decay in decay_by_step.items():
+            decays = {"advantages": self.lambda_step, "returns": self.lambda_critic, "monte_carlo": 1.0}
+            for name, decay in decays.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
                 by_step = self._compute_advantages(episode, values, rewards, uses_traces, decay, final)
                 for action, size in zip(episode.actions, sizes[first:last], strict=True):

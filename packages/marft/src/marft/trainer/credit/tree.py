@@ -19,13 +19,12 @@ import numpy as np
 from pydantic import Field
 
 from marft.common.types import Action, Episode
-from marft.config.plugin_types import CreditPart
+from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
-from marft.rollout.fork_plans.tree import CandidateTree, step_score
-from marft.trainer.interfaces import CreditInputs, CreditOutput
+from marft.rollout.fork_plans import CandidateTree, step_score
 
 
-class Tree(CreditPart):
+class Tree(Credit):
     """``(r − mean) / (std + ε)`` over the candidates from a state.
 
     The episode continues from the best candidate, or from the first.

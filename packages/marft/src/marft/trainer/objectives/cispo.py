@@ -6,12 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.config.plugin_types import ObjectivePart
+from marft.config.interfaces.objective import LOG_RATIO_LIMIT, LossInputs, LossOutput, Objective
 from marft.config.settings import MAX_COUNT
-from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
-class CISPO(ObjectivePart):
+class CISPO(Objective):
     """``−sg(min(r, 1 + high)) A log π``.
 
     The clip is one-sided with its own width, because PPO's ε would remove most of the signal.

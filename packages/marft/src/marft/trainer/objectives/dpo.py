@@ -20,15 +20,15 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.settings import NonNegative, NotTiny, Positive
-from marft.trainer.objectives.pairs import PairObjectivePart
+from marft.trainer.objectives.pairs import PairObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from marft.trainer.interfaces import PairInputs
+    from marft.config.interfaces.objective import PairInputs
 
 
-class DPO(PairObjectivePart):
+class DPO(PairObjective):
     """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over pairs."""
 
     # inverse temperature of the loss; larger values keep policies closer to the reference

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.interfaces.objective import LossInputs, LossOutput, Objective, PairInputs
 from marft.config.paths import resolve_recipe_path
-from marft.config.plugin_types import ObjectivePart
 from marft.config.settings import NonEmptyString, NonNegativeCount
-from marft.trainer.interfaces import LossInputs, LossOutput, PairInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 START, BASE, NONE = "start", "base", "none"
 
 
-class PairObjectivePart(ObjectivePart):
-    """Base of objectives on preference pairs; a subclass adds ``pair_losses``."""
+class PairObjective(Objective, ABC):
+    """Base class for objectives on preference pairs; a pure function.
+
+    Called on single actions, it is ``−A log π``. The learner computes A from the gradient of :meth:`pair_losses`.
+    """
 
     reads_pairs: ClassVar[bool] = True
 
@@ -45,17 +48,6 @@ class PairObjectivePart(ObjectivePart):
         """Return ``−A log π`` of each unit, shape [U]."""
         return LossOutput(-inputs.advantages * inputs.log_probs)
 
-
-@runtime_checkable
-class PairObjective(Protocol):
-    """Objective on preference pairs; a pure function.
-
-    Called on single actions, it is ``−A log π``. The learner computes A from the gradient of :meth:`pair_losses`.
-    """
-
-    reference: str
-    refresh: int
-
+    @abstractmethod
     def pair_losses(self, inputs: PairInputs) -> Tensor:
         """Return the loss of each pair, shape [P]."""
-        ...

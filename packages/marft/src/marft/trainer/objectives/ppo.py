@@ -7,11 +7,10 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugin_types import ObjectivePart
-from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
+from marft.config.interfaces.objective import LOG_RATIO_LIMIT, LossInputs, LossOutput, Objective
 
 
-class PPO(ObjectivePart):
+class PPO(Objective):
     """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 the surrogate is at least ``dual_clip · A``.
 
     At action level with ``normalization = "tokens"`` the ratio is GSPO's sequence ratio.

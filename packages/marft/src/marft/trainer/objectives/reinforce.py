@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from marft.config.plugin_types import ObjectivePart
-from marft.trainer.interfaces import LossInputs, LossOutput
+from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
 
 
-class Reinforce(ObjectivePart):
+class Reinforce(Objective):
     """``−A log π``: on-policy, intended for one epoch with one minibatch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from marft.common.errors import RunError
 from marft.common.types import Episode
+from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
-from marft.runs.checkpoints import CheckpointRecord, State, restore
-from marft.trainer.credit_log import CreditCallback
-from marft.trainer.interfaces import Progress
+from marft.runs.checkpoints import restore
+from marft.runs.state import CheckpointRecord, State
 from marft.trainer.learner import Learner
-from marft.trainer.learner_state import LearnerState
+from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.run_init import RunInit
 
 if TYPE_CHECKING:
     from marft.trainer.ranks.distributed_learner import DistributedLearner
-
-
-class RanksLostError(RunError):
-    """Rank loss without repair within the step: sharded ranks, or a repeated loss."""
-
-    times = 1  # number of losses in the step
-
-
-class LearnerBackend(Protocol):
-    """Training step backend, used in a ``with`` statement."""
-
-    def join(self, models: PolicyRegistry) -> None:
-        """Set the models to train."""
-
-    @property
-    def learner_state(self) -> LearnerState:
-        """State for a checkpoint."""
-
-    def load(self, start: RunInit) -> State:
-        """Load a run's start → run state."""
-
-    def restore(self, record: CheckpointRecord) -> None:
-        """Restore a checkpoint from the run."""
-
-    def set_note_callback(self, note: Callable[[str], None]) -> None:
-        """Set the callback for warnings, for example about reverted steps."""
-
-    def learn(
-        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback = ...
-    ) -> dict[str, float]:
-        """Run one training step on scored episodes → metrics."""
-
-    def __enter__(self) -> LearnerBackend: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class LocalLearner:

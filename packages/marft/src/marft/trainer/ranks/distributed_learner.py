@@ -1,10 +1,18 @@
-"""Distributed learner: the first rank, in the main process, leads the other ranks."""
+"""Distributed learner: the first rank, in the main process, leads the other ranks.
+
+A process in a collective operation does not run Python signal handlers. A separate thread therefore receives the
+signals too, and ends the other ranks. The wait then stops, and the handler's exception is raised.
+"""
 
 from __future__ import annotations
 
 import pickle
+import signal
+import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +23,16 @@ from torch import Tensor
 from marft.common.errors import RunError
 from marft.common.processes.launcher import ProcessHandle, start_all
 from marft.common.processes.locked_folder import LockedFolder
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import ActionCredit, Episode
+from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
-from marft.runs.checkpoints import CheckpointRecord, State, restore
-from marft.trainer.credit_log import CreditCallback
-from marft.trainer.critic import Critic
-from marft.trainer.interfaces import Progress
+from marft.runs.checkpoints import restore
+from marft.runs.state import CheckpointRecord, State
 from marft.trainer.learner import Learner
-from marft.trainer.learner_state import find_non_finite
-from marft.trainer.optimizers import PolicyOptimizer
-from marft.trainer.ranks.backends import RanksLostError
+from marft.trainer.learner_backend import RanksLostError
+from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
 from marft.trainer.ranks.group import RankGroup, open_store
 from marft.trainer.ranks.messages import (
@@ -33,15 +40,11 @@ from marft.trainer.ranks.messages import (
     LoadCheckpoint,
     OperationDone,
     RankConnection,
-    RankFailure,
-    RankFaultError,
     StartRank,
     TrainStep,
     is_peer_error,
 )
-from marft.trainer.ranks.program import rank_command
-from marft.trainer.ranks.rank_worker import RankWorker, open_group
-from marft.trainer.ranks.signals import SignalWatcher
+from marft.trainer.ranks.rank_worker import RankWorker, open_group, rank_command
 from marft.trainer.run_init import RunInit
 
 T = TypeVar("T")
@@ -49,6 +52,7 @@ EXIT_REPORT_SECONDS = 10.0  # time for a rank to report its failure after anothe
 LOADING_SECONDS = 300.0  # minimum timeout for other ranks to load their models after this rank
 RANKS_LOST = "ranks_lost"  # name of the metric
 PREFIX = "marft-ranks-"  # prefix of the rendezvous folder
+GRACE_SECONDS = 1.0  # time for the Python handler to run
 
 
 class DistributedLearner:
@@ -92,17 +96,18 @@ class DistributedLearner:
         group = self._form_group()
         with self._translate_errors():
             self._worker = RankWorker(self.run, models, group)
+        self.learner.collect = self._collect_optimizer_state
         self._wait_for_peers()
 
     @property
     def learner(self) -> Learner:
-        """Learner of this rank."""
+        """Learner of this rank; it has the state of the run, except for shards on other ranks."""
         return self._own_worker.learner
 
     @property
-    def learner_state(self) -> DistributedLearner:
-        """Checkpoint state, collected from every rank."""
-        return self
+    def learner_state(self) -> Learner:
+        """State for a checkpoint."""
+        return self.learner
 
     def load(self, start: RunInit) -> State:
         """Load a run's start on every rank → run state.
@@ -110,14 +115,14 @@ class DistributedLearner:
         Raises:
             ValueError: the weights do not fit the models.
         """
-        state = start.load(self.models, self)
+        state = start.load(self.models, self.learner)
         if start.record is not None:
             self._run_on_ranks(LoadCheckpoint(str(start.record.path), start.resume), self._own_worker.gather)
         return state
 
     def restore(self, record: CheckpointRecord) -> None:
         """Restore a checkpoint on every rank."""
-        restore(record, self.models, self)
+        restore(record, self.models, self.learner)
         self._run_on_ranks(LoadCheckpoint(str(record.path), True), self._own_worker.gather)
 
     def set_note_callback(self, note: Callable[[str], None]) -> None:
@@ -135,7 +140,7 @@ class DistributedLearner:
             RunError: a rank cannot continue, for a reason outside MARFT.
         """
         parts = self.learner.state_dict()
-        rates = {name: optimizer.learning_rate for name, optimizer in self.optimizers.items()}
+        rates = {name: optimizer.learning_rate for name, optimizer in self.learner.optimizers.items()}
         progress = progress._replace(advantages=dict(progress.advantages))
         message = TrainStep([_without_data(episode) for episode in episodes], progress, rates)
         try:
@@ -166,39 +171,9 @@ class DistributedLearner:
         count, self._lost_count = self._lost_count, 0
         return count
 
-    # learner state
-
-    @property
-    def optimizers(self) -> Mapping[str, PolicyOptimizer]:
-        """Policy optimizers of this rank."""
-        return self.learner.optimizers
-
-    @property
-    def critic(self) -> Critic | None:
-        """Critic of this rank."""
-        return self.learner.critic
-
-    def not_finite(self) -> list[str]:
-        """Return the names for this rank's parts with a non-finite number."""
-        return find_non_finite(self)
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the state of credit and schedule, equal on every rank."""
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore the state of credit and schedule on this rank."""
-        self.learner.load_state_dict(state)
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer state from every rank, unsharded."""
-        if not self.run.training.shard:
-            return self.learner.optimizer_state()
-        return self._run_on_ranks(GatherOptimizer(), self.learner.optimizer_state)
-
-    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the optimizer state on this rank."""
-        self.learner.load_optimizer_state(state)
+    def _collect_optimizer_state(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Read the optimizer state; from every rank if it is sharded."""
+        return self._run_on_ranks(GatherOptimizer(), read) if self.run.training.shard else read()
 
     # other ranks
 
@@ -277,7 +252,7 @@ class DistributedLearner:
         Raises:
             ValueError: a rank has failed.
             RunError: a rank has failed.
-            RankFaultError: a rank has failed.
+            RemoteFaultError: a rank has failed.
             RanksLostError: a rank was lost.
         """
         patience = max(self.run.training.rank_timeout_seconds, min_seconds)
@@ -292,7 +267,7 @@ class DistributedLearner:
         ends = [peer.exit_report() for peer in self._peers]
         for rank, (failed, _) in enumerate(ends, 1):
             if failed is not None and failed.kind != "gone":
-                return _build_error(failed, rank)
+                return failed.to_error(f"rank {rank}")
         lost_ranks = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
         if not lost_ranks and isinstance(error, TimeoutError):  # the rank answers by now
             patience = self.run.training.rank_timeout_seconds
@@ -335,7 +310,7 @@ class _Peer:
         self.child, self.connection = child, RankConnection(child.socket, patience)
         self.pid = 0  # process id, after the start
         self._pending = 1  # pending answers: one per message, plus the ready message
-        self._failed: RankFailure | None = None
+        self._failed: RemoteError | None = None
 
     def send(self, message: object) -> None:
         """Send a message to the rank.
@@ -362,10 +337,10 @@ class _Peer:
     def _read_reply(self, seconds: float) -> object:
         reply = self.connection.receive(seconds)
         self._pending -= 1
-        self._failed = reply if isinstance(reply, RankFailure) else None
+        self._failed = reply if isinstance(reply, RemoteError) else None
         return reply
 
-    def exit_report(self) -> tuple[RankFailure | None, str]:
+    def exit_report(self) -> tuple[RemoteError | None, str]:
         """Return the failure report, if any, and a description for the end of the process.
 
         The description is empty if the process still runs and owes no reply.
@@ -394,11 +369,45 @@ def _without_data(episode: Episode) -> Episode:
     return replace(episode, task=replace(episode.task, data={}))
 
 
-def _build_error(failed: RankFailure, rank: int) -> Exception:
-    if failed.kind == "value":
-        return ValueError(failed.message)
-    if failed.kind == "run":
-        return RunError(failed.message)
-    error = RankFaultError(f"in rank {rank}: {failed.message}")
-    error.add_note(failed.trace)
-    return error
+class SignalWatcher:
+    """Watcher of signals, active from construction in the main thread; call ``close`` at the end.
+
+    Args:
+        on_interrupt: function that ends other ranks. It is called on a separate thread, after a second Ctrl-C or a
+            SIGTERM during :meth:`waiting`.
+    """
+
+    def __init__(self, on_interrupt: Callable[[], None]) -> None:
+        self._on_interrupt, self._is_waiting = on_interrupt, False
+        self._is_active = threading.current_thread() is threading.main_thread()
+        if self._is_active:
+            self._receiver, self._sender = socket.socketpair()
+            self._sender.setblocking(False)
+            self._previous_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, name="marft-signals", daemon=True).start()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a wait for other ranks."""
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def _watch(self) -> None:
+        interrupt_count = 0
+        while numbers := self._receiver.recv(64):
+            interrupt_count += numbers.count(signal.SIGINT)
+            if interrupt_count > 1 or signal.SIGTERM in numbers:
+                time.sleep(GRACE_SECONDS)
+                if self._is_waiting:
+                    self._on_interrupt()
+        self._receiver.close()
+
+    def close(self) -> None:
+        """Stop watching; repeated calls have no effect."""
+        if self._is_active:
+            self._is_active = False
+            signal.set_wakeup_fd(self._previous_fd)
+            self._sender.close()

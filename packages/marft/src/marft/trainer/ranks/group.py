@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from marft.models.batches import split_batches
 from marft.models.dtensors import is_sharded
+from marft.models.packed_rows import split_batches
 
 T = TypeVar("T")
 HOST = torch.device("cpu")
@@ -68,7 +68,7 @@ class RankSubgroup:
 
 
 class RankGroup(RankSubgroup):
-    """Every :class:`~marft.trainer.rank_group.Ranks` member in a run, with a process each; call ``close`` at the end.
+    """All :class:`~marft.trainer.ranks.interface.Ranks` of a run, with a process each; call ``close`` at the end.
 
     Args:
         init_method: rendezvous address, equal on all ranks. It is the path of a file that does not exist yet, or

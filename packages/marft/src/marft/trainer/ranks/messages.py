@@ -8,18 +8,17 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import Tensor
 
-from marft.common.error_origin import describe_error, raised_by_marft
 from marft.common.errors import RunError
+from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Episode
-from marft.trainer.interfaces import Progress
+from marft.config.interfaces.schedule import Progress
 
 MAX_SECONDS = 10**6  # maximum timeout that operating systems accept
 
@@ -77,27 +76,10 @@ class OperationDone:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """Failure report from an exiting rank."""
-
-    message: str
-    kind: str  # "value", "run", "fault", or "gone" if other ranks were unreachable
-    trace: str
-
-    @staticmethod
-    def from_error(error: Exception) -> RankFailure:
-        """Serialize an exception."""
-        trace = "".join(traceback.format_exception(error))
-        if isinstance(error, RunError):
-            return RankFailure(str(error), "run", trace)
-        if isinstance(error, ValueError) and raised_by_marft(error):
-            return RankFailure(str(error), "value", trace)
-        return RankFailure(describe_error(error), "gone" if is_peer_error(error) else "fault", trace)
-
-
-class RankFaultError(Exception):
-    """Unexpected error on another rank; a note holds the rank's traceback."""
+def serialize_failure(error: Exception) -> RemoteError:
+    """Serialize the error that ends a rank; its kind is "gone" if the error means that other ranks were unreachable."""
+    failure = RemoteError.from_error(error)
+    return replace(failure, kind="gone") if failure.kind == "fault" and is_peer_error(error) else failure
 
 
 def is_peer_error(error: Exception) -> bool:

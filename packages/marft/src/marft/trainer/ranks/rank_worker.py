@@ -1,9 +1,14 @@
-"""Rank worker: operations of every rank, the first rank included."""
+"""Rank worker: operations of every rank, and the process of a rank other than the first.
+
+The process executes the first rank's messages until the connection closes.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,17 +16,91 @@ import torch
 from torch import Tensor
 
 from marft.common.errors import RunError
+from marft.common.processes.child_process import python_command
+from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
 from marft.models.dtensors import full_tensor, is_sharded
 from marft.models.policy_registry import PolicyRegistry
-from marft.runs.checkpoints import load_checkpoint, load_critic, load_policies, read_record
-from marft.trainer.credit_log import CreditCallback
-from marft.trainer.interfaces import Progress
+from marft.runs.checkpoints import load_checkpoint, load_critic, load_policies
+from marft.runs.state import read_record
 from marft.trainer.learner import Learner
+from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.optimizers import optimizer_tensors, restore_optimizer
+from marft.trainer.ranks.devices import select_device
 from marft.trainer.ranks.group import RankGroup
-from marft.trainer.ranks.messages import LoadState, TrainStep
+from marft.trainer.ranks.messages import (
+    GatherOptimizer,
+    LoadCheckpoint,
+    LoadState,
+    OperationDone,
+    RankConnection,
+    StartRank,
+    TrainStep,
+    serialize_failure,
+)
+
+
+def rank_command(descriptor: int) -> Sequence[str]:
+    """Return the command for a rank, with this process's Python and module search path.
+
+    Args:
+        descriptor: file descriptor of the rank's end of the connection.
+    """
+    return python_command("marft.trainer.ranks.rank_worker", descriptor)
+
+
+def main(descriptor: int) -> None:
+    """Follow the first rank over a socket until the connection closes.
+
+    Args:
+        descriptor: file descriptor of the socket; child processes do not inherit it.
+    """
+    os.set_inheritable(descriptor, False)
+    connection = RankConnection(socket.socket(fileno=descriptor))
+    try:
+        _serve(connection)
+    except EOFError:  # the run has ended, or has stopped this rank
+        return
+    except Exception as error:  # noqa: BLE001  every error is reported to the run
+        connection.send(serialize_failure(error))
+
+
+def _serve(connection: RankConnection) -> None:
+    begin = connection.receive()
+    run, models = _load_worker(begin)
+    connection.send(OperationDone(os.getpid()))
+    worker = RankWorker(run, models, open_group(run, begin.init_method, begin.rank, models.device))
+    connection.send(OperationDone(os.getpid()))
+    while True:
+        _handle_message(worker, connection.receive())
+        connection.send(OperationDone(os.getpid()))
+
+
+def _load_worker(begin: StartRank) -> tuple[RunSettings, PolicyRegistry]:
+    from transformers.utils import logging
+
+    logging.set_verbosity(begin.log_level)
+    logging.disable_progress_bar()
+    run: RunSettings = pickle.loads(begin.run)
+    run = run.model_copy(update={"device": select_device(run, begin.rank)})
+    remote_bases = {name for name, ranks in build_placement(run).items() if begin.rank not in ranks}
+    return run, PolicyRegistry(
+        run, remote_models=remote_bases, keep_on_cpu=run.training.shard, skip_forward_check=run.training.shard
+    )
+
+
+def _handle_message(worker: RankWorker, message: object) -> None:
+    if isinstance(message, TrainStep):
+        worker.learn(message)
+    elif isinstance(message, LoadCheckpoint):
+        worker.load(Path(message.path), message.is_resume)
+        worker.gather()
+    elif isinstance(message, LoadState):
+        worker.load_state(message)
+    else:
+        assert isinstance(message, GatherOptimizer)
+        worker.learner.optimizer_state()
 
 
 def build_placement(run: RunSettings) -> dict[str, tuple[int, ...]]:
@@ -39,10 +118,6 @@ def open_group(run: RunSettings, init_method: str, rank: int, device: torch.devi
     return RankGroup(init_method, rank, settings.ranks, device, settings.rank_timeout_seconds, build_placement(run))
 
 
-def ignore_note(_: str) -> None:
-    """Ignore a warning; default callback."""
-
-
 class RankWorker:
     """Rank with its models, its learner, and its rank group.
 
@@ -56,7 +131,7 @@ class RankWorker:
         if run.training.shard:
             shard_models(models, group)
         self.learner = Learner(run, models, group)
-        self.guard = NonFiniteGuard(self.learner, ignore_note, group)
+        self.guard = NonFiniteGuard(self.learner, lambda _: None, group)
         self.gather()
 
     def set_note_callback(self, note: Callable[[str], None]) -> None:
@@ -118,8 +193,8 @@ class RankWorker:
                     self.group.send(state, 0)
             elif self.group.rank == 0:
                 parameters, moments = self.group.receive(ranks[0])
-                self._load_parameters(policy, parameters)
                 optimizer = self.learner.optimizers[policy]
+                optimizer.load_parameters(parameters)
                 restore_optimizer(optimizer.optimizer, optimizer.parameters, moments)
                 optimizer.offload_moments()
 
@@ -127,12 +202,6 @@ class RankWorker:
         optimizer = self.learner.optimizers[policy]
         moments = optimizer_tensors(optimizer.optimizer, optimizer.parameters)
         return _copy_to_host(optimizer.parameters), _copy_to_host(moments)
-
-    @torch.no_grad()
-    def _load_parameters(self, policy: str, parameters: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.learner.optimizers[policy].parameters.items():
-            parameter.copy_(parameters[name])
-        self.learner.optimizers[policy].sync_weights()
 
     def gather(self) -> None:
         """Collect all shards on the first rank."""
@@ -147,8 +216,8 @@ class RankWorker:
 
     def load_state(self, state: LoadState) -> None:
         """Load the state from :meth:`state`."""
-        for policy in self.learner.optimizers:
-            self._load_parameters(policy, state.policies[policy])
+        for policy, optimizer in self.learner.optimizers.items():
+            optimizer.load_parameters(state.policies[policy])
         if self.learner.critic:
             fits = self.learner.critic.load_state_dict(state.critic)
             assert fits, "of the same recipe"

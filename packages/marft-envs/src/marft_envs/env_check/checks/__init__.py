@@ -1,1 +1,0 @@
-"""Checks as pure functions on the evidence, with a module per topic."""

@@ -1,1 +1,0 @@
-"""Communication channels between agents, one per file (entry-point group ``marft.channels``)."""

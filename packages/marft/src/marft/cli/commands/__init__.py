@@ -1,1 +1,0 @@
-"""Definitions of the subcommands: options and help texts. The implementation is imported when a command runs."""

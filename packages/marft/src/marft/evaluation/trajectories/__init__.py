@@ -1,1 +1,0 @@
-"""Joint-trajectory metrics: pure functions on episodes."""
