@@ -37,6 +37,7 @@ from marft.models.devices import keep_freed_memory
 from marft.models.model_sizes import find_sizes
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks
+from marft.runs.state import State
 from marft.trainer.learner import Learner
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft_lab.planning.memory import PlanContext, ProcessMemory, learner_memory
@@ -133,7 +134,9 @@ def _counted(run: RunSettings, before: int) -> dict[str, float]:
         rollouts.publish(0)
         with Counted(there(learning, rollouts)) as counted:
             for step in range(STEPS):
-                collection = collect(rollouts, tasks, step, step * run.rollout.tasks_per_step, lambda _: None)
+                collection = collect(
+                    rollouts, tasks, State(step=step, tasks_drawn=step * run.rollout.tasks_per_step), lambda _: None
+                )
                 careful.learn(collection.credit_inputs, Progress(step, 0))
                 rollouts.publish(step + 1)
                 played = collection.episodes

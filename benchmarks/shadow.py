@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft_lab.anytime_test import BET_FRACTIONS, log_capital, log_factors
 from marft.envs.tasks import read_tasks
 from marft.evaluation.intervals import wilson_interval
 from marft.runs.run_folder import RunFolder
+from marft_lab.anytime_test import BET_FRACTIONS, log_capital, log_factors
 from marft_lab.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"

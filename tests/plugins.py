@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Environment
 from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
 from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
 
 
 class Reversed(Organization):
@@ -132,3 +134,21 @@ class HigherLowerSession:
 
     async def close(self) -> None:
         return None
+
+
+class FirstPolicyAlone(UpdateSchedule):
+    """The first policy is updated, and no other."""
+
+    ratio_limit: ClassVar[float] = 1.0
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase((policies[0],))]
+
+
+class PlayAgain(UpdateSchedule):
+    """One policy after the other, each on episodes that the team as it is then has played."""
+
+    ratio_limit: ClassVar[float] = 1.0
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase((policy,), new_episodes=True) for policy in policies]

@@ -18,7 +18,7 @@ from marft.agents.game import Attempt
 from marft.common.seeds import generator
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.load import parse_recipe
-from marft.config.opponent_pools import slot_names
+from marft.config.models import slot_names
 from marft.config.run import RunSettings
 from marft.rollout.rollout_batch import RolloutBatch
 from marft.runs.episode_files import read_episodes

@@ -13,7 +13,7 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.agents.prompt_messages import build_messages
-from marft.cli.signals import handle_sigterm
+from marft.cli.shutdown import handle_sigterm
 from marft.common.types import Action, TokenSource
 from marft.config import RunSettings, parse_recipe
 from marft.config.interfaces.channel import Message

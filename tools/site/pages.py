@@ -15,7 +15,7 @@ from pathlib import Path
 from keys import inner_tables, keys_of
 from papers import page as papers_page
 
-from marft.common.metrics.docs_page import render_page as metrics_page
+from marft.common.metrics.__main__ import render_page as metrics_page
 from marft.common.packages import bundled_plugins
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import DESCRIPTIONS

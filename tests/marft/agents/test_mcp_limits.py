@@ -113,7 +113,7 @@ def test_records_of_others_are_still_logged(caplog: pytest.LogCaptureFixture) ->
 
 MAIN = """\
 import asyncio, signal, sys
-from marft.cli.signals import handle_sigterm
+from marft.cli.shutdown import handle_sigterm
 from marft.agents.tools.mcp import MCP
 from marft.common.types import Task
 signal.signal(signal.SIGTERM, handle_sigterm)

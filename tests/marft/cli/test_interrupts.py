@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from marft.cli.signals import handle_sigterm, resend_dropped
+from marft.cli.shutdown import handle_sigterm, resend_dropped
 
 
 class Thing:

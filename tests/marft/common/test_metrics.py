@@ -12,7 +12,7 @@ import pytest
 
 from marft.cli.terminal import AGENT_METRICS, TEAM_METRICS, format_line
 from marft.common.metrics import CATALOG, all_metrics, catalog_metric, find_metric, require_metric
-from marft.common.metrics.docs_page import render_page
+from marft.common.metrics.__main__ import render_page
 from marft.common.token_data import PromptReset, TokenSource
 from marft.common.types import (
     Action,

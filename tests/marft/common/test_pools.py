@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marft.common.thread_settings import WAIT_POLICY_VARIABLES, limit_spinning
+from marft.cli import WAIT_POLICY_VARIABLES, limit_spinning
 
 LOOK = "import os, sys, marft; marft.train; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
 UNCHANGED = "import os; before = dict(os.environ); import marft; assert os.environ == before"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marft.config import parse_recipe, to_toml
-from marft.config.run import warn_idle_cluster, warn_idle_settings
+from marft.config.recipe_checks import warn_idle_cluster, warn_idle_settings
 from marft.inference.engine_settings import Vllm
 from tests.helpers import recipe, settings
 from tests.satellites import NEEDS_LAB

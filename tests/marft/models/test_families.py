@@ -65,7 +65,7 @@ def scored(backbone: Backbone, policy: str | None = None) -> Tensor:
     packed = PackedRows.from_rows(ROWS, [policy] * len(ROWS), CPU)
     ends = torch.tensor(packed.lengths).cumsum(0) - 1
     keep = torch.ones(len(packed.ids), dtype=torch.bool).index_fill(0, ends, False)
-    targets, head = torch.from_numpy(np.concatenate([row[1:] for row in ROWS])).long(), backbone.head
+    targets = torch.from_numpy(np.concatenate([row[1:] for row in ROWS])).long()
     hidden = backbone.hidden_states(packed)[keep]
     return score_tokens(hidden, backbone.output_head, targets, None).log_probs
 

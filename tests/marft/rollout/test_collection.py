@@ -17,6 +17,7 @@ from marft.config.interfaces.credit import CreditInputs
 from marft.rewards.shaping import length_limits, rewards_for_credit
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import RolloutBatch, collect, rewards_vary, sample_attempts
+from marft.runs.state import State
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -63,7 +64,7 @@ class Rollouts:
         )  # fmt: skip
 
     def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> RolloutBatch:
-        return collect(cast(LocalRolloutRunner, self), self.tasks or TASKS, 0, drawn, on_done)
+        return collect(cast(LocalRolloutRunner, self), self.tasks or TASKS, State(tasks_drawn=drawn), on_done)
 
 
 def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from marft.common.errors import RunError
 from marft.common.types import Episode, Task
 from marft.config import RunSettings
-from marft.config.curriculum import CurriculumSettings
+from marft.config.run import CurriculumSettings
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.rollout.async_rollout.sources import AsyncRolloutSource, SyncRolloutSource
 from marft.rollout.rollout_batch import load_training_tasks, sample_attempts

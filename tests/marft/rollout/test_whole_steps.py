@@ -19,6 +19,7 @@ from marft.config.algorithm import merge_tables
 from marft.config.algorithms import PRESETS
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect
+from marft.runs.state import State
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
@@ -273,8 +274,7 @@ class TestDynamicSampling:
         found = collect(
             cast(LocalRolloutRunner, SimpleNamespace(run=run, play=play, excluded_tasks={})),
             tasks,
-            0,
-            0,
+            State(),
             lambda _: None,
         )
         return {e.task.id for e in found.credit_inputs} if found.metrics["groups_discarded"] < 4 else set()

@@ -25,6 +25,7 @@ from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks, sample_attempts
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
+from marft.runs.state import State
 from marft.trainer.credit.counterfactual import Counterfactual
 from marft.trainer.train import train
 from marft.trainer.update_schedules import AgentByAgent
@@ -256,7 +257,7 @@ class TestDynamicSampling:
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
         with LocalRolloutRunner(run) as rollouts:
-            collection = collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None)
+            collection = collect(rollouts, load_training_tasks(run), State(), lambda _: None)
         assert collection.metrics["groups_discarded"] == 4 * 3
         assert collection.tasks_drawn == 4 * 3
         assert collection.credit_inputs  # nothing to learn from, but the step can be counted
@@ -264,7 +265,7 @@ class TestDynamicSampling:
     def test_informative_groups_are_kept(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path)
         with LocalRolloutRunner(run) as rollouts:
-            collection = collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None)
+            collection = collect(rollouts, load_training_tasks(run), State(), lambda _: None)
         for task in {e.task.id for e in collection.credit_inputs}:
             assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import PRESETS
-from marft.config.run import warn_idle_kl_stop
+from marft.config.recipe_checks import warn_idle_kl_stop
 from marft.trainer.learner_metrics import ENGINE_TOLERANCE, PACKING_TOLERANCE, LogProbWarnings
 from marft.trainer.update import PACKING_CHECK_INTERVAL
 from tests.helpers import settings

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.common.processes.locked_folder import LockedFolder
 from marft.common.processes.remote_error import RemoteError, RemoteFaultError
+from marft.common.processes.weight_transfer import LockedFolder
 from marft.common.types import Episode, Task
 from marft.config.interfaces.schedule import Progress
 from marft.runs.state import CheckpointRecord

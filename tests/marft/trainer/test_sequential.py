@@ -21,6 +21,7 @@ from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import collect, load_training_tasks
+from marft.runs.state import State
 from marft.trainer import update as update_module
 from marft.trainer.batching import Packing
 from marft.trainer.credit.step_gae import StepGAE
@@ -54,7 +55,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Episodes of two environment steps, with rewards that differ."""
     run = recipe(tmp_path_factory.mktemp("played"), "happo")
     with LocalRolloutRunner(run) as rollouts:
-        return collect(rollouts, load_training_tasks(run), 0, 0, lambda _: None).credit_inputs
+        return collect(rollouts, load_training_tasks(run), State(), lambda _: None).credit_inputs
 
 
 def learned(run: RunSettings, episodes: Sequence[Episode]) -> tuple[Parameters, dict[str, float]]:

@@ -71,10 +71,7 @@ def synthesize(
         check_teacher(SynthesisSettings.from_run(run).teacher)
         folder = RunFolder(Path(run.output) / run.name)
         resume = resume or (continues and not overwrite and folder.is_run())
-    if resume:
-        RunFolder.open(folder.path)
-    else:
-        folder.check_free(overwrite)
+    folder.check_usable(resume, overwrite)
     set_run_folder(folder.path)
     silence_transformers()
     from marft_lab.synthesis import session

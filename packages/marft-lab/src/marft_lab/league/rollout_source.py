@@ -13,8 +13,7 @@ from marft.agents.game import Attempt
 from marft.common import atomic, seeds
 from marft.common.types import Episode, Task
 from marft.config.load import first_problem
-from marft.config.models import PoolSettings
-from marft.config.opponent_pools import opponent_pools, slot_names
+from marft.config.models import PoolSettings, opponent_pools, slot_names
 from marft.rollout.rollout_batch import RolloutBatch, collect
 from marft.rollout.runner import RolloutRunner
 from marft.runs.state import State
@@ -75,10 +74,7 @@ class OpponentPoolSource:
         """Collect the episodes of a step, and update the ratings from their results."""
         self._usage_before = dict(self._rollouts.usage())
         pool = self.pool
-        tasks_sampled, standing = state.tasks_drawn, state.curriculum
-        batch = collect(
-            self._rollouts, self._tasks, state.step, tasks_sampled, on_done, self._assign_opponents, standing
-        )
+        batch = collect(self._rollouts, self._tasks, state, on_done, self._assign_opponents)
         scores: dict[str, list[float]] = {}
         for episode in batch.episodes:
             policies = {action.policy for action in episode.actions}  # includes the learner, which is not in the pool

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from marft.common.types import Episode
-from marft.config.models import local_model
-from marft.config.opponent_pools import pool_members
+from marft.config.models import local_model, pool_members
 from marft.config.run import RunSettings
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder

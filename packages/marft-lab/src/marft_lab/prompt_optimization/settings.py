@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.opponent_pools import opponent_pools
+from marft.config.models import opponent_pools
 from marft.config.settings import Count, Fraction, Names, NonNegativeCount, did_you_mean
 from marft.trainer.hooks import PromptOptimizer, TrainingSection
 from marft_lab.prompt_optimization.proposals import Proposer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from marft.config.opponent_pools import opponent_pools
+from marft.config.models import opponent_pools
 from marft.config.settings import Count, Fraction, Names, NonNegativeCount, SmallCount, did_you_mean
 from marft.trainer.hooks import TrainingSection
 from marft_lab.world_models.interface import FittableModel

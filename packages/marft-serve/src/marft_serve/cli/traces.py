@@ -141,10 +141,7 @@ def run_sft(
     run, folder = recipe.load_warm_start()
     check_trainable(run)
     check_packages(run)
-    if resume:
-        RunFolder.open(folder.path)
-    else:
-        folder.check_free(overwrite)
+    folder.check_usable(resume, overwrite)
     set_run_folder(folder.path)
     silence_transformers()
     from marft.evaluation.report import write_report

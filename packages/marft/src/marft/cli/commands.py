@@ -1,4 +1,7 @@
-"""Commands to create a project and to list available components."""
+"""Definitions of the commands: options and help texts, in the order of the help.
+
+The implementation of a command is imported when the command runs.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from marft.cli.handlers import silence_transformers
 from marft.common.texts import sanitize
 from marft.config import RunSettings
 from marft.config.interfaces.environment import Split
-from marft.config.run import check_prompt_space, warn_idle_settings
+from marft.config.recipe_checks import warn_idle_settings
+from marft.config.run import check_prompt_space
 from marft.envs.game_runtime import check_agent, open_terms
 from marft.envs.tasks import NoTasksError, check_step_limit, read_tasks
 from marft.inference.endpoints.client import Endpoint

@@ -15,12 +15,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marft.common.atomic import PRIVATE_MODE, write_file
 from marft.common.error_origin import describe_error, error_location, raised_by_marft
 from marft.common.errors import RunError
 from marft.common.texts import replace_surrogates, sanitize, truncate
 from marft.common.version import __version__
+
+if TYPE_CHECKING:
+    from marft.runs.run_folder import RunFolder
 
 DEBUG_FLAG = "--debug"  # with any command: print the traceback of an error
 MAX_MESSAGE_LENGTH = 4000  # maximum length of a message in the terminal, in characters
@@ -64,6 +68,19 @@ _state = _CommandState()
 def set_run_folder(folder: Path) -> None:
     """Set the run's folder for later error reports."""
     _state.folder = folder
+
+
+def open_run(path: Path) -> RunFolder:
+    """Open a run, and set its folder for later error reports.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    from marft.runs.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    set_run_folder(folder.path)
+    return folder
 
 
 def get_run_folder() -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from marft.cli.console import evaluation_table, pass_at_k_table
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run, set_run_folder
 from marft.cli.handlers import console, progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
 from marft.config.load import load_recipe, other_overrides, override_keys, to_toml
@@ -218,8 +218,7 @@ def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOpti
     if path.parent.name == "checkpoints" and (path / "state.json").is_file():
         path, checkpoints = path.parent.parent, [path.name]
     if path.is_dir():
-        folder = RunFolder.open(path)
-        set_run_folder(folder.path)
+        folder = open_run(path)
         run, changed = _apply_team(folder.relocated_settings, folder.relocated_settings(overrides), overrides, options)
         return EvaluationTarget(run, folder, checkpoints, folder, reorganized=changed)
     settings = load_recipe(path, overrides)

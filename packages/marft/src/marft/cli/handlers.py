@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, bold, wide_console
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run, set_run_folder
 from marft.cli.listings import load_preset
 from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
@@ -75,10 +75,7 @@ def train(
                 "otherwise; give one of them"
             )
         resume, start_from, overwrite = resolve_start(folder, start_from)
-    if resume:
-        RunFolder.open(folder.path)
-    else:
-        folder.check_free(overwrite)
+    folder.check_usable(resume, overwrite)
     set_run_folder(folder.path)
     silence_transformers()
     from marft.evaluation.report import write_report
@@ -133,8 +130,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
         step: recorded training step; 0: the last one.
         episodes: number of episodes to show.
     """
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     own_algorithm = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
@@ -178,8 +174,7 @@ def graph(path: Path, name: str, step: int) -> None:
     from marft.evaluation.transcripts import find_episode
     from marft.runs.episode_files import read_episodes
 
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     file = folder.find_recorded(step)
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
@@ -200,22 +195,10 @@ def compare(
     after_as: str = "",
 ) -> bool:
     """``marft compare``: return True if no gate failed."""
-    if gates or by or junit or markdown or after_as:
-        return _compare_pair(paths, gates, by, junit, markdown, other_tools, after_as)
-    for table in build_comparison_tables([RunFolder.open(path) for path in paths], other_tools):
-        console.print(table)
-    return True
-
-
-def _compare_pair(
-    paths: Sequence[Path],
-    gates: Sequence[str],
-    by: str,
-    junit: Path | None,
-    markdown: Path | None,
-    other_tools: bool,
-    after_as: str,
-) -> bool:
+    if not (gates or by or junit or markdown or after_as):
+        for table in build_comparison_tables([RunFolder.open(path) for path in paths], other_tools):
+            console.print(table)
+        return True
     from marft.evaluation.comparison import compare_evaluations
     from marft.evaluation.metric_changes import build_changes_table
 
@@ -243,8 +226,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     """``marft report``."""
     from marft.evaluation.report import write_report
 
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     other_folders = [RunFolder.open(other_path) for other_path in against]
     write_report(folder, other_folders)
     for problem in describe_unevaluated(other_folders):
@@ -263,8 +245,7 @@ def silence_transformers() -> None:
 def _load_run(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolder | None]:
     """Return settings from a recipe file or a run's folder, with the folder of the run."""
     if path.is_dir():
-        folder = RunFolder.open(path)
-        set_run_folder(folder.path)
+        folder = open_run(path)
         return folder.relocated_settings(overrides), folder
     return load_recipe(path, overrides), None
 
@@ -315,8 +296,7 @@ def export(
     from marft.config.team_changes import read_team_change
 
     change = read_team_change(team_file) if team_file else None
-    folder = RunFolder.open(run)
-    set_run_folder(folder.path)
+    folder = open_run(run)
     silence_transformers()
     from marft.runs.export.exporter import export_run
     from marft.runs.export.manifest import RECIPE

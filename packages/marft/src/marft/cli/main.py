@@ -17,7 +17,7 @@ expand_command_paths(app)
 
 def command() -> None:
     """Run the console entry point; the process ends with the command."""
-    from marft.cli.signals import limit_exit_time
+    from marft.cli.shutdown import limit_exit_time
     from marft.cli.streams import safe_streams
 
     with limit_exit_time(), safe_streams(sys.argv[1:]):
@@ -31,7 +31,7 @@ def main() -> None:
     it runs for them.
     """
     from marft.cli.errors import DEBUG_FLAG, report_errors
-    from marft.cli.signals import handle_sigterm, resend_dropped
+    from marft.cli.shutdown import handle_sigterm, resend_dropped
 
     signal.signal(signal.SIGTERM, handle_sigterm)
     for stream in (sys.stdout, sys.stderr):

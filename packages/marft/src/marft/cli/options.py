@@ -52,7 +52,10 @@ def _check_words(context: typer.Context, words: Sequence[str], keys: Iterable[st
     Raises:
         ValueError: an option is misspelled, or is the first word.
     """
-    options = [DEBUG_FLAG, *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--")]
+    options = [
+        DEBUG_FLAG,
+        *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--"),
+    ]
     settings = [f"--{key}" for key in (*RunSettings.model_fields, *registered_entry_points("sections"), *keys)]
     for word in words:
         name = word.partition("=")[0]

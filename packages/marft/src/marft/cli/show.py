@@ -1,4 +1,7 @@
-"""``marft show``: recorded episodes in the terminal, without the run's data, rewards or models."""
+"""``marft show``: recorded episodes in the terminal, without the run's data, rewards or models.
+
+``--follow`` shows episodes as a run records them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, bold, wide_console
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run
 from marft.common.texts import sanitize, single_line, truncate
 from marft.common.types import Action, Episode
 from marft.config.settings import did_you_mean
@@ -30,6 +33,7 @@ from marft.evaluation.transcripts import (
     select_attempts,
     sort_episodes,
 )
+from marft.rewards.shaping import local_rewards
 from marft.runs.episode_files import list_sessions
 from marft.runs.run_folder import RunFolder, parse_step
 
@@ -46,11 +50,7 @@ def render_outcome(episode: Episode) -> Iterator[RenderableType]:
     if episode.is_scored and not episode.transitions:
         yield Text(f"{episode.status}: not graded", style="dim")
         return
-    agent_totals: dict[str, float] = {}
-    for transition in episode.transitions:
-        for role, reward in transition.agent_rewards.items():
-            agent_totals[role] = agent_totals.get(role, 0.0) + reward
-    rewards = "".join(f", {single_line(role)} {reward:g}" for role, reward in agent_totals.items())
+    rewards = "".join(f", {single_line(role)} {reward:g}" for role, reward in local_rewards(episode).items())
     if episode.is_scored:
         text = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
         yield Text.assemble(text, SUCCESS_LABELS[episode.success])
@@ -99,8 +99,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
         for item in render_sessions(sessions, step, agent, task, sort_orders, count):
             console.print(item)
         return
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     recorded = PromptDecoder(folder.config)
     if task and step is None:
         if agent or sort_orders:
@@ -111,7 +110,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
             console.print(item)
         return
     file = folder.find_recorded(step or 0)
-    episodes = select_attempts(read_task_episodes(file, task), task) if task else read_task_episodes(file, "")
+    episodes = select_attempts(read_task_episodes(file, task), task)
     if task and not episodes:
         raise ValueError(
             f"step {parse_step(file)} recorded no episode of task {task!r}; without --step all are looked at"
@@ -274,8 +273,7 @@ def follow_run(path: Path, step: int | None, agent: str, task: str, sort_orders:
     if step is not None or task or len(sort_orders) > 1:
         raise ValueError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
     order = cast("Order", sort_orders[0] if sort_orders else "")
-    folder, console = RunFolder.open(path), wide_console()
-    set_run_folder(folder.path)
+    folder, console = open_run(path), wide_console()
     recorded = PromptDecoder(folder.config)
     try:
         for file in _new_files(folder):

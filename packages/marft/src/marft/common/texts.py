@@ -74,13 +74,13 @@ def truncate(text: str, limit: int = MAX_ERROR_LENGTH) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
-def join_names(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+def join_names(names: Sequence[str], limit: int = 5) -> str:
     """Join the first names, with the number of the others.
 
     >>> join_names(["a", "b", "c", "d"], limit=2)
     'a, b and 2 more'
     """
-    return separator.join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def format_error(error: BaseException) -> str:

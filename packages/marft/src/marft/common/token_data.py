@@ -1,4 +1,8 @@
-"""Per-token data in addition to ids: the source of each token, and the alternatives under a grammar.
+"""Data of an action's tokens in addition to ids: contexts, source of each token, and alternatives under a grammar.
+
+Nearly every action has one segment of tokens, sampled after the prompt. If a chat template changes earlier parts of a
+chat, nothing can be appended to its ids. The chat is then rendered again, and the next sampled tokens begin a new segment
+of the same action.
 
 With a grammar, the policy is a distribution over the tokens that the grammar allows at each position. The masks of
 allowed tokens are stored with the action, so that the learner renormalizes over the same tokens.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import SamplingSettings
 from marft.config.models import reader_models
 from marft.config.names import Role
-from marft.config.settings import Count, Names, NonNegative, NonNegativeCount, Settings, did_you_mean
+from marft.config.settings import Count, Names, NonNegative, NonNegativeCount, Settings
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings

@@ -129,7 +129,8 @@ def parse_recipe(
     """
     _check_depth(table, source)
     _check_depth(changes, source)
-    (table, changed), objects = _replace_objects(table, changes, given)
+    changed, objects = replace_objects(changes, given)
+    table, objects = replace_objects(table, objects.values())
     pairs = [*_parse_overrides(overrides), *flatten_changes(changed)]
     for key, value in [pair for pair in pairs if pair[0] == PRESET_KEY]:
         _set_key(table, key, value)
@@ -157,15 +158,6 @@ def parse_recipe(
         )
     run._given.update(objects)
     return run
-
-
-def _replace_objects(
-    table: Mapping[str, Any], changes: Mapping[str, Any], given: Iterable[Any]
-) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
-    """Return recipe and changes as a file could hold them, and the Python objects by placeholder."""
-    changed, objects = replace_objects(changes, given)
-    replaced, objects = replace_objects(table, objects.values())
-    return (replaced, changed), objects
 
 
 def _check_depth(table: Mapping[str, object], source: str) -> None:

@@ -5,13 +5,18 @@ A recipe with a problem is rejected. A setting without effect is a warning.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marft.common.atomic import read_text
+from marft.config.bundled import bundled_models
 from marft.config.helpers import auxiliary_policies
-from marft.config.models import reader_models
+from marft.config.models import Models, ModelSettings, local_model, opponent_pools, reader_models
 from marft.config.names import name_conflicts
+from marft.config.placement import find_cluster
 from marft.config.settings import did_you_mean
 
 if TYPE_CHECKING:

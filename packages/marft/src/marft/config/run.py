@@ -11,9 +11,8 @@ from pydantic_core import PydanticCustomError
 from marft.common.packages import missing_extra
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
-from marft.config.helpers import HelperCallSettings, helper_problems, warn_untrained_replies
+from marft.config.helpers import HelperCallSettings
 from marft.config.interfaces.callback import CallbackPlugin
 from marft.config.interfaces.channel import Channel
 from marft.config.interfaces.engine import EngineFactory
@@ -22,22 +21,42 @@ from marft.config.interfaces.metric_logger import MetricLogger
 from marft.config.interfaces.organization import Organization
 from marft.config.interfaces.reward import RewardTerm
 from marft.config.interfaces.tools import ToolProvider
-from marft.config.models import (
-    ModelSettings,
-    PolicySettings,
-    placement_problems,
-    rank_problems,
-    remote_problems,
-)
+from marft.config.models import ModelSettings, PolicySettings, pool_members
 from marft.config.names import Name, RunName
-from marft.config.opponent_pools import pool_members, pool_problems
 from marft.config.paths import ExpandUser
-from marft.config.placement import find_cluster
-from marft.config.recipe_checks import reference_problems, side_problems, size_problems, turn_problems
-from marft.config.sections import Section, SectionTable, find_sections, pair_with_names, section_class, section_names
-from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive, Settings
+from marft.config.recipe_checks import recipe_problems
+from marft.config.sections import Section, SectionTable, pair_sections, section_class, section_names
+from marft.config.settings import Count, Fraction, NonEmptyString, NonNegativeCount, Positive, Settings
 
 S = TypeVar("S", bound=Section)
+
+
+class CurriculumSettings(Settings):
+    """Curriculum for training tasks by difficulty level; harder levels follow when the team solves the current ones.
+
+    Held-out tasks always come from all levels.
+    """
+
+    level_field: NonEmptyString = "level"  # field of a task's data with its level
+    # values of the level field, easiest first; []: sorted by number
+    levels: Annotated[tuple[str | int, ...], Strict(False)] = ()
+    initial_levels: Count = 1  # number of levels at the start, the easiest first
+    promote_threshold: Fraction = 0.8  # minimum success rate at the hardest active level to add a harder level
+    demote_threshold: Fraction = 0.2  # maximum success rate at the hardest active level to remove the level
+    episodes: Count = 64  # episodes at the hardest active level before each decision
+    review: Fraction = 0.25  # share of tasks from easier levels, split evenly between them
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> CurriculumSettings:
+        if self.demote_threshold >= self.promote_threshold:
+            raise PydanticCustomError(
+                "curriculum", "demote_threshold is at or above promote_threshold: it would go both ways; set it below"
+            )
+        if len(set(map(str, self.levels))) < len(self.levels):  # tasks store their level as text
+            raise PydanticCustomError("curriculum", "levels names one twice")
+        if self.review == 1:
+            raise PydanticCustomError("curriculum", "review = 1 leaves nothing for the hardest level; set it below 1")
+        return self
 
 
 class RolloutSettings(Settings):
@@ -169,7 +188,7 @@ class RunSettings(Settings):
             table["team"] = {"organization": "chain", **table["team"]}
         if isinstance(table["engine"], dict):
             table["engine"] = {"kind": "local", **table["engine"]}
-        return pair_with_names(table, find_sections(key for key in table if key not in cls.model_fields))
+        return pair_sections(table, cls.model_fields)
 
     @classmethod
     def extra_keys(cls) -> Iterable[str]:
@@ -225,9 +244,9 @@ class RunSettings(Settings):
 
     def without_section(self, *keys: str) -> Self:
         """Return the run without some sections."""
-        remaining = {key: section for key, section in (self.__pydantic_extra__ or {}).items() if key not in keys}
         copy = self.model_copy()
-        object.__setattr__(copy, "__pydantic_extra__", remaining)
+        for key in keys:
+            copy.__pydantic_extra__.pop(key, None)
         return copy
 
     @property

@@ -19,25 +19,10 @@ SECRET_WORDS = {  # last words of names
     "passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret",
 }  # fmt: skip
 SERVER_SECRET_WORDS = {"auth", "pass", "pat", "pin", "pw"}  # last words with other meanings outside server tables
-FORM_SUFFIXES = {
-    "base",
-    "b",
-    "pem",
-    "raw",
-    "str",
-    "string",
-    "text",
-    "v",
-    "value",
-}  # suffixes after the name of a secret
-SECRET_WORDS_ANYWHERE = {
-    "apikey",
-    "credential",
-    "credentials",
-    "passwd",
-    "password",
-    "secret",
-}  # words at any position of a name
+# suffixes after the name of a secret
+FORM_SUFFIXES = {"base", "b", "pem", "raw", "str", "string", "text", "v", "value"}
+# words at any position of a name
+SECRET_WORDS_ANYWHERE = {"apikey", "credential", "credentials", "passwd", "password", "secret"}
 SECRET_KEY_PREFIXES = {  # words before "key" that mark a secret
     "access", "account", "admin", "anthropic", "api", "auth", "azure", "client", "encryption", "google", "hf",
     "license", "master", "openai", "org", "private", "project", "secret", "server", "service", "session",

@@ -6,7 +6,7 @@ table. A run reads it with ``run.section(DynaSettings)``. A recipe that does not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
@@ -64,16 +64,15 @@ def section_class(name: str) -> type[Section]:
     return target
 
 
-def find_sections(names: Iterable[str]) -> Iterator[str]:
-    """Yield the section names among some recipe keys."""
-    names = list(names)
+def pair_sections(table: Mapping[str, Any], other_keys: Collection[str]) -> dict[str, Any]:
+    """Return a recipe with each section's table paired with its name, for :data:`SectionTable`.
+
+    Args:
+        other_keys: keys that are no sections.
+    """
+    names = [key for key in table if key not in other_keys]
     section_points = registered_entry_points("sections") if names else {}
-    yield from (name for name in names if name in section_points)
-
-
-def pair_with_names(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a recipe with each section's table paired with its name, for :data:`SectionTable`."""
-    return {**table, **{name: (name, table[name]) for name in names}}
+    return {**table, **{name: (name, table[name]) for name in names if name in section_points}}
 
 
 def _parse_section(value: object, info: ValidationInfo) -> object:

@@ -43,12 +43,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 MAX_COUNT = 10**9
-LAX_SCHEMA_TYPES = (
-    "tuple",
-    "set",
-    "frozenset",
-    "lax-or-strict",
-)  # the last one is for paths
+LAX_SCHEMA_TYPES = ("tuple", "set", "frozenset", "lax-or-strict")  # the last one is for paths
 MAX_DEPTH = 32  # maximum nesting of tables and lists in a recipe
 
 MIN_NUMBER = 1e-12  # for values that are compared with losses, norms and divergences: smaller ones have no effect

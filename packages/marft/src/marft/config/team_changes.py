@@ -85,7 +85,7 @@ def apply_team_change(run: RunSettings, change: TeamChange) -> RunSettings:
     Raises:
         ValueError: an agent starts from an unknown role, or the resulting recipe is invalid.
     """
-    run = without_helpers(run).model_copy(update={"dyna": None})
+    run = without_helpers(run).without_section("dyna")
     table = run.model_dump(mode="json", exclude_none=True)
     trained = {agent["role"]: agent for agent in table["agents"]}
     agents = [

@@ -143,8 +143,8 @@ def read_task_episodes(path: Path, task: str) -> list[Episode]:
 
 
 def select_attempts(episodes: Sequence[Episode], task: str) -> list[Episode]:
-    """Return the attempts at a task, given as ``id`` or ``id#sample``."""
-    return [e for e in episodes if task in (e.task.id, f"{e.task.id}#{e.sample}")]
+    """Return the attempts at a task, given as ``id`` or ``id#sample``; all episodes if ``task`` is ""."""
+    return [e for e in episodes if task in ("", e.task.id, f"{e.task.id}#{e.sample}")]
 
 
 def diff_texts(before: str, after: str, names: tuple[str, str]) -> list[str]:

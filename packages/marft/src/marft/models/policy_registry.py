@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from marft.config.bundled import resolve_path
-from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
-from marft.config.opponent_pools import is_later_version
+from marft.config.models import LoraSettings, ModelSettings, PolicySettings, is_later_version, local_model
 from marft.config.run import RunSettings
 from marft.models.adapter_files import load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone, ForwardMode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,7 @@ from marft.rollout.fork_plans import (
 )
 from marft.rollout.runner import EpisodeCallback, RolloutRunner
 from marft.rollout.task_sampler import NO_EXCLUDED, TaskSampler
-from marft.runs.state import CurriculumState
+from marft.runs.state import CurriculumState, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,28 +53,36 @@ class RolloutBatch:
     imagined: Sequence[Episode] = ()
     notes: tuple[str, ...] = ()
 
+    def extend(self, repeats: Sequence[RolloutBatch]) -> RolloutBatch:
+        """Return the batch with the episodes of repetitions of the step; the draws stay."""
+        batches = (self, *repeats)
+        return replace(
+            self,
+            episodes=[episode for batch in batches for episode in batch.episodes],
+            credit_inputs=[episode for batch in batches for episode in batch.credit_inputs],
+            recorded=[episode for batch in batches for episode in batch.recorded],
+        )
+
 
 def collect(
     rollouts: RolloutRunner,
     tasks: Sequence[Task],
-    step: int,
-    draw_count: int,
+    state: State,
     on_done: EpisodeCallback,
     assign_policies: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
-    curriculum: CurriculumState | None = None,
+    repeat: int = 0,
 ) -> RolloutBatch:
     """Play the episodes for a training step.
 
     Args:
         rollouts: runner for the episodes.
         tasks: training tasks.
-        step: index of the training step.
-        draw_count: number of draws in earlier steps, which is the position in the endless pass over the tasks.
+        state: progress of the run before the step: its number, the draws of earlier steps, and the curriculum.
         on_done: callback for each finished attempt.
         assign_policies: function that replaces the policies of attempts; by default agents keep their own policies.
-        curriculum: curriculum state; None for the initial state.
+        repeat: how often the step's tasks were played before, which gives the attempts streams of their own.
     """
-    run, sampler = rollouts.run, TaskSampler.from_tasks(rollouts.run, tasks)
+    run, sampler, draw_count = rollouts.run, TaskSampler.from_tasks(rollouts.run, tasks), state.tasks_drawn
     rounds = run.algorithm.dynamic_sampling
     episodes, credit_inputs, recorded, usable = list[Episode](), list[Episode](), list[Episode](), list[Episode]()
     groups = discarded = 0  # groups for training; groups with equal rewards
@@ -82,8 +90,8 @@ def collect(
         task_count = run.rollout.tasks_per_step - groups
         if not task_count:
             break
-        drawn, draw_count = sampler.draw(draw_count, task_count, rollouts.excluded_tasks, curriculum)
-        attempts = _build_attempts(run, step, drawn)
+        drawn, draw_count = sampler.draw(draw_count, task_count, rollouts.excluded_tasks, state.curriculum)
+        attempts = _build_attempts(run, state.step, drawn, repeat)
         new, all_episodes = play_with_forks(run, rollouts.play, assign_policies(attempts), on_done)
         episodes += new
         recorded += all_episodes
@@ -145,11 +153,12 @@ def sample_attempts(
     return _build_attempts(run, step, drawn)
 
 
-def _build_attempts(run: RunSettings, step: int, drawn: Sequence[tuple[Task, str]]) -> list[Attempt]:
+def _build_attempts(run: RunSettings, step: int, drawn: Sequence[tuple[Task, str]], repeat: int = 0) -> list[Attempt]:
     """Return the attempts at drawn tasks, given the name of the pass that drew each."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
     for task, passed in drawn:
         stream = f"train/{step}/{passed}" if passed else f"train/{step}"
+        stream += f"/repeat-{repeat}" if repeat else ""
         for sample, questions in enumerate(_helper_call_limits(run, step, stream, task)):
             attempts.append(Attempt(task, stream, sample, critic_states=critic, max_helper_calls=questions))
     return attempts

@@ -19,9 +19,8 @@ from marft.agents.task_copies import copy_task
 from marft.common import seeds
 from marft.common.errors import RunError
 from marft.common.types import Episode, Task
-from marft.config.curriculum import CurriculumSettings
 from marft.config.interfaces.environment import Environment
-from marft.config.run import RunSettings
+from marft.config.run import CurriculumSettings, RunSettings
 from marft.runs.state import CurriculumState
 
 NO_EXCLUDED: Mapping[str, str] = {}

@@ -217,6 +217,17 @@ class RunFolder:
         """Return True for a folder in use by another process, according to its lock file."""
         return lock.is_in_use(self.path / "run.lock")
 
+    def check_usable(self, resume: bool, overwrite: bool) -> None:
+        """Check that a run can resume here with ``resume``, or begin here without.
+
+        Raises:
+            ValueError: no run to resume, a run that must not be overwritten, or other files.
+        """
+        if resume:
+            RunFolder.open(self.path)
+        else:
+            self.check_free(overwrite)
+
     def check_free(self, overwrite: bool = False) -> None:
         """Check that a run can begin here: no run exists, or it failed before its first step ended.
 

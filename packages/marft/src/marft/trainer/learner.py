@@ -35,6 +35,7 @@ from marft.rewards.shaping import have_equal_rewards, length_limits, rewards_for
 from marft.trainer.batching import Packing, build_sample, make_samples
 from marft.trainer.critic import Critic, CriticBody
 from marft.trainer.diagnostics import Diagnostics
+from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.learner_metrics import (
     BASE_KL_ACTIONS,
     CreditCallback,
@@ -71,6 +72,21 @@ class CreditedBatch:
     credit: CreditOutput
     samples: Sequence[Sample]
     raw: Sequence[Floats]  # advantages of the samples before normalization
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateLog:
+    """Measurements during the updates on one batch of episodes.
+
+    Args:
+        old: log-probabilities under the policies before the updates, by the action's key.
+        own: measurements of this rank.
+        merged: measurements of all ranks.
+    """
+
+    old: Mapping[ActionKey, Floats]
+    own: MetricAccumulator
+    merged: MetricAccumulator
 
 
 class Learner:
@@ -146,13 +162,16 @@ class Learner:
         episodes: Sequence[Episode],
         progress: Progress,
         on_credit: CreditCallback = lambda _: None,
+        play_again: PlayAgain = refuse_new_episodes,
     ) -> dict[str, float]:
         """Run one training step on scored episodes → metrics, for the team and under ``agents/<role>/``.
 
         Args:
             episodes: scored episodes.
             progress: progress of training.
-            on_credit: callback for the credit of each action.
+            on_credit: callback for the credit of each action; called once for each batch of episodes.
+            play_again: function that plays the step's tasks again with the policies as updated so far → scored
+                episodes; called before each phase of the schedule that asks for new episodes.
 
         Raises:
             ValueError: the episodes come from traces.
@@ -164,22 +183,26 @@ class Learner:
         is_warmup = progress.step < self.warmup
         fixed = self.score_before_update(episodes, for_credit_alone=is_warmup)
         batch = self.assign_credit(episodes, fixed)
-        credit, values = batch.credit, batch.inputs.values
         metrics = self.diagnostics.measure(episodes, progress.step)
-        metrics |= {**advantage_metrics(batch.samples, batch.raw), **credit.metrics}
+        metrics |= {**advantage_metrics(batch.samples, batch.raw), **batch.credit.metrics}
         if self.settings.nll_coefficient:
             metrics |= success_metrics(episodes)
-        used_advantages: dict[int, Floats] = {}
-        old, update_log = fixed.old, MetricAccumulator()
-        if batch.samples and not is_warmup:
-            update_metrics, old, update_log = self._update_policies(batch, fixed, progress)
-            metrics |= update_metrics
-            used_advantages = {id(sample.action): sample.advantages for sample in batch.samples}
-        on_credit(_build_records(batch, used_advantages, old, update_log))
-        if self.critic and values:
-            targets = credit.monte_carlo if is_warmup else credit.returns
-            metrics |= self.critic.update(values, targets, progress.step)
-        return metrics
+        has_updates = bool(batch.samples) and not is_warmup
+        rates = self._begin_step(progress.step) if has_updates else {}
+        logs, critic_metrics = list[UpdateLog](), dict[str, float]()
+        for number, phases in enumerate(self._plan(batch, progress) if has_updates else [[]]):
+            if number:
+                episodes = play_again()
+                fixed = self.score_before_update(episodes)
+                batch = self.assign_credit(episodes, fixed)
+            log = self._update_policies(batch, fixed, phases, progress.step) if has_updates and batch.samples else None
+            logs += [log] if log else []
+            on_credit(_build_records(batch, log))
+            values = batch.inputs.values
+            if self.critic and values:
+                targets = batch.credit.monte_carlo if is_warmup else batch.credit.returns
+                critic_metrics = self.critic.update(values, targets, progress.step)
+        return metrics | rates | self._update_metrics(logs) | critic_metrics
 
     def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
         """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
@@ -262,40 +285,63 @@ class Learner:
             self.settings, self.objective, self.optimizers, self.packing, self.seed, self.ranks, self.reference
         )
 
-    def _update_policies(
-        self, batch: CreditedBatch, fixed: FixedLogProbs, progress: Progress
-    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], MetricAccumulator]:
-        """Update the policies → metrics, log-probabilities under π_old by the action's key, and the log."""
-        samples = batch.samples
-        rates = {
-            f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
+    def _plan(self, batch: CreditedBatch, progress: Progress) -> list[list[tuple[UpdatePhase, float]]]:
+        """Return the step's phases, each with its share of the KL budget, grouped by the episodes they learn from."""
+        progress = progress._replace(advantages=advantage_sizes(batch.samples, batch.raw))
+        phases = list(self.schedule.plan(progress, self.trained, self.seed))
+        budgets = split_budget(phases, {sample.action.policy for sample in batch.samples}, self.settings.team_kl)
+        rounds: list[list[tuple[UpdatePhase, float]]] = [[]]
+        for phase, budget in zip(phases, budgets, strict=True):
+            if phase.new_episodes and rounds[-1]:
+                rounds.append([])
+            rounds[-1].append((phase, budget))
+        return rounds
+
+    def _begin_step(self, step: int) -> dict[str, float]:
+        """Set the learning rates of a step → metrics."""
+        return {
+            f"policies/{name}/learning_rate": optimizer.begin_step(step - self.warmup)
             for name, optimizer in self.optimizers.items()
         }
+
+    def _update_policies(
+        self, batch: CreditedBatch, fixed: FixedLogProbs, phases: Sequence[tuple[UpdatePhase, float]], step: int
+    ) -> UpdateLog:
+        """Update the policies phase by phase on one batch of episodes."""
+        samples = batch.samples
         update = PolicyUpdater(
             self.update_setup(),
             fixed,
             PreferenceBatch.from_samples(batch.credit.comparisons, samples) if self.reference else None,
-            check_packing=(progress.step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
+            check_packing=(step - self.warmup) % PACKING_CHECK_INTERVAL == 0,
         )
         ratios = TeamRatios(self.schedule.ratio_limit)
-        progress = progress._replace(advantages=advantage_sizes(samples, batch.raw))
-        phases = list(self.schedule.plan(progress, self.trained, self.seed))
-        budgets = split_budget(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
         after: dict[ActionKey, Floats] = {}
-        for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
-            update.run(phase, self._correct_samples(batch, phase, ratios), progress.step, budget)
-            after |= self._score_after(phase, samples, update, progress.step)
+        for number, (phase, budget) in enumerate(phases):
+            update.run(phase, self._correct_samples(batch, phase, ratios), step, budget)
+            after |= self._score_after(phase, samples, update, step)
             if self.schedule.correction and number + 1 < len(phases):
                 phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in phase_samples], update.old, update.score_current(phase_samples))
         measure_kl(update.accumulator, samples, update.old, after)
         self._measure_base_kl(samples, fixed, update)
-        sums = {"kl_stops": update.accumulator.total("kl_stops")}  # equal on every rank
-        if self.settings.team_kl:
-            sums["team_kl"] = update.accumulator.total("team_kl")
-        accumulator = update.accumulator.merge_ranks(self.ranks)
-        metrics = rates | accumulator.means() | compute_gradient_shares(accumulator, self.roles)
-        return metrics | compute_relative_ess(accumulator, self.roles) | sums, update.old, accumulator
+        return UpdateLog(update.old, update.accumulator, update.accumulator.merge_ranks(self.ranks))
+
+    def _update_metrics(self, logs: Sequence[UpdateLog]) -> dict[str, float]:
+        """Return the metrics of all updates of a step; {} without updates."""
+        if not logs:
+            return {}
+        names = ("kl_stops", "team_kl") if self.settings.team_kl else ("kl_stops",)
+        sums = {name: sum(log.own.total(name) for log in logs) for name in names}  # equal on every rank
+        accumulator = logs[0].merged
+        for log in logs[1:]:
+            accumulator.merge(log.merged)
+        return (
+            accumulator.means()
+            | compute_gradient_shares(accumulator, self.roles)
+            | compute_relative_ess(accumulator, self.roles)
+            | sums
+        )
 
     def _correct_samples(self, batch: CreditedBatch, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """Return a phase's samples, corrected for the updates in earlier phases."""
@@ -416,22 +462,17 @@ def _may_share_prefixes(run: RunSettings, schedule: UpdateSchedule, models: Poli
     return exact and run.algorithm.epochs == 1 and schedule.correction == ""
 
 
-def _build_records(
-    batch: CreditedBatch,
-    used_advantages: Mapping[int, Floats],
-    old: Mapping[ActionKey, Floats],
-    update: MetricAccumulator,
-) -> list[ActionCredit]:
+def _build_records(batch: CreditedBatch, log: UpdateLog | None) -> list[ActionCredit]:
     """Return one credit record per action, in the order of the episodes.
 
     Args:
         batch: credited batch.
-        used_advantages: advantages passed to the objective, by the action's ``id()``, because forks may share an
-            action's key.
-        old: log-probabilities at the start of the step, by the action's key.
-        update: log of the update.
+        log: measurements of the updates; None without updates.
     """
     credit, values, records = batch.credit, batch.inputs.values, []
+    # by the action's id(), because forks may share an action's key
+    used_advantages = {id(sample.action): sample.advantages for sample in batch.samples} if log else {}
+    old, update = (log.old, log.merged) if log else ({}, MetricAccumulator())
     rows = [(episode, action) for episode in batch.episodes for action in episode.actions]
     for number, (episode, action) in enumerate(rows):
         advantages = used_advantages.get(id(action))

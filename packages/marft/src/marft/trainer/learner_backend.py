@@ -23,6 +23,18 @@ class RanksLostError(RunError):
     times = 1  # number of losses in the step
 
 
+PlayAgain = Callable[[], "Sequence[Episode]"]  # plays a step's tasks again with the published policies
+
+
+def refuse_new_episodes() -> Sequence[Episode]:
+    """Refuse to play a step's tasks again; the default where episodes are given.
+
+    Raises:
+        RunError: always.
+    """
+    raise RunError("a phase of algorithm.schedule asks for new episodes, and this command learns from those it has")
+
+
 class LearnerBackend(Protocol):
     """Training step backend, used in a ``with`` statement."""
 
@@ -43,9 +55,17 @@ class LearnerBackend(Protocol):
         """Set the callback for warnings, for example about reverted steps."""
 
     def learn(
-        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback = ...
+        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback, play_again: PlayAgain
     ) -> dict[str, float]:
-        """Run one training step on scored episodes → metrics."""
+        """Run one training step on scored episodes → metrics.
+
+        Args:
+            episodes: scored episodes.
+            progress: progress of training.
+            on_credit: callback for the credit of each action.
+            play_again: function that plays the step's tasks again with the policies as updated so far → scored
+                episodes. A phase of the schedule may ask for it.
+        """
 
     def __enter__(self) -> LearnerBackend: ...
 

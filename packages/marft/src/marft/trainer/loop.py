@@ -15,11 +15,13 @@ callbacks go on.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from marft.common.errors import RunError
 from marft.config.interfaces.schedule import Progress
 from marft.evaluation.guards.history import ROLLBACK_KEY
+from marft.rollout.rollout_batch import RolloutBatch
 from marft.rollout.task_sampler import advance_curriculum
 from marft.runs.checkpoints import write_callback_states
 from marft.runs.state import BEST_METRICS
@@ -27,14 +29,14 @@ from marft.trainer.recording import record_step
 from marft.trainer.step_metrics import PhaseTimer, compute_rollout_metrics, count_failures, throughput, validate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from marft.common.callbacks import CallbackList
-    from marft.common.types import ActionCredit
+    from marft.common.types import ActionCredit, Episode
     from marft.evaluation.guards.monitor import GuardMonitor
     from marft.models.policy_registry import PolicyRegistry
     from marft.rollout.async_rollout.sources import RolloutSource
-    from marft.rollout.rollout_batch import RolloutBatch
     from marft.rollout.runner import RolloutRunner
     from marft.rollout.task_sampler import TaskSampler
     from marft.runs.checkpoints import CheckpointManager
@@ -102,12 +104,17 @@ class TrainingLoop:
         used, sampling_seconds = self.source.usage(), self.source.usage_seconds(timer.seconds["sampling"])
         self._check_batch(number, batch)
         self.callbacks.on_rollout(number, batch.episodes)
-        sampled_tokens = used.pop("sampled_tokens")
         metrics = compute_rollout_metrics(self.rollouts, batch) | used
         with timer("learning"):
             credits: list[ActionCredit] = []
-            progress = Progress(state.step, state.environment_steps)
-            metrics |= self.learner.learn(batch.credit_inputs, progress, credits.extend)
+            progress, repeats = Progress(state.step, state.environment_steps), list[RolloutBatch]()
+            play_again = partial(self._play_again, state, repeats, used, timer)
+            metrics |= self.learner.learn(batch.credit_inputs, progress, credits.extend, play_again)
+        if repeats:
+            batch = batch.extend(repeats)
+            sampling_seconds = timer.seconds["sampling"]
+            metrics |= compute_rollout_metrics(self.rollouts, batch) | used
+        sampled_tokens = metrics.pop("sampled_tokens")
         metrics["seconds/learning"] = timer.seconds["learning"]
         self.callbacks.on_credit(number, credits)
         self.callbacks.on_update(number, batch.credit_inputs, metrics)
@@ -126,6 +133,26 @@ class TrainingLoop:
         with timer("recording"):
             metrics |= record_step(run, self.folder, number, batch, credits)
         return state, metrics | timer.metrics() | throughput(batch, sampled_tokens, sampling_seconds, timer)
+
+    def _play_again(
+        self, state: State, repeats: list[RolloutBatch], used: dict[str, float], timer: PhaseTimer
+    ) -> Sequence[Episode]:
+        """Publish the policies as updated so far, and play the step's tasks again → scored episodes.
+
+        Args:
+            state: state before the step.
+            repeats: earlier repetitions in this step; the new one is appended.
+            used: sampling usage of the step, which grows.
+            timer: seconds of the step's phases.
+        """
+        with timer("sampling"):
+            self.rollouts.publish(state.step)
+            batch = self.source.play_again(state, len(repeats) + 1, self.callbacks.on_episode)
+        for name, count in self.source.usage().items():
+            used[name] = used.get(name, 0.0) + count
+        self._check_batch(state.step + 1, batch)
+        repeats.append(batch)
+        return batch.credit_inputs
 
     def _check_batch(self, step: int, batch: RolloutBatch) -> None:
         """Report a batch's notes.

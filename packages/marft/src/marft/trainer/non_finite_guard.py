@@ -19,6 +19,7 @@ from marft.config.interfaces.schedule import Progress
 from marft.models.dtensors import local_shard
 from marft.runs.checkpoints import TrainState
 from marft.trainer.critic import Critic
+from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_moments
 from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 
@@ -133,6 +134,7 @@ class NonFiniteGuard:
         episodes: Sequence[Episode],
         progress: Progress,
         on_credit: Callable[[list[ActionCredit]], None] = lambda _: None,
+        play_again: PlayAgain = refuse_new_episodes,
     ) -> dict[str, float]:
         """Run one training step → metrics; ``reverted_steps`` counts reverted steps.
 
@@ -140,6 +142,7 @@ class NonFiniteGuard:
             episodes: scored episodes.
             progress: progress of training.
             on_credit: callback for the credit of each action; not called for a reverted step.
+            play_again: function that plays the step's tasks again, for phases that ask for it.
 
         Raises:
             RunError: several steps in a row were reverted.
@@ -147,7 +150,7 @@ class NonFiniteGuard:
         self._snapshot.take()
         self._snapshot_step = progress.step
         credit_records: list[ActionCredit] = []
-        metrics = self._learner.learn(episodes, progress, credit_records.extend)
+        metrics = self._learner.learn(episodes, progress, credit_records.extend, play_again)
         broken = list(
             dict.fromkeys(name for names in self.ranks.gather(find_non_finite(self._learner)) for name in names)
         )

@@ -43,19 +43,22 @@ def validate(rollouts: RolloutRunner, source: RolloutSource) -> dict[str, float]
 
 
 class PhaseTimer:
-    """Timer with seconds by phase."""
+    """Timer with seconds by phase. A phase within another pauses the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._inner = 0.0  # seconds of phases within the current one
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Add the seconds of the ``with`` block to a phase."""
-        started_at = time.perf_counter()
+        started_at, outer, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started_at
+            seconds = time.perf_counter() - started_at
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds - self._inner
+            self._inner = outer + seconds
 
     def total(self) -> float:
         """Return the seconds of all phases."""

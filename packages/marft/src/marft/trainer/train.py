@@ -7,7 +7,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from marft.common.callbacks import Callback, CallbackList
-from marft.config.run import RunSettings, warn_idle_settings
+from marft.config.recipe_checks import warn_idle_settings
+from marft.config.run import RunSettings
 from marft.evaluation.guards.monitor import GuardMonitor
 from marft.evaluation.tool_definitions import collect_definitions, describe_changes, write_definitions
 from marft.models.policy_registry import PolicyRegistry

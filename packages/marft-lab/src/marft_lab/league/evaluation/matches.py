@@ -12,8 +12,7 @@ import numpy as np
 from marft.agents.game import Attempt
 from marft.common.types import Episode, Task
 from marft.config.helpers import without_helpers
-from marft.config.models import PolicySettings
-from marft.config.opponent_pools import VERSION_SEPARATOR, opponent_pools
+from marft.config.models import VERSION_SEPARATOR, PolicySettings, opponent_pools
 from marft.config.run import RunSettings
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import ProgressCallback

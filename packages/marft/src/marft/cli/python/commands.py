@@ -162,10 +162,7 @@ def train_run(
     check_trainable(run)
     check_packages(run)
     folder = folder or RunFolder(Path(run.output) / run.name)
-    if resume:
-        RunFolder.open(folder.path)
-    else:
-        folder.check_free(overwrite)
+    folder.check_usable(resume, overwrite)
     with explain_file_errors():
         from marft.evaluation.report import write_report
 

@@ -88,9 +88,7 @@ class Run:
         if order not in get_args(Order):
             raise ValueError(f"order: {order!r} is none of {', '.join(filter(None, get_args(Order)))}")
         file = self.folder.find_recorded(step)
-        selected = sort_episodes(
-            select_attempts(read_task_episodes(file, task), task) if task else read_task_episodes(file, ""), order
-        )
+        selected = sort_episodes(select_attempts(read_task_episodes(file, task), task), order)
         if agent:
             roles = {action.agent for episode in selected for action in episode.actions}
             if selected and agent not in roles:

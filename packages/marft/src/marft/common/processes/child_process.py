@@ -1,4 +1,4 @@
-"""Local child process: start, output and end."""
+"""Local child process: start, output and end; the command that starts one of MARFT's own programs."""
 
 from __future__ import annotations
 
@@ -148,15 +148,5 @@ def python_command(module: str, descriptor: int) -> Sequence[str]:
         module: module whose ``main`` is called with the descriptor.
         descriptor: file descriptor of the program's end of the connection.
     """
-    path = json.dumps(module_path())
-    return [
-        sys.executable,
-        "-P",
-        "-u",
-        "-X",
-        "faulthandler",
-        "-c",
-        BOOTSTRAP.format(module=module),
-        path,
-        str(descriptor),
-    ]
+    program, path = BOOTSTRAP.format(module=module), json.dumps(module_path())
+    return [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", program, path, str(descriptor)]

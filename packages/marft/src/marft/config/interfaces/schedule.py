@@ -30,12 +30,15 @@ class UpdatePhase:
     """Policies for a joint update; other policies get no rows and no optimizer step.
 
     ``clip_scale`` multiplies the objective's clip width in this phase. With ``kl_limit``, the change of the whole phase
-    is accepted only up to this KL. A larger change is scaled back, and finally undone.
+    is accepted only up to this KL. A larger change is scaled back, and finally undone. With ``new_episodes``, the team
+    plays the step's tasks again before this phase, with the policies as updated so far. This phase and later ones learn
+    from these episodes alone.
     """
 
     policies: tuple[str, ...]
     clip_scale: float = 1.0
     kl_limit: float = 0.0  # nats per token; 0 accepts every change
+    new_episodes: bool = False
 
 
 class UpdateSchedule(Plugin, ABC, kind="schedules", label="a schedule", together=("state_dict", "load_state_dict")):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from marft.common.errors import RunError
 from marft.common.types import Episode, Task
 from marft.common.usage import Usage, sum_counts
-from marft.config.opponent_pools import opponent_pools
+from marft.config.models import opponent_pools
 from marft.config.plugins import load_registered
 from marft.inference.endpoints.responses import to_metrics
 from marft.rollout.async_rollout.groups import Group, first_blocked_group, max_policy_lag, read_groups, write_groups
@@ -38,6 +39,23 @@ class RolloutSource(ABC):
             state: progress of the run before the step.
             on_done: callback for each finished episode.
         """
+
+    def play_again(self, state: State, repeat: int, on_done: EpisodeCallback) -> RolloutBatch:  # noqa: ARG002
+        """Play the tasks of the step after ``state`` again, with the policies that were published last.
+
+        Args:
+            state: progress of the run before the step.
+            repeat: number of times that the tasks were played before.
+            on_done: callback for each finished episode.
+
+        Raises:
+            RunError: this source cannot play a step twice.
+        """
+        raise RunError(
+            "algorithm.schedule asks for new episodes within a step, which needs episodes played on request: set "
+            "rollout.max_policy_lag = 0 and rollout.reuse = 1, and leave out sections and pools that bring episodes of "
+            f"their own ({type(self).__name__})"
+        )
 
     @abstractmethod
     def usage(self) -> dict[str, float]:
@@ -79,12 +97,15 @@ class SyncRolloutSource(RolloutSource):
 
     def collect(self, state: State, on_done: EpisodeCallback) -> RolloutBatch:
         """Play and return the batch of episodes for the step after ``state``."""
+        return self.play_again(state, 0, on_done)
+
+    def play_again(self, state: State, repeat: int, on_done: EpisodeCallback) -> RolloutBatch:
+        """Play the tasks of the step after ``state`` again, with the policies that were published last."""
         self._usage_before = dict(self._rollouts.usage())
-        draw_count, curriculum = state.tasks_drawn, state.curriculum
-        return collect(self._rollouts, self._tasks, state.step, draw_count, on_done, curriculum=curriculum)
+        return collect(self._rollouts, self._tasks, state, on_done, repeat=repeat)
 
     def usage(self) -> dict[str, float]:
-        """Return the sampling usage since :meth:`collect` began."""
+        """Return the sampling usage since the latest batch began."""
         return _usage_since(self._usage_before, self._rollouts)
 
 

@@ -12,6 +12,7 @@ from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import restore
 from marft.runs.state import CheckpointRecord, State
 from marft.trainer.learner import Learner
+from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.run_init import RunInit
@@ -43,10 +44,14 @@ class LocalLearner:
         self._guard = NonFiniteGuard(self.learner_state, note)
 
     def learn(
-        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback = lambda _: None
+        self,
+        episodes: Sequence[Episode],
+        progress: Progress,
+        on_credit: CreditCallback = lambda _: None,
+        play_again: PlayAgain = refuse_new_episodes,
     ) -> dict[str, float]:
         """Run one training step on scored episodes → metrics."""
-        return self._guard.learn(episodes, progress, on_credit)
+        return self._guard.learn(episodes, progress, on_credit, play_again)
 
     def __enter__(self) -> LocalLearner:
         return self

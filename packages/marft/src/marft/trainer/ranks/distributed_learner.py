@@ -22,8 +22,8 @@ from torch import Tensor
 
 from marft.common.errors import RunError
 from marft.common.processes.launcher import ProcessHandle, start_all
-from marft.common.processes.locked_folder import LockedFolder
 from marft.common.processes.remote_error import RemoteError
+from marft.common.processes.weight_transfer import LockedFolder
 from marft.common.types import ActionCredit, Episode
 from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
@@ -31,13 +31,14 @@ from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import restore
 from marft.runs.state import CheckpointRecord, State
 from marft.trainer.learner import Learner
-from marft.trainer.learner_backend import RanksLostError
+from marft.trainer.learner_backend import PlayAgain, RanksLostError, refuse_new_episodes
 from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
 from marft.trainer.ranks.group import RankGroup, open_store
 from marft.trainer.ranks.messages import (
     GatherOptimizer,
     LoadCheckpoint,
+    NewEpisodes,
     OperationDone,
     RankConnection,
     StartRank,
@@ -131,7 +132,11 @@ class DistributedLearner:
         self._own_worker.set_note_callback(note)
 
     def learn(
-        self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback = lambda _: None
+        self,
+        episodes: Sequence[Episode],
+        progress: Progress,
+        on_credit: CreditCallback = lambda _: None,
+        play_again: PlayAgain = refuse_new_episodes,
     ) -> dict[str, float]:
         """Run a training step on every rank → metrics; ``ranks_lost`` counts repetitions.
 
@@ -143,8 +148,15 @@ class DistributedLearner:
         rates = {name: optimizer.learning_rate for name, optimizer in self.learner.optimizers.items()}
         progress = progress._replace(advantages=dict(progress.advantages))
         message = TrainStep([_without_data(episode) for episode in episodes], progress, rates)
+
+        def play_for_all() -> Sequence[Episode]:
+            new_episodes = play_again()
+            for peer in self._peers:
+                peer.connection.send(NewEpisodes([_without_data(episode) for episode in new_episodes]))
+            return new_episodes
+
         try:
-            return self._learn(message, on_credit)
+            return self._learn(message, on_credit, play_for_all)
         except RanksLostError as error:
             if self.run.training.shard:
                 raise
@@ -155,14 +167,16 @@ class DistributedLearner:
         self._lost_count += 1
         try:
             self._restart_peers()
-            return self._learn(message, on_credit)
+            return self._learn(message, on_credit, play_for_all)
         except RanksLostError as error:
             error.times += self._take_lost_count()
             raise
 
-    def _learn(self, message: TrainStep, on_credit: CreditCallback) -> dict[str, float]:
+    def _learn(self, message: TrainStep, on_credit: CreditCallback, play_again: PlayAgain) -> dict[str, float]:
         credit_records: list[ActionCredit] = []  # reported once, after all ranks have finished
-        metrics = self._run_on_ranks(message, lambda: self._own_worker.learn(message, credit_records.extend))
+        metrics = self._run_on_ranks(
+            message, lambda: self._own_worker.learn(message, credit_records.extend, play_again)
+        )
         if credit_records:
             on_credit(credit_records)
         return metrics | {RANKS_LOST: float(self._take_lost_count())}

@@ -60,6 +60,13 @@ class TrainStep:
     rates: Mapping[str, float]  # learning rate of each policy, before its schedule
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NewEpisodes:
+    """Continue the training step in progress with new episodes; a part of the step, without a reply of its own."""
+
+    episodes: Sequence[Episode]
+
+
 @dataclass(frozen=True, slots=True)
 class GatherOptimizer:
     """Gather the optimizer state, for the first rank to save."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from marft.common.errors import RunError
 from marft.common.processes.child_process import python_command
+from marft.common.types import Episode
 from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
 from marft.models.dtensors import full_tensor, is_sharded
@@ -24,6 +25,7 @@ from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import load_checkpoint, load_critic, load_policies
 from marft.runs.state import read_record
 from marft.trainer.learner import Learner
+from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.learner_metrics import CreditCallback
 from marft.trainer.non_finite_guard import NonFiniteGuard
 from marft.trainer.optimizers import optimizer_tensors, restore_optimizer
@@ -33,6 +35,7 @@ from marft.trainer.ranks.messages import (
     GatherOptimizer,
     LoadCheckpoint,
     LoadState,
+    NewEpisodes,
     OperationDone,
     RankConnection,
     StartRank,
@@ -73,7 +76,7 @@ def _serve(connection: RankConnection) -> None:
     worker = RankWorker(run, models, open_group(run, begin.init_method, begin.rank, models.device))
     connection.send(OperationDone(os.getpid()))
     while True:
-        _handle_message(worker, connection.receive())
+        _handle_message(worker, connection)
         connection.send(OperationDone(os.getpid()))
 
 
@@ -90,9 +93,15 @@ def _load_worker(begin: StartRank) -> tuple[RunSettings, PolicyRegistry]:
     )
 
 
-def _handle_message(worker: RankWorker, message: object) -> None:
+def _handle_message(worker: RankWorker, connection: RankConnection) -> None:
+    def wait_for_episodes() -> Sequence[Episode]:
+        played = connection.receive()
+        assert isinstance(played, NewEpisodes)
+        return played.episodes
+
+    message = connection.receive()
     if isinstance(message, TrainStep):
-        worker.learn(message)
+        worker.learn(message, play_again=wait_for_episodes)
     elif isinstance(message, LoadCheckpoint):
         worker.load(Path(message.path), message.is_resume)
         worker.gather()
@@ -165,8 +174,18 @@ class RankWorker:
             load_policies(path, self.models, self.learner.optimizers)
             load_critic(path, self.learner)
 
-    def learn(self, message: TrainStep, on_credit: CreditCallback = lambda _: None) -> dict[str, float]:
+    def learn(
+        self,
+        message: TrainStep,
+        on_credit: CreditCallback = lambda _: None,
+        play_again: PlayAgain = refuse_new_episodes,
+    ) -> dict[str, float]:
         """Run one training step → metrics.
+
+        Args:
+            message: episodes and progress.
+            on_credit: callback for the credit of each action.
+            play_again: function that plays the step's tasks again, or waits for the first rank to do it.
 
         Raises:
             RunError: weights differ between ranks, or several steps in a row were reverted.
@@ -174,8 +193,16 @@ class RankWorker:
         self.models.release_weights()
         for name, optimizer in self.learner.optimizers.items():
             optimizer.learning_rate = message.rates[name]
+
+        def publish_and_play() -> Sequence[Episode]:
+            self._send_policies()
+            self.gather()
+            episodes = play_again()
+            self.models.release_weights()
+            return episodes
+
         with split_cpu_threads(self.run, self.group):
-            metrics = self.guard.learn(message.episodes, message.progress, on_credit)
+            metrics = self.guard.learn(message.episodes, message.progress, on_credit, publish_and_play)
         self._send_policies()
         self._check_drift(message.progress)
         self.gather()

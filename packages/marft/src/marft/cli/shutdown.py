@@ -1,7 +1,9 @@
-"""Reliable handling for signals that end a command.
+"""The end of a command's process: by a signal, and within a time limit.
 
 An exception raised in a signal handler normally ends the command. Python may run the handler inside a weak-reference
 callback or a ``__del__``. Exceptions from there are reported and dropped, and the signal is lost with them.
+
+At exit, packages may wait for a server without a reply.
 """
 
 from __future__ import annotations
