@@ -73,3 +73,24 @@ def _paths(organization: Flow, bare: Episode) -> list[tuple[str, ...]]:
     seed = derive_seed(0, "organization", bare.stream, bare.task.id, bare.sample)
     context = match_context(organization.flow, bare.task.prompt)
     return [sample_step_path(organization.flow, context, seed, 0, organization.max_nodes, organization.temperature)]
+
+
+def failing(made: FlowEvaluator, *names: str) -> FlowEvaluator:
+    """One on which the episodes of some tasks fail."""
+
+    def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
+        whole = made.play(organization, attempts)
+        return [replace(one, status="failed") if one.task.id in names else one for one in whole]
+
+    return replace(made, play=play)
+
+
+def watched(made: FlowEvaluator) -> tuple[FlowEvaluator, list[Attempt]]:
+    """The same, and all that is attempted on it."""
+    attempts = list[Attempt]()
+
+    def play(organization: Flow, given: Sequence[Attempt]) -> list[Episode]:
+        attempts.extend(given)
+        return made.play(organization, given)
+
+    return replace(made, play=play), attempts

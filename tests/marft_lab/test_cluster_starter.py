@@ -14,7 +14,7 @@ import pytest
 from marft.common.errors import RunError
 from marft.common.processes.launcher import LocalLauncher, NoResourcesError
 from marft.config import RunSettings
-from marft.config.placement import open_launcher
+from marft.config.sections import open_launcher
 from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 

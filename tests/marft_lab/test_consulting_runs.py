@@ -15,8 +15,9 @@ from marft.agents.game import Attempt
 from marft.cli.dry_run import check_setup
 from marft.common.types import Task
 from marft.common.usage import Usage
-from marft.config.helpers import HelperCallSettings, HelperSettings, warn_untrained_replies, without_helpers
+from marft.config.helpers import HelperCallSettings, HelperSettings, without_helpers
 from marft.config.load import parse_recipe
+from marft.config.recipe_checks import warn_untrained_replies
 from marft.config.run import RunSettings
 from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.rollout.rollout_batch import sample_attempts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from marft_lab.flows.tuning import (
 from marft_lab.prompt_optimization.prompts import AttemptTranscript
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
-from tests.flow_teams import Solves, board, contexts, flow, network
+from tests.flow_teams import Solves, board, contexts, failing, flow, network, watched
 from tests.helpers import recipe
 from tests.sources import ROOT
 
@@ -60,27 +59,6 @@ def played(organization: Flow, *roles: str, steps: int = 1, chosen: str = "c") -
     episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
     assert episode.status == "terminated", episode.error
     return episode, engine
-
-
-def failing(made: FlowEvaluator, *names: str) -> FlowEvaluator:
-    """One on which the episodes of some tasks fail."""
-
-    def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
-        whole = made.play(organization, attempts)
-        return [replace(one, status="failed") if one.task.id in names else one for one in whole]
-
-    return replace(made, play=play)
-
-
-def watched(made: FlowEvaluator) -> tuple[FlowEvaluator, list[Attempt]]:
-    """The same, and all that is attempted on it."""
-    attempts = list[Attempt]()
-
-    def play(organization: Flow, given: Sequence[Attempt]) -> list[Episode]:
-        attempts.extend(given)
-        return made.play(organization, given)
-
-    return replace(made, play=play), attempts
 
 
 def two_kinds(tmp_path: Path, solves: Solves) -> tuple[FlowEvaluator, FlowNetwork]:

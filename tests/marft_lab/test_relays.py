@@ -17,7 +17,7 @@ import pytest
 from marft.common.processes import weight_transfer
 from marft.common.processes.launcher import LocalLauncher, ProcessHandle, start_all
 from marft.common.version import __version__
-from marft.config.placement import open_launcher
+from marft.config.sections import open_launcher
 from marft_lab.cluster.relay import MAX_BUFFER_BYTES, ProcessOutput, Relay
 from tests.helpers import settings
 

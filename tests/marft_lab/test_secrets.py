@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
-from marft.config.api_keys import fill_variables
 from marft.config.endpoint import EndpointSettings
 from marft.config.interfaces.environment import Environment
-from marft.config.secrets import check_no_secrets, find_secret_keys, redact
+from marft.config.secrets import check_no_secrets, fill_variables, find_secret_keys, redact
 from marft.inference.endpoints.client import Endpoint
 from marft.runs.loggers.mlflow import MLflow
 from marft.runs.run_folder import RunFolder

@@ -19,8 +19,8 @@ LEFT = {
 SCRIPT = """
 import atexit, multiprocessing, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from marft.cli import exit_timeout, main
-exit_timeout.EXIT_SECONDS = 0.2
+from marft.cli import main, shutdown
+shutdown.EXIT_SECONDS = 0.2
 def run():
     {left}
     print("over")

@@ -24,7 +24,6 @@ from tests.sources import source, source_files
 
 MENTION = {
     "marft/config/algorithms.py",
-    "marft/config/preset_sources.py",
     "marft/common/metrics/catalog.py",
 }  # say whose a thing is, and do not do it
 NO_NAMES = {

@@ -11,7 +11,7 @@ import pytest
 
 from marft.cli.dry_run import check_setup
 from marft.config import parse_recipe
-from marft.config.run import warn_idle_settings
+from marft.config.recipe_checks import warn_idle_settings
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.trainer.train import report_notes
 from tests.helpers import recipe

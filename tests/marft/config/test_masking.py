@@ -12,7 +12,7 @@ import tomli_w
 
 from marft.agents.tools.mcp import MCP, find_secrets, result_text
 from marft.config import load_recipe
-from marft.config.api_keys import mask_recipe, mask_values, read_api_key, secret_values
+from marft.config.secrets import mask_recipe, mask_values, read_api_key, secret_values
 from marft.evaluation.report import write_report
 from marft.runs.episode_files import read_rows
 from marft.runs.run_folder import RunFolder

@@ -22,8 +22,7 @@ from marft.config.algorithm import (
     SamplerCorrectionSettings,
     TeammateTextSettings,
 )
-from marft.config.algorithms import DESCRIPTIONS, PRESETS
-from marft.config.preset_sources import OWN_CHOICE, SOURCES, find_source
+from marft.config.algorithms import DESCRIPTIONS, OWN_CHOICE, PRESETS, SOURCES, find_source
 from tests.sources import TESTS
 
 SNAPSHOT = TESTS / "presets.json"

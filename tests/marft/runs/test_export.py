@@ -22,7 +22,7 @@ from marft.models.adapter_files import CONFIG_FILE, read_lora_settings
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import CheckpointManager, load_policies
 from marft.runs.export.exporter import export_run
-from marft.runs.export.manifest import Export, ModelEntry, load_export
+from marft.runs.export.manifest import Export, ModelEntry, PolicyEntry, load_export
 from marft.runs.export.model_card import _with_llama
 from marft.runs.export.recipe import ExportRecipe, check_bases, export_recipe, load_settings
 from marft.runs.export.weights import _public_adapter_config, _remove_sampling
@@ -389,9 +389,9 @@ def test_an_exports_settings_can_be_changed(exported: Export) -> None:
     ("commit", "base"), [("", "team/models/base"), ("0" * 40, "base")], ids=["a base in here", "one of the hub"]
 )
 def test_commands_for_llama_cpp_convert_base_and_adapter(commit: str, base: str) -> None:
-    adapters = {"actor": {"model": "base", "path": "policies/actor"}}
-    table = {"models": {"base": {"path": "org/name" if commit else "models/base", "commit": commit}}}
-    (text,) = _with_llama(table, "team", adapters, {})
+    adapters = {"actor": PolicyEntry(kind="adapter", model="base", path="policies/actor")}
+    models = {"base": ModelEntry(path="org/name" if commit else "models/base", commit=commit)}
+    (text,) = _with_llama(models, "team", adapters, {})
     commands = re.findall(r"```sh\n(.*)\n```", text, re.DOTALL)[0].splitlines()
     assert commands[-3:] == [
         f"python convert_hf_to_gguf.py {base} --outfile base.gguf",

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from marft.runs.export.manifest import Manifest, ModelEntry, PolicyEntry
 from marft.runs.export.model_card import _loading_section, _with_peft, _with_vllm
 
-TABLE: dict[str, Any] = {
-    "models": {
-        "hub": {"path": "org/one", "commit": "c0ffee", "chat_template": "", "template_options": {}},
-        "here": {"path": "models/here", "commit": "", "chat_template": "", "template_options": {}},
-    }
-}
-ADAPTERS: dict[str, Any] = {
-    "a": {"model": "hub", "path": "policies/a", "rank": 8},
-    "b": {"model": "hub", "path": "policies/b", "rank": 24},
-    "c": {"model": "here", "path": "policies/c", "rank": 4},
+MODELS = {"hub": ModelEntry(path="org/one", commit="c0ffee"), "here": ModelEntry(path="models/here")}
+ADAPTERS = {
+    "a": PolicyEntry(kind="adapter", model="hub", path="policies/a", rank=8),
+    "b": PolicyEntry(kind="adapter", model="hub", path="policies/b", rank=24),
+    "c": PolicyEntry(kind="adapter", model="here", path="policies/c", rank=4),
 }
 
 
 def test_vllm_serves_each_base_at_its_commit_with_its_own_adapters() -> None:
-    hub, here = (text.replace("\\\n", "").split() for text in _with_vllm(TABLE, ADAPTERS))
+    hub, here = (text.replace("\\\n", "").split() for text in _with_vllm(MODELS, ADAPTERS))
     assert hub[:5] == ["vllm", "serve", "org/one", "--revision", "c0ffee"]
     assert hub[hub.index("--max-lora-rank") + 1] == "32"
     assert hub[hub.index("--lora-modules") + 1 :] == ["a=policies/a", "b=policies/b"]
@@ -32,7 +27,7 @@ def test_vllm_serves_each_base_at_its_commit_with_its_own_adapters() -> None:
 
 
 def test_peft_loads_the_adapters_of_each_base_at_its_commit() -> None:
-    hub, here = (text.splitlines() for text in _with_peft(TABLE, ADAPTERS))
+    hub, here = (text.splitlines() for text in _with_peft(MODELS, ADAPTERS))
     assert [line for line in hub if "from_pretrained(" in line or "_adapter(" in line] == [
         'tokenizer = AutoTokenizer.from_pretrained("org/one", revision="c0ffee")',
         'base = AutoModelForCausalLM.from_pretrained("org/one", revision="c0ffee")',
@@ -47,21 +42,20 @@ def test_peft_loads_the_adapters_of_each_base_at_its_commit() -> None:
 
 def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
     """A model that was trained without thoughts thinks again where nobody turns that off."""
-    adapter = {"kind": "adapter", "merged": "", "rank": 12}
-    base = {"commit": "c0", "endpoint": "", "template_options": {}, "chat_template": ""}
-    table = {
-        "policies": {
-            "p": {**adapter, "model": "one", "path": "policies/p"}, "q": {**adapter, "model": "two", "path": "policies/q"},
+    manifest = Manifest.model_construct(
+        policies={
+            "p": PolicyEntry(kind="adapter", model="one", path="policies/p", rank=12),
+            "q": PolicyEntry(kind="adapter", model="two", path="policies/q", rank=12),
         },
-        "models": {
-            "one": {**base, "path": "org/one", "template_options": {"enable_thinking": False}},
-            "two": {**base, "path": "org/two", "chat_template": "templates/two.jinja"},
+        models={
+            "one": ModelEntry(path="org/one", commit="c0", template_options={"enable_thinking": False}),
+            "two": ModelEntry(path="org/two", commit="c0", chat_template="templates/two.jinja"),
         },
-        "agents": [{"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}}],
-    }  # fmt: skip
-    text = "\n".join(_loading_section(table, "team"))
+        agents=({"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}},),
+    )
+    text = "\n".join(_loading_section(manifest, "team"))
     assert "marft serve .\nmarft eval .\n" in text
-    trusting = "\n".join(_loading_section(table, "team", " --trust-code"))
+    trusting = "\n".join(_loading_section(manifest, "team", " --trust-code"))
     assert "marft serve . --trust-code\nmarft eval . --trust-code\n" in trusting
     assert text.count("PeftModel.from_pretrained(base") == 2
     assert 'tokenizer.chat_template = open("templates/two.jinja"' in text

@@ -233,7 +233,7 @@ class TestFaults:
         status, said = marft(capsys, "train", str(recipe))
         assert status == 1
         assert said == (
-            "marft: credit 'their_parts:Careless' raised ZeroDivisionError: division by zero (their_parts.py:6). "
+            "marft: credit 'their_parts:Careless' raised ZeroDivisionError: division by zero (their_parts.py:7). "
             f"The traceback is in {tmp_path / 'test' / 'error.txt'}; --debug prints it.\n"
         )
         kept = (tmp_path / "test" / "error.txt").read_text()
@@ -273,7 +273,7 @@ class TestFaults:
         assert "[bold]no �[2J tasks[/bold]" in said
         assert "\x1b" not in said
         assert "environment 'their_parts:Chatty'" in said
-        assert "(their_parts.py:11)" in said
+        assert "(their_parts.py:12)" in said
 
     def test_a_reward_function_that_raises_names_itself_and_its_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -281,7 +281,7 @@ class TestFaults:
         rewards = "[{ name = 'function', call = 'their_parts:reward' }]"
         said = marft(capsys, "train", str(recipe_in(tmp_path)), "--rewards", rewards)[1]
         assert "reward term 'function' raised AttributeError: 'Episode' object has no attribute 'nothing'" in said
-        assert "(their_parts.py:18)" in said
+        assert "(their_parts.py:19)" in said
 
     def test_a_kept_traceback_holds_no_secret_that_was_typed(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,7 @@ from marft.config import RunSettings, parse_recipe
 from marft.runs.changes import find_changes
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import verify
-from marft.trainer import loop as training
-from marft.trainer import setup
+from marft.trainer import train as training
 from marft.trainer.train import train
 from tests.helpers import recipe, settings
 from tests.marft.cli.test_cli import run as command
@@ -97,9 +96,9 @@ class TestGoingOn:
         self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run, folder = mine
-        first, *others = setup.load_training_tasks(run)
+        first, *others = training.load_training_tasks(run)
         corrected = replace(first, data={**first.data, "answer": "another"})
-        monkeypatch.setattr(setup, "load_training_tasks", lambda run: [corrected, *others])
+        monkeypatch.setattr(training, "load_training_tasks", lambda run: [corrected, *others])
         with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
             train(run, folder, resume=True)
 
@@ -297,7 +296,7 @@ class TestSetAside:
     def test_a_task_stays_set_aside_when_the_run_goes_on(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path, "--training.steps", "1", "--checkpoints.every", "1")
         folder = RunFolder.create(run)
-        poison = setup.load_training_tasks(run)[0].id
+        poison = training.load_training_tasks(run)[0].id
         opened = training.open_rollouts
 
         def losing(run: RunSettings, **more: bool) -> object:

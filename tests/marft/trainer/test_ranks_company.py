@@ -268,7 +268,7 @@ def test_what_was_made_of_actions_is_told_once_though_the_ranks_are_lost_after_i
         return found
 
     monkeypatch.setattr(Led, "_run_on_ranks", lead)
-    led._own_worker.learn = lambda message, hear: hear(["what"]) or {}  # type: ignore[method-assign]
+    led._own_worker.learn = lambda message, hear, _: hear(["what"]) or {}  # type: ignore[method-assign]
     assert led.learn([], Progress(3, 0), told.extend) == {RANKS_LOST: float(losses)}
     assert told == ["what"]
 

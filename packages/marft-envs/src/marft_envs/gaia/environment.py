@@ -23,10 +23,11 @@ from marft.agents.prompt_messages import split_messages
 from marft.common.texts import single_line, truncate
 from marft.common.types import JointAction, Observation, Step, Task, ToolCall
 from marft.config.interfaces.environment import Split, tool
+from marft.config.paths import AbsolutePath
 from marft.config.settings import SmallCount
 from marft.envs.scripted_policy import PolicyInput, ScriptedReply
 from marft.envs.splits import assign_split_by_share, normalize_question
-from marft.envs.table_rows import AbsolutePath, Row, TablePath, read_table
+from marft.envs.table_rows import Row, TablePath, read_table
 from marft.envs.tasks import DIGEST_KEY, digest_content
 from marft_envs.gaia.generator import generate_question
 from marft_envs.gaia.library import Attachments, Page, PageLibrary, load_library, text_part

@@ -19,9 +19,9 @@ from marft.common.error_origin import describe_error
 from marft.common.packages import install_command
 from marft.common.types import Task
 from marft.common.user_modules import import_user_module
-from marft.config.api_keys import fill_variables, mask_values, variable_values
 from marft.config.interfaces.environment import Environment, Split
 from marft.config.plugins import import_object, module_name
+from marft.config.secrets import fill_variables, mask_values, variable_values
 from marft.config.settings import Bounded, Names, NonEmptyString, PlainTable, SmallCount
 from marft.envs.splits import assign_split
 

@@ -17,9 +17,9 @@ from marft.agents.memories.store import open_store
 from marft.common.types import Task
 from marft.config.interfaces.environment import Split
 from marft.config.interfaces.memory import MemorySystem
+from marft.config.paths import AbsolutePath
 from marft.config.settings import Count, Fraction, Names, NonEmptyString, SmallCount, did_you_mean
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
-from marft.envs.table_rows import AbsolutePath
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
 from marft_envs.memory.conversations import KINDS, NOT_MENTIONED, Chunk, Grading, Question
 from marft_envs.memory.files import FileConversation, Layout, build_tasks, read_conversations

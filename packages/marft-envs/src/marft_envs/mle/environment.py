@@ -22,9 +22,9 @@ from marft.agents.sandbox.runner import SandboxSettings, require_isolation, run_
 from marft.common.texts import truncate
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
+from marft.config.paths import AbsolutePath
 from marft.config.settings import Fraction, SmallCount
 from marft.envs.splits import split_small_set
-from marft.envs.table_rows import AbsolutePath
 from marft.envs.tasks import DIGEST_KEY
 from marft_envs.code.problems import extract_program
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask

@@ -20,11 +20,11 @@ from pydantic_core import PydanticCustomError
 from marft.common.texts import MAX_ERROR_LENGTH, single_line, truncate
 from marft.common.types import Action, JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
+from marft.config.paths import AbsolutePath
 from marft.config.plugins import import_object
 from marft.config.settings import Fraction, Names, Settings, did_you_mean
 from marft.envs.scripted_policy import ScriptedPolicy
 from marft.envs.splits import assign_split_by_share
-from marft.envs.table_rows import AbsolutePath
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 from marft_envs.tool_use.airline_goals import AIRLINE
 from marft_envs.tool_use.benchmarks import (

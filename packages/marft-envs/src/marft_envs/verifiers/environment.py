@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from marft.common.types import JointAction, Observation, Step, Task
-from marft.config.api_keys import fill_variables
 from marft.config.interfaces.environment import Split
+from marft.config.secrets import fill_variables
 from marft.config.settings import Bounded, NonEmptyString, NonNegativeCount, PlainTable
 from marft.envs.splits import assign_split, normalize_question
 from marft_envs.env_process.process import (

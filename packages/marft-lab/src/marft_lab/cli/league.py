@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marft.cli.console import bold
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import OutputMode, open_output
 from marft.common.texts import single_line
-from marft.runs.run_folder import RunFolder
 
 
 def run_league(path: Path, overrides: Sequence[str], matches: int, versions: int, output_mode: OutputMode = "") -> None:
@@ -26,8 +25,7 @@ def run_league(path: Path, overrides: Sequence[str], matches: int, versions: int
     Raises:
         ValueError: the run does not exist, or has no opponents.
     """
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     run = folder.relocated_settings(overrides)
     silence_transformers()
     from marft_lab.league.evaluation.matches import play_league

@@ -12,10 +12,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run
 from marft.cli.output import Output, OutputMode, open_output
 from marft.config import RunSettings, load_recipe
-from marft.runs.run_folder import RunFolder
 from marft_lab.planning.changes import GPUS_PER_MACHINE, PlanChange, suggest_changes
 from marft_lab.planning.memory import ProcessMemory
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
@@ -49,8 +48,7 @@ def _load_recipe_or_run(path: Path, overrides: Sequence[str], request: PlanReque
     """Return the settings, and the request; for a run, recorded values fill in the values that are not given."""
     if not path.is_dir():
         return load_recipe(path, overrides), request
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     run, recording = folder.relocated_settings(overrides), read_recorded_lengths(folder)
     if recording is None:
         return run, request

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from marft.cli.console import bold
-from marft.cli.errors import set_run_folder
+from marft.cli.errors import open_run
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import OutputMode, open_output
 from marft.common.texts import single_line
-from marft.runs.run_folder import RunFolder
 from marft_lab.team_evaluation.options import ComparisonOptions
 
 
@@ -29,8 +28,7 @@ def run_worth(path: Path, overrides: Sequence[str], options: ComparisonOptions, 
     Raises:
         ValueError: unknown run, checkpoint or part.
     """
-    folder = RunFolder.open(path)
-    set_run_folder(folder.path)
+    folder = open_run(path)
     run = folder.relocated_settings(overrides)
     silence_transformers()
     from marft_lab.team_evaluation.report import write_report

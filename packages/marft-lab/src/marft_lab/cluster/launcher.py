@@ -26,8 +26,8 @@ from marft.common.processes.child_process import END_SECONDS, OUTPUT_TAIL_LINES,
 from marft.common.processes.launcher import NoResourcesError
 from marft.common.texts import single_line
 from marft.common.version import __version__
-from marft.config.placement import ProcessKind
 from marft.config.run import RunSettings
+from marft.config.sections import ProcessKind
 from marft_lab.cluster.relay import CHUNK_BYTES, CONCURRENCY_GROUPS, NodeInfo, ProcessOutput, Relay
 from marft_lab.cluster.settings import ClusterSettings
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.packages import install_command
 from marft.common.processes.launcher import Launcher
-from marft.config.placement import Cluster, ProcessKind
+from marft.config.sections import Cluster, ProcessKind
 from marft.config.settings import NonNegative, Positive, Settings
 
 if TYPE_CHECKING:

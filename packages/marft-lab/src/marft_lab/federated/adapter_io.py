@@ -20,7 +20,7 @@ from torch import Tensor
 from marft.common import atomic
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from marft.runs.run_files import STATE_FILE
-from marft.runs.state import CheckpointRecord, digest_of_file, write_state_table
+from marft.runs.state import CheckpointRecord, write_state_table
 
 CONFIG_KEYS = ("peft_type", "r", "lora_alpha", "target_modules")
 FIXED_CONFIG = {"task_type": "CAUSAL_LM", "base_model_name_or_path": "", "inference_mode": True, "bias": "none"}
@@ -164,7 +164,7 @@ def replace_adapters(record: CheckpointRecord, adapters: Mapping[str, Path]) -> 
             name = f"policies/{policy}/{WEIGHTS_FILE}"
             assert name in table["files"], name
             shutil.copyfile(folder / WEIGHTS_FILE, staging / name)
-            table["files"][name] = digest_of_file(staging / name)
+            table["files"][name] = atomic.digest_of_file(staging / name)
         if table["best_step"] == record.state.step:
             table |= {"best_step": 0, "best_score": -1.0, "best_by": ""}
         write_state_table(staging, table)

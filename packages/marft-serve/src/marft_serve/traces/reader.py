@@ -7,7 +7,6 @@ So the files of the roles can be merged into episodes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from marft.common.atomic import check_regular_file
+from marft.common.atomic import check_regular_file, digest_of_file
 from marft_serve.traces.conversations import is_conversation, iter_episodes
 from marft_serve.traces.spans import ImportedSpan, has_spans, parse_spans
 from marft_serve.traces.trace_builder import TraceBuilder
@@ -109,9 +108,8 @@ def _read_manifest(folder: Path) -> list[str]:
     if mismatched := sorted(present ^ files.keys()):
         raise ValueError(f"{folder} has not the files that its {MANIFEST} lists ({', '.join(mismatched)}); {hint}")
     for name, digest in files.items():
-        with (folder / name).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise ValueError(f"{folder / name} is not as it was written; {hint}")
+        if digest_of_file(folder / name) != digest:
+            raise ValueError(f"{folder / name} is not as it was written; {hint}")
     return sorted(files)
 
 

@@ -30,8 +30,8 @@ from urllib.request import Request
 from marft.common.errors import RunError
 from marft.common.texts import single_line
 from marft.common.version import __version__
-from marft.config.api_keys import mask_values
 from marft.config.endpoint import is_server_url
+from marft.config.secrets import mask_values
 
 TRACES_PATH = "/v1/traces"
 HEADER_ENV_KEYS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")

@@ -55,7 +55,7 @@ def _copy_value(value: Any) -> Any:
     return _deep_copy(value)
 
 
-def _deep_copy(value: Any) -> Any:
+def _deep_copy(value: T) -> T:
     """Return an object's deep copy, or the object itself if copying fails (a lock, a module)."""
     try:
         return copy.deepcopy(value)

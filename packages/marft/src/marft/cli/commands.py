@@ -222,20 +222,9 @@ def evaluate(
 
     output_mode = output.output_mode(quiet, as_json)
     paths, overrides = options.parse_targets(context, targets)
-    names = [name.strip() for name in checkpoint.split(",")]
+    names, gates = [name.strip() for name in checkpoint.split(",")], fail_if or ()
     evaluation_options = evaluation.EvaluationOptions(
-        names,
-        mode,
-        tasks,
-        attempts,
-        shuffle_messages,
-        rerun,
-        scenarios,
-        trust_code,
-        group_by,
-        suite,
-        fail_if or (),
-        team_file,
+        names, mode, tasks, attempts, shuffle_messages, rerun, scenarios, trust_code, group_by, suite, gates, team_file
     )
     if suite is None:
         evaluation.evaluate(paths, overrides, evaluation_options, output_mode)
@@ -263,7 +252,8 @@ def scenarios(
     from marft.cli import evaluation, options
 
     overrides = options.parse_overrides(context, recipe)
-    evaluation.write_scenarios(recipe, overrides, output, tasks, split, balance_by, mode, attempts)
+    scenario_options = evaluation.EvaluationOptions(mode=mode, tasks=tasks, attempts=attempts, by=balance_by)
+    evaluation.write_scenarios(recipe, overrides, output, split, scenario_options)
 
 
 @app.command(context_settings=OVERRIDE_CONTEXT)

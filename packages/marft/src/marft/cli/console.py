@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
@@ -63,42 +63,34 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
     Args:
         targets: each row has a ``target``, shown in the first column.
     """
-    table = Table(box=None, pad_edge=False)
     has_accuracy = any(row["accuracy"] is not None for row in rows)
     has_unknown = has_accuracy and any(row["unknown"] for row in rows)
-    has_failed = any(row["failed"] for row in rows)
-    show_team = any(row.get("reorganized") for row in rows)
-    columns = [
-        *([("target", "left")] if targets else []),
-        ("checkpoint", "left"),
-        *([("as", "left")] if show_team else []),
-        ("mode", "left"),
-        ("messages", "left"),
-        ("tasks", "right"),
-        *([("accuracy", "right"), ("95 % interval", "left")] if has_accuracy else []),
-        *([("success unknown", "right")] if has_unknown else []),
-        ("reward", "right"),
-        ("95 % interval", "left"),
-        *([("could not be scored", "right")] if has_failed else []),
+    columns: list[tuple[bool, str, Literal["left", "right"], Callable[[Mapping[str, Any]], object]]] = [
+        (targets, "target", "left", lambda row: row["target"]),
+        (True, "checkpoint", "left", lambda row: row["checkpoint"]),
+        (any(row.get("reorganized") for row in rows), "as", "left", _team_name),
+        (True, "mode", "left", lambda row: row["mode"]),
+        (True, "messages", "left", lambda row: "shuffled" if row["shuffled_messages"] else "own"),
+        (True, "tasks", "right", lambda row: row["tasks"]),
+        (has_accuracy, "accuracy", "right", lambda row: format_percent(row["accuracy"])),
+        (has_accuracy, "95 % interval", "left", lambda row: format_interval(row["interval"], format_percent)),
+        (has_unknown, "success unknown", "right", lambda row: row["unknown"]),
+        (True, "reward", "right", lambda row: format_number(row["reward"])),
+        (True, "95 % interval", "left", lambda row: format_interval(row["reward_interval"], format_number)),
+        (any(row["failed"] for row in rows), "could not be scored", "right", lambda row: row["failed"]),
     ]
-    for heading, alignment in columns:
+    shown_columns = [(heading, alignment, cell) for shown, heading, alignment, cell in columns if shown]
+    table = Table(box=None, pad_edge=False)
+    for heading, alignment, _ in shown_columns:
         no_wrap = " " not in heading  # words and numbers stay whole; other headings wrap without loss
-        right = alignment == "right"
-        table.add_column(heading, justify="right" if right else "left", no_wrap=no_wrap, overflow="fold")
+        table.add_column(heading, justify=alignment, no_wrap=no_wrap, overflow="fold")
     for row in rows:
-        messages = "shuffled" if row["shuffled_messages"] else "own"
-        prefix = [row["target"]] if targets else []
-        team = [row.get("reorganized", {}).get("name", "trained")] if show_team else []
-        cells = [*prefix, row["checkpoint"], *team, row["mode"], messages, str(row["tasks"])]
-        if has_accuracy:
-            cells += [format_percent(row["accuracy"]), format_interval(row["interval"], format_percent)]
-        if has_unknown:
-            cells.append(str(row["unknown"]))
-        cells += [format_number(row["reward"]), format_interval(row["reward_interval"], format_number)]
-        if has_failed:
-            cells.append(str(row["failed"]))
-        table.add_row(*(Text(single_line(str(cell))) for cell in cells))
+        table.add_row(*(Text(single_line(str(cell(row)))) for _, _, cell in shown_columns))
     return table
+
+
+def _team_name(row: Mapping[str, Any]) -> object:
+    return row.get("reorganized", {}).get("name", "trained")
 
 
 def pass_at_k_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:

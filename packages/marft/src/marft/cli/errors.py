@@ -139,8 +139,7 @@ def _print_message(message: str) -> None:
 
 def _redact_secrets(text: str) -> str:
     """Return the text without secrets from the command line, and without texts shaped like secrets."""
-    from marft.config.api_keys import mask_values, typed_secret_values
-    from marft.config.secrets import redact
+    from marft.config.secrets import mask_values, redact, typed_secret_values
 
     return redact(mask_values(list(typed_secret_values(sys.argv[1:])), text))
 

@@ -18,6 +18,7 @@ from marft.config.team_changes import TEAM_TABLES, apply_team_change, describe_t
 from marft.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from marft.config.interfaces.environment import Split
     from marft.evaluation.evaluate import Evaluation
     from marft.evaluation.scenarios import ScenarioSet
 
@@ -245,7 +246,7 @@ def _apply_team(
 
 
 def write_scenarios(
-    recipe: Path, overrides: Sequence[str], output: Path, tasks: int, split: str, by: str, mode: str, attempts: int
+    recipe: Path, overrides: Sequence[str], output: Path, split: str, options: EvaluationOptions
 ) -> None:
     """``marft scenarios``.
 
@@ -257,17 +258,10 @@ def write_scenarios(
 
     if split not in ("train", "validation", "test"):
         raise ValueError(f"--split: {split!r} is none of train, validation, test")
-    run = resolve_target(recipe, overrides, EvaluationOptions()).run
-    modes = parse_modes(mode.split(","), "--mode") if mode else run.evaluation.modes
-    frozen = freeze_scenarios(
-        run,
-        output.stem,
-        cast("Any", split),
-        tasks or run.evaluation.tasks,
-        by,
-        modes,
-        attempts or run.evaluation.attempts,
-    )
+    run = resolve_target(recipe, overrides, options).run
+    modes = parse_modes(options.mode.split(","), "--mode") if options.mode else run.evaluation.modes
+    tasks, attempts = options.tasks or run.evaluation.tasks, options.attempts or run.evaluation.attempts
+    frozen = freeze_scenarios(run, output.stem, cast("Split", split), tasks, options.by, modes, attempts)
     if output.suffix != ".json":
         raise ValueError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
     frozen.write(output)

@@ -135,12 +135,8 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
         raise ValueError("--algorithms: name at least one, for example marft,grpo")
-    algorithms = [
-        own_algorithm
-        if name == own_algorithm.name
-        else load_preset(name).model_copy(update={"reward": own_algorithm.reward})
-        for name in names
-    ]
+    presets = [load_preset(name).model_copy(update={"reward": own_algorithm.reward}) for name in names]
+    algorithms = [own_algorithm if preset.name == own_algorithm.name else preset for preset in presets]
     silence_transformers()
     from marft.trainer import credit_report
     from marft.trainer.credit_audit import audit_credit as run_replay

@@ -17,10 +17,9 @@ from rich.text import Text
 from marft.cli.console import wide_console
 from marft.common.texts import single_line
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.algorithms import DESCRIPTIONS
+from marft.config.algorithms import DESCRIPTIONS, OWN_CHOICE, find_source
 from marft.config.bundled import bundled_description, bundled_names, bundled_recipe
 from marft.config.plugins import Plugin, find_plugin, plugin_names
-from marft.config.preset_sources import OWN_CHOICE, find_source
 from marft.config.settings import did_you_mean
 
 WIDE_COLUMNS = 150  # minimum terminal width for one column per component of an algorithm
@@ -35,13 +34,10 @@ def list_recipes(name: str) -> None:
         name: recipe to print; "" lists all.
     """
     if name:
-        sys.stdout.write(
-            bundled_recipe(name).read_text(encoding="utf-8")
-        )  # unchanged: the output may be redirected to a file
+        # unchanged: the output may be redirected to a file
+        sys.stdout.write(bundled_recipe(name).read_text(encoding="utf-8"))
     else:
-        wide_console().print(
-            _name_table((bundled_name, bundled_description(bundled_name)) for bundled_name in bundled_names())
-        )
+        wide_console().print(_name_table((recipe, bundled_description(recipe)) for recipe in bundled_names()))
 
 
 def list_environments(name: str) -> None:
@@ -52,11 +48,8 @@ def list_environments(name: str) -> None:
     """
     console = wide_console()
     if not name:
-        console.print(
-            _name_table(
-                (plugin_name, _summarize_environment(plugin_name)) for plugin_name in plugin_names("environments")
-            )
-        )
+        names = plugin_names("environments")
+        console.print(_name_table((plugin, _summarize_environment(plugin)) for plugin in names))
         return
     cls = find_plugin("environments", name)
     width = min(console.width, MAX_LIST_WIDTH)
@@ -65,8 +58,7 @@ def list_environments(name: str) -> None:
     console.print(_default_table(cls, name), soft_wrap=True)
     for key, values in cls.known_values().items():
         console.print(f"\n# {key} is one of {len(values)}:")
-        names = Columns(values, padding=(0, 2), equal=True, column_first=True)
-        console.print(names, width=width)
+        console.print(Columns(values, padding=(0, 2), equal=True, column_first=True), width=width)
 
 
 def list_algorithms(name: str) -> None:

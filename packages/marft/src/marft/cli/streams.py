@@ -126,15 +126,10 @@ def _report_failures(arguments: Sequence[str], reported: set[int]) -> None:
             continue
         consequence = "what it printed is not whole" if is_product and stream == 1 else "the command goes on without it"
         sentence = f"marft: cannot write to {STREAM_NAMES[stream]}: {STREAM_ERRORS[stream].strerror}; {consequence}\n"
-        remaining = (
-            sys.stderr
-            if 2 not in STREAM_ERRORS
-            else sys.stdout
-            if 1 not in STREAM_ERRORS and "--json" not in arguments
-            else None
-        )
-        if remaining is not None:
-            remaining.write(sentence)
+        if 2 not in STREAM_ERRORS:
+            sys.stderr.write(sentence)
+        elif 1 not in STREAM_ERRORS and "--json" not in arguments:
+            sys.stdout.write(sentence)
         else:
             _write_to_run(sentence)
 

@@ -374,12 +374,10 @@ class TimeEstimate:
         steps = len(self._end_times) - 1
         if steps < 1:
             return math.nan
+        if not steps_left:
+            return 0.0
         step_seconds = (self._end_times[-1] - self._end_times[0]) / steps
-        return (
-            max(0.0, steps_left * step_seconds - min(timestamp - self._end_times[-1], step_seconds))
-            if steps_left
-            else 0.0
-        )
+        return max(0.0, steps_left * step_seconds - min(timestamp - self._end_times[-1], step_seconds))
 
     def format(self, steps_left: int, timestamp: float) -> str:
         """Return the estimate as text.
@@ -393,9 +391,7 @@ class TimeEstimate:
         seconds, steps = self.seconds(steps_left, timestamp), len(self._end_times) - 1
         if math.isnan(seconds):
             return "first step"
-        return (
-            f"{format_duration(seconds)} left" if steps >= MIN_ETA_STEPS else f"perhaps {format_duration(seconds)} left"
-        )
+        return f"{'' if steps >= MIN_ETA_STEPS else 'perhaps '}{format_duration(seconds)} left"
 
 
 def format_duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -120,6 +121,12 @@ def read_text(path: str | Path) -> str:
         UnicodeDecodeError: the content is not UTF-8.
     """
     return check_regular_file(path).read_text(encoding="utf-8-sig")
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

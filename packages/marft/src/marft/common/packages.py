@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from marft.common.version import __version__
 
@@ -94,7 +93,7 @@ def _install_origin() -> tuple[Path | None, bool]:
     url = urlsplit(table.get("url", ""))
     if url.scheme != "file":
         return None, False
-    return Path(url2pathname(url.path)), bool(table.get("dir_info", {}).get("editable"))
+    return Path(unquote(url.path)), bool(table.get("dir_info", {}).get("editable"))
 
 
 def registered_entry_points(kind: str) -> Mapping[str, EntryPoint]:

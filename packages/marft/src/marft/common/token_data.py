@@ -1,8 +1,8 @@
 """Data of an action's tokens in addition to ids: contexts, source of each token, and alternatives under a grammar.
 
 Nearly every action has one segment of tokens, sampled after the prompt. If a chat template changes earlier parts of a
-chat, nothing can be appended to its ids. The chat is then rendered again, and the next sampled tokens begin a new segment
-of the same action.
+chat, nothing can be appended to its ids. The chat is then rendered again, and the next sampled tokens begin a new
+segment of the same action.
 
 With a grammar, the policy is a distribution over the tokens that the grammar allows at each position. The masks of
 allowed tokens are stored with the action, so that the learner renormalizes over the same tokens.
@@ -75,11 +75,9 @@ class GrammarMasks:
             parts: start of each text in tokens, and its masks.
         """
         at = [start + place for start, masks in parts for place in masks.at.tolist()]
-        return (
-            GrammarMasks.from_masks(at, [masks.table[number] for _, masks in parts for number in masks.which])
-            if at
-            else None
-        )
+        if not at:
+            return None
+        return GrammarMasks.from_masks(at, [masks.table[number] for _, masks in parts for number in masks.which])
 
     def mask_indices(self, size: int) -> npt.NDArray[np.int32]:
         """Return the index into ``table`` for each token, -1 for unmasked tokens, [T].

@@ -345,11 +345,9 @@ class Action:
         """Text written by the agent itself, per turn."""
         texts = (*self.intermediate_texts, self.text[self.response_prefix :])
         helper_calls = self.consultations
-        return (
-            tuple(strip_helper_replies(t, [c for c in helper_calls if c.round == n]) for n, t in enumerate(texts))
-            if helper_calls
-            else texts
-        )
+        if not helper_calls:
+            return texts
+        return tuple(strip_helper_replies(t, [c for c in helper_calls if c.round == n]) for n, t in enumerate(texts))
 
     @property
     def message(self) -> str:

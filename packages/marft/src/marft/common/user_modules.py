@@ -21,6 +21,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 
+from marft.common.atomic import digest_of_file
+
 PROJECT_FILE, SOURCE_FOLDER = "pyproject.toml", "src"  # marks of a project with a src layout
 # layout of an export: manifest, its format, and the folder of the modules
 MANIFEST, MANIFEST_FORMAT, CODE_FOLDER = "team.json", "a team of MARFT", "code"
@@ -289,7 +291,7 @@ def verify_export_folder(folder: Path) -> None:
         name = file.relative_to(export).as_posix()
         if name not in listed:
             raise ValueError(f"{export}: {name} was not written with it; remove it")
-        if not file.is_file() or _sha256(file) != listed[name]:
+        if not file.is_file() or digest_of_file(file) != listed[name]:
             raise ValueError(f"{export}: {name} is damaged: it is not as it was written")
     verified_folders.add(folder)
 
@@ -358,11 +360,6 @@ def _folder_root(folder: Path) -> ModuleRoot:
         return export_root(export, folder, _read_digests(export))
     project = (folder / SOURCE_FOLDER).is_dir() and (folder / PROJECT_FILE).is_file()
     return ModuleRoot((folder, folder / SOURCE_FOLDER) if project else (folder,))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _read_digests(export: Path) -> dict[str, str]:

@@ -20,12 +20,14 @@ SUFFIX = ".toml"
 
 def bundled_recipes() -> Mapping[str, Path]:
     """Return the files of the bundled recipes by name: ``{"demo": …/recipes/demo.toml, …}``, sorted."""
-    return _find_recipes(tuple(sys.path))
+    files = _find_resources("recipes", f"*{SUFFIX}", tuple(sys.path))
+    return dict(sorted({file.name.removesuffix(SUFFIX): file for file in files}.items()))
 
 
 def bundled_models() -> Mapping[str, Path]:
     """Return the folders of the bundled models by name: ``{"tiny": …/models/tiny, …}``, sorted."""
-    return _find_models(tuple(sys.path))
+    files = _find_resources("models", "*/config.json", tuple(sys.path))
+    return dict(sorted({file.parent.name.replace("_", "-"): file.parent for file in files}.items()))
 
 
 def bundled_names() -> list[str]:
@@ -52,19 +54,6 @@ def bundled_description(name: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _find_recipes(path: tuple[str, ...]) -> Mapping[str, Path]:
-    files = {file.name.removesuffix(SUFFIX): file for file in _find_resources("recipes", f"*{SUFFIX}", path)}
-    return dict(sorted(files.items()))
-
-
-@lru_cache(maxsize=16)
-def _find_models(path: tuple[str, ...]) -> Mapping[str, Path]:
-    folders = {
-        file.parent.name.replace("_", "-"): file.parent for file in _find_resources("models", "*/config.json", path)
-    }
-    return dict(sorted(folders.items()))
-
-
 def _find_resources(folder: str, pattern: str, path: tuple[str, ...]) -> list[Path]:  # noqa: ARG001
     """Return the files of a pattern in one folder of each package. Those of the core come last: it takes precedence."""
     packages = [*(point.value for point in registered_entry_points("resources").values()), "marft"]

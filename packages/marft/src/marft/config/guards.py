@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from marft.config.paths import resolve_recipe_path
+from marft.config.paths import AbsolutePath
 from marft.config.patterns import Pattern
 from marft.config.settings import NonEmptyString, NonNegative, NonNegativeCount, Settings, SmallCount
 
@@ -14,14 +14,9 @@ from marft.config.settings import NonEmptyString, NonNegative, NonNegativeCount,
 class HeldOutTextSettings(Settings):
     """Held-out text outside the task, as a measure for general capability."""
 
-    path: str = ""  # plain-text file; "": no measurement
+    path: AbsolutePath = ""  # plain-text file; "": no measurement
     every: SmallCount = 10  # steps between measurements
     tokens: Annotated[int, Field(ge=2, le=1_000_000)] = 1024  # number of tokens to score, from the start of the text
-
-    @field_validator("path")
-    @classmethod
-    def _resolve_path(cls, path: str, info: ValidationInfo) -> str:
-        return resolve_recipe_path(path, info.context) if path else ""
 
 
 class GuardSettings(Settings):

@@ -18,12 +18,11 @@ from marft.common.atomic import check_regular_file
 from marft.common.packages import missing_extra
 from marft.common.user_modules import is_export
 from marft.config.algorithm import reduce_to_changes
-from marft.config.api_keys import SECRET_NAME
 from marft.config.bundled import bundled_names, bundled_recipe
 from marft.config.paths import RECIPE_FOLDER, expand_user, register_module_folder
 from marft.config.python_objects import check_objects, object_name, replace_objects
 from marft.config.run import RunSettings
-from marft.config.secrets import check_no_secrets, redact
+from marft.config.secrets import SECRET_NAME, check_no_secrets, redact
 from marft.config.settings import MAX_DEPTH, closest_match, did_you_mean, is_too_deep
 
 PRESET_KEY = ["algorithm", "name"]
@@ -139,9 +138,8 @@ def parse_recipe(
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = reduce_to_changes(table["algorithm"])
         other_pairs = [pair for pair in pairs if pair[0] != PRESET_KEY]
-        for key, value in sorted(
-            other_pairs, key=lambda pair: pair[0] != ENGINE_KEY
-        ):  # the engine's kind before its own keys
+        other_pairs.sort(key=lambda pair: pair[0] != ENGINE_KEY)  # the engine's kind before its own keys
+        for key, value in other_pairs:
             _apply_change(table, key, value)
         _check_depth(table, source)
         check_no_secrets(table, source)
@@ -217,11 +215,9 @@ def _format_input(problem: ErrorDetails) -> str:
 
 
 def _format_broken(text: str) -> str:
-    return (
-        "what was given (it is not shown, for it may hold a secret)"
-        if SECRET_NAME.search(text)
-        else _format_value(str(text))
-    )
+    if SECRET_NAME.search(text):
+        return "what was given (it is not shown, for it may hold a secret)"
+    return _format_value(str(text))
 
 
 def _format_value(value: object) -> str:

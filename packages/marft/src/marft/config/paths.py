@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from marft.common import user_modules
 from marft.common.user_modules import PROJECT_FILE, SOURCE_FOLDER
@@ -74,3 +75,10 @@ def resolve_recipe_path(path: str, context: Mapping[str, object] | None) -> str:
     """
     folder = (context or {}).get(RECIPE_FOLDER) or ""
     return os.path.abspath(Path(str(folder)) / expand_user(path))  # noqa: PTH100  abspath does not follow symlinks
+
+
+def _resolve_path(path: str, info: ValidationInfo) -> str:
+    return resolve_recipe_path(path, info.context) if path else ""
+
+
+AbsolutePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_path)]  # "" stays empty

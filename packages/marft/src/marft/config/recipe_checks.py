@@ -16,7 +16,7 @@ from marft.config.bundled import bundled_models
 from marft.config.helpers import auxiliary_policies
 from marft.config.models import Models, ModelSettings, local_model, opponent_pools, reader_models
 from marft.config.names import name_conflicts
-from marft.config.placement import find_cluster
+from marft.config.sections import find_cluster
 from marft.config.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ def _turn_problems(run: RunSettings) -> Iterable[str]:
     """Yield organizations that ignore the environment's turns, and teams that bypass the environment's messages."""
     environment, team = run.environment, run.team
     has_opponents = len(environment.opposing_sides) > 1 or bool(environment.opponent_roles)
-    ignores_turns = getattr(team, "single_action_each", False) or team.name in TURN_IGNORING
+    ignores_turns = team.single_action_each or team.name in TURN_IGNORING
     if ignores_turns and (has_opponents or (environment.controls_turns and len(run.agents) > 1)):
         yield (
             f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"

@@ -2,21 +2,27 @@
 
 A section is a class that the package registers under the entry-point group ``marft.sections``, by the name of its
 table. A run reads it with ``run.section(DynaSettings)``. A recipe that does not set a section does not import it.
+
+A :class:`Cluster` is the section that starts a run's processes on other machines.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
 from marft.common.packages import registered_entry_points
+from marft.common.processes.launcher import Launcher, LocalLauncher
 from marft.config.plugins import load_registered
 from marft.config.settings import Settings
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
+
+ProcessKind = Literal["worker", "engine", "learner"]  # kind of a process
 
 
 class Section(Settings):
@@ -83,3 +89,42 @@ def _parse_section(value: object, info: ValidationInfo) -> object:
 
 
 SectionTable = Annotated[SerializeAsAny[Section], BeforeValidator(_parse_section)]
+
+
+class Cluster(Section):
+    """Base class for cluster settings. A cluster starts processes on other machines."""
+
+    @abstractmethod
+    def gpus_for(self, kind: ProcessKind) -> float:
+        """Return the requested GPUs per process for a kind."""
+
+    @abstractmethod
+    def open_launcher(self, run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
+        """Return a starter for ``count`` processes with one kind. Close it after use.
+
+        Args:
+            gpus: GPUs requested by each process; None: the recipe's number.
+
+        Raises:
+            ValueError: the cluster cannot be joined.
+            RunError: the cluster does not have enough resources.
+        """
+
+
+def find_cluster(run: RunSettings) -> Cluster | None:
+    """Return the run's cluster; None if all processes run on this machine."""
+    return next((section for section in run.sections if isinstance(section, Cluster)), None)
+
+
+def open_launcher(run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
+    """Return a starter for ``count`` processes, local unless the run has a cluster. Close it after use.
+
+    Args:
+        gpus: GPUs requested by each process on a cluster; None: the recipe's number.
+
+    Raises:
+        ValueError: the cluster cannot be joined.
+        RunError: the cluster does not have enough resources.
+    """
+    cluster = find_cluster(run)
+    return cluster.open_launcher(run, kind, count, gpus) if cluster else LocalLauncher()

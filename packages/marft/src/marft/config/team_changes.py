@@ -124,10 +124,9 @@ def describe_team_change(trained: RunSettings, evaluated: RunSettings, change: T
     identity = {"asked": change.tables if change else {}, **after}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
     old_roles, new_roles = ([agent.role for agent in run.agents] for run in (trained, evaluated))
+    unnamed = f"{after['team']['organization'].replace(':', '.')}-{digest[:DIGEST_LENGTH]}"
     return {
-        "name": change.name
-        if change
-        else f"{after['team']['organization'].replace(':', '.')}-{digest[:DIGEST_LENGTH]}",
+        "name": change.name if change else unnamed,
         "digest": digest,
         "organization": [before["team"]["organization"], after["team"]["organization"]],
         "added": [role for role in new_roles if role not in old_roles],

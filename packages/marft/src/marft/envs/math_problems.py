@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from marft.agents.answers import reference_answer
 from marft.config.settings import did_you_mean
@@ -136,7 +136,7 @@ def _parse_verl(row: Row) -> Problem | None:
     return Problem(text, reference_answer(gold), {"source": source} if isinstance(source, str) and source else {})
 
 
-def _read_json_cell(row: Row, name: str) -> Any:
+def _read_json_cell(row: Row, name: str) -> object:
     """Return a list or table from a column, possibly written as JSON, or None.
 
     Raises:

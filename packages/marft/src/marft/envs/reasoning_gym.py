@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,6 +19,10 @@ from marft.envs.graded_sessions import Grade, SingleTurn
 from marft.envs.safe_eval import patch_scorers
 from marft.envs.scripted_policy import OraclePolicy, ScriptedPolicy
 from marft.envs.splits import assign_split
+
+if TYPE_CHECKING:
+    from reasoning_gym.coaching.base_curriculum import BaseCurriculum
+    from reasoning_gym.dataset import ProceduralDataset
 
 NUMERIC_TYPES = (int, float, "int", "float")  # type hints of numeric parameters
 MAX_LEVELS = 100
@@ -34,14 +38,14 @@ class Generator(NamedTuple):
     name: str
     level: int  # from 1; 0 without levels
     weight: float
-    dataset: Any
+    dataset: ProceduralDataset
 
     @property
     def key(self) -> str:
         """Prefix of its task ids."""
         return f"{self.name}.{self.level}" if self.level else self.name
 
-    def score(self, answer: str | None, entry: Mapping[str, Any]) -> float:
+    def score(self, answer: str | None, entry: Mapping[str, object]) -> float:
         """Return the package's score for an answer, from 0 to 1; 0 if its scorer cannot read the answer.
 
         Raises:
@@ -117,7 +121,7 @@ def build_generators(member: MixtureDataset, seed: int) -> Iterator[Generator]:
         yield Generator(member.name, level, weight, cls(config(**{**params, "seed": seed, "size": 2**31})))
 
 
-def _curriculum_levels(dataset: str, count: int) -> list[dict[str, Any]]:
+def _curriculum_levels(dataset: str, count: int) -> list[dict[str, object]]:
     """Return the parameters for the easiest levels in a data set's own curriculum.
 
     Each level sets all attributes of the curriculum together.
@@ -149,7 +153,7 @@ def _curriculum_levels(dataset: str, count: int) -> list[dict[str, Any]]:
     return level_params
 
 
-def _curriculum_params(curriculum: Any) -> list[str]:
+def _curriculum_params(curriculum: BaseCurriculum) -> list[str]:
     """Return the names of parameters changed by a curriculum."""
     names = ("field_name", "lower_field_name", "upper_field_name")
     attributes = curriculum.attributes.values()
@@ -172,7 +176,7 @@ def _check_params(dataset: str, params: Mapping[str, object]) -> None:
             )
 
 
-def available_datasets() -> dict[str, tuple[Any, Any]]:
+def available_datasets() -> dict[str, tuple[type[ProceduralDataset], type]]:
     """Return the package's data sets by name: class, and class of parameters."""
     import reasoning_gym  # noqa: F401  registers the data sets
     from reasoning_gym.factory import DATASETS

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 MAX_LENGTH = 2000  # maximum characters of an expression
@@ -65,7 +66,7 @@ def patch_scorers() -> None:
         getattr(import_module(f"{PACKAGE}.{name}"), dataset).score_answer = _score_word
 
 
-def eval_literal(text: str) -> Any:
+def eval_literal(text: str) -> object:
     """Return the value of a Python literal.
 
     >>> eval_literal("[[1, 2], ['a']]")
@@ -80,10 +81,10 @@ def eval_literal(text: str) -> Any:
         raise ValueError("no value that is written out") from error
 
 
-def restrict_parser(parse: Callable[..., Any]) -> Callable[..., Any]:
+def restrict_parser(parse: Callable[..., object]) -> Callable[..., object]:
     """Return a ``parse_expr`` that accepts arithmetic only."""
 
-    def parse_checked(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
+    def parse_checked(text: str, local_dict: Mapping[str, object] | None = None) -> object:
         """Check the text, then parse it."""
         check_expression(text)
         return parse(text, local_dict=local_dict)
@@ -106,7 +107,7 @@ def parse_fraction(text: str) -> Fraction:
     return value
 
 
-def _score_word(_: object, answer: str | None, entry: Mapping[str, Any]) -> float:
+def _score_word(_: object, answer: str | None, entry: Mapping[str, object]) -> float:
     """Return 1 for the correct word, ignoring case, else 0."""
     return float(answer is not None and answer.strip().casefold() == str(entry["answer"]).casefold())
 
@@ -114,17 +115,17 @@ def _score_word(_: object, answer: str | None, entry: Mapping[str, Any]) -> floa
 class _SafeSympy:
     """Proxy for the sympy module with a safe ``parse_expr`` and ``simplify``."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self._module, self.parse_expr = module, restrict_parser(module.parse_expr)
 
-    def simplify(self, expression: Any) -> Any:
+    def simplify(self, expression: object) -> object:
         """Return 0 for an expression that equals 0 everywhere, else the expression.
 
         Scorers need only this from ``simplify``, whose search for a simpler form may not end.
         """
         return 0 if is_zero(expression) else expression
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._module, name)
 
 

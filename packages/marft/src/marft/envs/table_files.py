@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from marft.common.atomic import check_regular_file
 from marft.common.packages import install_command
 from marft.common.texts import truncate
 from marft.config.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, RecordBatch
 
 MAX_NAME_LENGTH = 200  # maximum characters of a column name in a message
 MAX_CELL_LENGTH = 2**31 - 1  # maximum characters of a cell; the csv module's own limit is 131,072
@@ -191,14 +194,14 @@ def read_saved_dataset(folder: Path, split: str) -> Rows:
         raise ValueError(f"environment: cannot read {folder}: {_first_line(error)}") from error
 
 
-def _stream_batches(path: Path) -> Iterator[object]:
+def _stream_batches(path: Path) -> Iterator[RecordBatch]:
     import pyarrow as pa
 
     with pa.memory_map(str(check_regular_file(path))) as source, pa.ipc.open_stream(source) as batches:
         yield from batches
 
 
-def _number_rows(batches: Iterable[Any], path: Path) -> Rows:
+def _number_rows(batches: Iterable[RecordBatch], path: Path) -> Rows:
     number = 0
     for batch in batches:
         if (name := find_duplicate(batch.schema.names)) is not None:
@@ -215,7 +218,7 @@ def _number_rows(batches: Iterable[Any], path: Path) -> Rows:
             yield f"row {number}", cells
 
 
-def _batch_rows(batch: Any) -> list[dict[str, object]]:
+def _batch_rows(batch: RecordBatch) -> list[dict[str, object]]:
     """Return the rows in a batch.
 
     Half- and single-precision numbers become the shortest decimal with the same value: 0.1, not
@@ -229,13 +232,13 @@ def _batch_rows(batch: Any) -> list[dict[str, object]]:
     return rows
 
 
-def _has_short_floats(kind: Any) -> bool:
+def _has_short_floats(kind: DataType) -> bool:
     import pyarrow.types as types
 
     return types.is_float16(kind) or types.is_float32(kind) or any(map(_has_short_floats, _component_types(kind)))
 
 
-def _component_types(kind: Any) -> list[Any]:
+def _component_types(kind: DataType) -> list[DataType]:
     """Return the component types of a nested type."""
     import pyarrow.types as types
 
@@ -244,7 +247,7 @@ def _component_types(kind: Any) -> list[Any]:
     return [kind.field(index).type for index in range(kind.num_fields)]
 
 
-def _shorten_floats(value: Any, kind: Any) -> Any:
+def _shorten_floats(value: object, kind: DataType) -> object:
     """Return a value with the shortest decimals for its half- and single-precision numbers."""
     import pyarrow.types as types
 

@@ -59,14 +59,6 @@ FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
 }
 
 
-def _resolve_path(path: str, info: ValidationInfo) -> str:
-    return resolve_recipe_path(path, info.context) if path else ""
-
-
-# absolute path; "" without a path
-AbsolutePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_resolve_path)]
-
-
 class Row(NamedTuple):
     """Table row: its location in ``location``, such as ``problems.csv, line 7``, and values by column in ``cells``."""
 

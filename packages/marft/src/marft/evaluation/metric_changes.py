@@ -77,7 +77,7 @@ class MetricChange(NamedTuple):
     difference: PairedDifference
 
 
-def compare_metrics(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -> list[MetricChange]:
+def compare_metrics(before: Mapping[str, object], after: Mapping[str, Any], by: str = "") -> list[MetricChange]:
     """Return the change in each common metric, over all tasks and then by cohort.
 
     Args:

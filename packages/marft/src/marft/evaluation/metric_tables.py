@@ -46,7 +46,7 @@ def column_names(evaluations: Sequence[Mapping[str, Any]], targets: bool = False
 
 
 def build_metric_rows(
-    evaluations: Sequence[Mapping[str, Any]], omitted: Collection[str] = OMITTED_METRICS
+    evaluations: Sequence[Mapping[str, object]], omitted: Collection[str] = OMITTED_METRICS
 ) -> list[MetricRow]:
     """Return a row for each metric in the saved evaluations, with agents below their team.
 
@@ -70,7 +70,7 @@ def build_metric_rows(
     return rows
 
 
-def build_metric_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
+def build_metric_table(evaluations: Sequence[Mapping[str, object]], targets: bool = False) -> Table:
     """Return a table with a column for each evaluation and a row for each metric."""
     table = Table(box=None, pad_edge=False)
     table.add_column("over trajectories", overflow="fold")
@@ -125,7 +125,7 @@ def compute_cohort_metrics(evaluations: Sequence[Mapping[str, Any]], by: str) ->
     return cohorts
 
 
-def build_cohort_table(evaluations: Sequence[Mapping[str, Any]], by: str) -> Table:
+def build_cohort_table(evaluations: Sequence[Mapping[str, object]], by: str) -> Table:
     """Return a table with a column for each evaluation.
 
     Each cohort has a row with its task counts, followed by its metrics.

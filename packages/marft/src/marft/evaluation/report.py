@@ -18,7 +18,7 @@ from marft.common import atomic
 from marft.common.metrics import Metric, all_metrics, catalog_metric, find_metric
 from marft.common.texts import single_line
 from marft.common.types import Episode
-from marft.config.api_keys import mask_recipe
+from marft.config.secrets import mask_recipe
 from marft.evaluation.checkpoint_results import (
     compare_runs,
     describe_unevaluated,
@@ -61,6 +61,7 @@ MAX_INNER_LEGEND, LEGEND_COLUMNS, LEGEND_ROW_HEIGHT, MAX_NAME_LENGTH = 6, 3, 0.1
 BASE_COLORS = tuple(to_hex(f"C{number}") for number in range(10))
 LINE_STYLES = ("-", "--", ":", "-.")
 Points = list[tuple[int, float]]
+Rows = Sequence[Mapping[str, object]]  # rows of a metrics log
 MAX_COHORTS = 20  # maximum number of cohorts of a field on the page
 
 
@@ -73,12 +74,12 @@ class Curve:
     image: Markup
 
 
-def draw_main_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+def draw_main_curves(rows: Rows) -> list[Curve]:
     """Return the most important curves with data in ``metrics.jsonl``."""
     return _build_curves(rows, map(catalog_metric, MAIN_METRICS))
 
 
-def other_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+def other_curves(rows: Rows) -> list[Curve]:
     """Return curves for the remaining metrics if they changed. Metrics of user-defined parts come last."""
     other_metrics = (metric for metric in all_metrics() if metric.name not in MAIN_METRICS)
     cataloged = _build_curves(rows, other_metrics, changing=True)
@@ -89,7 +90,7 @@ def other_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     ]
 
 
-def _build_curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[Metric], changing: bool = False) -> list[Curve]:
+def _build_curves(rows: Rows, metrics: Iterable[Metric], changing: bool = False) -> list[Curve]:
     curves = []
     for metric in metrics:
         lines = _metric_lines(rows, metric)
@@ -164,7 +165,7 @@ def shorten_name(label: str) -> str:
     return f"{label[: MAX_NAME_LENGTH // 2 - 1]}…{label[-MAX_NAME_LENGTH // 2 - 1 :]}"
 
 
-def compare_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve]:
+def compare_curves(runs: Mapping[str, Rows]) -> list[Curve]:
     """Return the most important team curves, with a line for each run.
 
     Args:
@@ -177,7 +178,7 @@ def compare_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curv
     return curves
 
 
-def _metric_lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Points]:
+def _metric_lines(rows: Rows, metric: Metric) -> dict[str, Points]:
     """Return the points of a metric's curves, by agent or reward term.
 
     Curves of agents replace those of the team, except for reward terms.
@@ -249,14 +250,14 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     atomic.write_file(folder.report, html)
 
 
-def read_metrics_by_run(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, Any]]]:
+def read_metrics_by_run(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, object]]]:
     """Return the rows of several metrics logs by run name, or by path for runs with the same name."""
     name_counts = Counter(folder.path.name for folder in folders)
     names = [str(folder.path) if name_counts[folder.path.name] > 1 else folder.path.name for folder in folders]
     return {name: folder.read_metrics() for name, folder in zip(names, folders, strict=True)}
 
 
-def _cohort_metrics(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, list[Cohort]]:
+def _cohort_metrics(evaluations: Sequence[Mapping[str, object]]) -> dict[str, list[Cohort]]:
     """Return metrics by cohort for each field; [] for a field with too many cohorts for a page."""
     by_field = {field: compute_cohort_metrics(evaluations, field) for field in shared_fields(evaluations)}
     return {field: cohorts if len(cohorts) <= MAX_COHORTS else [] for field, cohorts in by_field.items()}
@@ -291,7 +292,7 @@ class RecordedEpisodes:
         self.problems: list[str] = []
         self._newest = [episode for file in self._files[-1:] for episode in self._read_file(file)]
 
-    def failure_reasons(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    def failure_reasons(self, rows: Rows) -> list[tuple[str, int]]:
         """Return the reasons for unscored episodes, each with its number of episodes."""
         steps = {row["step"] for row in rows if row.get("episodes_dropped")}
         older = [episode for file in self._files[:-1] if parse_step(file) in steps for episode in self._read_file(file)]

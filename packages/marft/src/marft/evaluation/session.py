@@ -300,7 +300,7 @@ def episodes_key(
         path: folder of the checkpoint; None for the base.
         conditions: playing conditions, as JSON values.
     """
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         "version": __version__,
         "models": models,
         "weights": (path / STATE_FILE).read_text(encoding="utf-8") if path else BASE,  # digests of every file

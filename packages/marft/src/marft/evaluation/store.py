@@ -120,7 +120,7 @@ class EvaluationStore:
         write_episodes(self._part_path(number), episodes)
         return load_episodes(self._part_path(number), attempts)
 
-    def finish(self, episodes: Sequence[Episode], evaluation: Mapping[str, Any]) -> None:
+    def finish(self, episodes: Sequence[Episode], evaluation: Mapping[str, object]) -> None:
         """Save every episode to a single file, then the evaluation result beside it.
 
         An old result file is removed first. Otherwise, after an interruption, it would be mistaken for the result of
@@ -166,7 +166,7 @@ def play_attempts(
     return results
 
 
-def digest_inputs(table: Mapping[str, Any]) -> str:
+def digest_inputs(table: Mapping[str, object]) -> str:
     """Return a digest over the inputs that determine the episodes."""
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -18,7 +18,7 @@ from marft.runs.changes import flatten_table
 FILE_NAME = "tools.json"  # file of a run with the tool definitions at its start
 MAX_TEXT_LENGTH = 80  # characters of a definition, in messages
 MAX_NAMED_CHANGES = 5  # maximum number of changes in an error message
-ToolDefinitions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by role, then by tool: description and parameters
+ToolDefinitions = Mapping[str, Mapping[str, Mapping[str, object]]]  # by role, then by tool: description and parameters
 
 
 def collect_definitions(team: Team) -> ToolDefinitions:
@@ -50,7 +50,7 @@ def diff_definitions(before: ToolDefinitions | None, after: ToolDefinitions | No
     ]
 
 
-def _diff_tool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Iterator[str]:
+def _diff_tool(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> Iterator[str]:
     if before is None or after is None:
         yield " is new" if before is None else " is gone"
         return

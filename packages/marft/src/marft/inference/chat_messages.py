@@ -95,7 +95,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], chat
         return ""
 
 
-def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], first: str, second: str) -> bool:
+def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], first: str, second: str) -> bool:
     """Return whether the template shows both roles exactly once and in order.
 
     If a role is system, the check also runs with a following assistant turn. Some templates show a system message only
@@ -111,7 +111,7 @@ def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], 
     )
 
 
-def _find_markers(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], roles: Roles) -> tuple[str, ...]:
+def _find_markers(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], roles: Roles) -> tuple[str, ...]:
     contents = {"system": PROBE_FIRST, "user": PROBE_SECOND, "assistant": PROBE_REPLY}
     chat = [_make_message(role, contents[role]) for role in ("system", "user", "assistant", "user")]
     text = _render(tokenizer, options, adapt_chat(chat, roles))

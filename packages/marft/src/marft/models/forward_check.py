@@ -287,7 +287,7 @@ def build_small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrained
     return config
 
 
-def _limit_lengths(table: dict[str, Any], parent: str = "") -> None:
+def _limit_lengths(table: dict[str, object], parent: str = "") -> None:
     """Limit windows and length thresholds to ``WINDOW_SIZE``, also in nested tables."""
     for name, value in table.items():
         if isinstance(value, dict) and value.get("rope_type") not in DYNAMIC_ROPE_TYPES:

@@ -135,7 +135,7 @@ def _compact_group(group: _RowGroup, device: torch.device) -> list[int]:
 
 
 def _run_decoder(
-    decoder: Any,
+    decoder: nn.Module,
     routing: Routing,
     ids_BT: Tensor,
     policies: Sequence[str | None],

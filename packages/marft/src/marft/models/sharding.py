@@ -66,18 +66,18 @@ class Shards:
             if not name.startswith("base.")
         }
         self._pass = _PassModule(backbone.model)
-        layers = _decoder_layers(backbone)
+        layers = list[FSDPModule]()
         in_float32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients are reduced in float32
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=adapters, mp_policy=in_float32)
+        for layer in _decoder_layers(backbone):
+            layers.append(fully_shard(layer, mesh=mesh, ignored_params=adapters, mp_policy=in_float32))
             if backbone.fused:
                 setattr(layer, FUSED_METHOD, MethodType(fused_layer, layer))
                 register_fsdp_forward_method(layer, FUSED_METHOD)
         fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False, mp_policy=in_float32)
         for adapter in adapters:
             adapter.data = adapter.data.to(backbone.device)  # same device as the shards
-        self._modules: list[Any] = [self._pass, *layers]
-        self._layers: list[Any] = layers
+        self._layers: list[FSDPModule] = layers
+        self._modules = [self._root(), *self._layers]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # gradients are sums: their weights already include all ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo does not support a factor in its sum
@@ -97,7 +97,7 @@ class Shards:
         hidden: Tensor = self._pass(work)
         return hidden
 
-    def run_fused_layer(self, layer: Any, *arguments: Any) -> Tensor:
+    def run_fused_layer(self, layer: nn.Module, *arguments: Any) -> Tensor:
         """Compute :func:`fused_layer` with the layer's gathered weights."""
         if self.gathered:
             return fused_layer(layer, *arguments)
@@ -162,12 +162,12 @@ class Shards:
         for name, parameter in self.parameters.items():
             local_shard(parameter).copy_(local_shard(shard_like(weights[name], parameter)))
 
-    def _root(self) -> Any:
+    def _root(self) -> FSDPModule:
         assert isinstance(self._pass, FSDPModule)
         return self._pass
 
 
-def _decoder_layers(backbone: Backbone) -> list[Any]:
+def _decoder_layers(backbone: Backbone) -> list[nn.Module]:
     """Return the decoder's layers under any attribute name. Each layer is gathered separately."""
     lists = [module for module in backbone.decoder.modules() if isinstance(module, nn.ModuleList)]
     return list(next((module_list for module_list in lists if len(module_list) == backbone.num_layers), ()))

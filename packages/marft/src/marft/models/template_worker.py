@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_parsing import parse_response
@@ -107,7 +106,7 @@ def render(template: str, variables: dict[str, object] | None) -> str:
     return text
 
 
-def parse(template: dict[str, Any], text: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+def parse(template: dict[str, object], text: str, tools: list[dict[str, object]] | None) -> dict[str, object]:
     """Parse a turn with a response template, a table with regular expressions for the text.
 
     Raises:

@@ -320,7 +320,7 @@ def _check_folder(folder: Path, label: str) -> None:
 
 def find_stop_ids(
     tokenizer: PreTrainedTokenizerBase,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     declared: Sequence[int | Sequence[int] | None],
     vocabulary: int,
 ) -> tuple[int, ...]:

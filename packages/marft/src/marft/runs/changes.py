@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from marft.common.atomic import digest_of_file
 from marft.config.plugins import user_module_name
 from marft.config.run import RunSettings
 
@@ -73,7 +73,7 @@ def hash_user_code(run: RunSettings) -> dict[str, str]:
         name = user_module_name(text)
         module = sys.modules.get(name)
         if module and module.__file__ and Path(module.__file__).is_file():
-            hashes[name] = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+            hashes[name] = digest_of_file(Path(module.__file__))
     return hashes
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marft.common.types import ActionCredit
 
 MAX_FLOAT16 = float(np.finfo(np.float16).max)  # larger magnitudes are clipped to this
-DECISION_COLUMNS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {
+DECISION_COLUMNS: dict[str, Callable[[ActionCredit], npt.NDArray[np.float64] | None]] = {
     "advantage": lambda row: row.advantages,
     "raw_advantage": lambda row: row.raw_advantages,
     "value": lambda row: row.values,
@@ -116,7 +116,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> pa.Table:
         raise ValueError(f"cannot read the credit of {path}: {str(error).strip()}") from error
 
 
-def _to_float16(rows: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
+def _to_float16(rows: Sequence[npt.NDArray[np.float64] | None]) -> pa.Array:
     """Return float16 arrays, one for each row."""
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)])
     flat = np.concatenate([np.zeros(0), *(row for row in rows if row is not None)])

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from marft.common.callbacks import Callback
 from marft.common.texts import format_error, single_line, truncate
-from marft.config.api_keys import mask_values, option_secret_values
 from marft.config.interfaces.metric_logger import MetricLogger, Parameter, RunInfo, Sink
 from marft.config.run import RunSettings
+from marft.config.secrets import mask_values, option_secret_values
 from marft.runs.changes import flatten_recipe
 from marft.runs.run_folder import RunFolder
 

@@ -95,9 +95,9 @@ class _SavedEvaluation(_SavedModel):
     measured: dict[str, dict[str, tuple[float, float]]] = {}
     fields: dict[str, dict[str, str]] = {}
     rewards: dict[str, float] = {}
-    examples: list[dict[str, Any]] = []
-    tools: dict[str, dict[str, dict[str, Any]]] | None = None
-    reorganized: dict[str, Any] = {}
+    examples: list[dict[str, object]] = []
+    tools: dict[str, dict[str, dict[str, object]]] | None = None
+    reorganized: dict[str, object] = {}
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
@@ -448,7 +448,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def settings(
-        self, overrides: Sequence[str] = (), changes: Mapping[str, Any] = {}, objects: Iterable[Any] = ()
+        self, overrides: Sequence[str] = (), changes: Mapping[str, object] = {}, objects: Iterable[object] = ()
     ) -> RunSettings:
         """Return the run's recipe with changes applied.
 
@@ -470,7 +470,7 @@ class RunFolder:
         return load_recipe(self.config, overrides, changes, objects)
 
     def relocated_settings(
-        self, overrides: Sequence[str] = (), changes: Mapping[str, Any] = {}, objects: Iterable[Any] = ()
+        self, overrides: Sequence[str] = (), changes: Mapping[str, object] = {}, objects: Iterable[object] = ()
     ) -> RunSettings:
         """Return the run's recipe with changes, for the folder's current name and location.
 

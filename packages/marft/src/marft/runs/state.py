@@ -159,7 +159,7 @@ class CheckpointRecord:
 
 def write_state(folder: Path, state: State, log: LogDigest, models: Mapping[str, str], run: RunSettings) -> None:
     """Write ``state.json`` for a checkpoint's folder, after all of its other files."""
-    files = {file.relative_to(folder).as_posix(): digest_of_file(file) for file in _files(folder)}
+    files = {file.relative_to(folder).as_posix(): atomic.digest_of_file(file) for file in _files(folder)}
     provenance = {"models": models, "code": hash_user_code(run), "version": __version__}
     write_state_table(folder, {**asdict(state), "files": files, "log": asdict(log), **provenance})
 
@@ -197,7 +197,7 @@ def read_record(path: Path) -> CheckpointRecord:
             raise ValueError(f"{path}: {STATE_FILE} is damaged")
         saved = STATE_FILE_ADAPTER.validate_json(json.dumps(table))
         for name, digest in saved.files.items():
-            if not (path / name).is_file() or digest_of_file(path / name) != digest:
+            if not (path / name).is_file() or atomic.digest_of_file(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in saved.files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
@@ -232,9 +232,3 @@ def _files(folder: Path) -> list[Path]:
 def digest_of_table(table: Mapping[str, object]) -> str:
     """Return the SHA-256 digest of a table, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-
-
-def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

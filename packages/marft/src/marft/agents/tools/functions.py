@@ -277,7 +277,7 @@ def _has_json_form(annotation: Any) -> bool:
     return True
 
 
-def _is_list_like(kind: Any) -> bool:
+def _is_list_like(kind: object) -> bool:
     """Return true if values of a type become lists: arrays and iterables."""
     return hasattr(kind, "tolist") or (isinstance(kind, type) and issubclass(kind, Iterable))
 
@@ -287,7 +287,7 @@ def _is_interface(kind: type) -> bool:
     return inspect.isabstract(kind) or bool(getattr(kind, "_is_protocol", False))
 
 
-def _to_python(value: Any) -> Any:
+def _to_python(value: object) -> object:
     """Convert a value unknown to pydantic.
 
     NumPy scalars and arrays, pandas columns (missing values become None) and other iterables become Python values.

@@ -35,10 +35,10 @@ from marft.common.texts import single_line
 from marft.common.types import Task, Tool
 from marft.common.user_modules import subprocess_env
 from marft.config.agents import Strings
-from marft.config.api_keys import mask_key, mask_values, read_api_key, secret_values
 from marft.config.endpoint import VARIABLE_NAME, check_url
 from marft.config.interfaces.tools import StatelessSource, ToolProvider, ToolSession, ToolSource
 from marft.config.paths import ExpandUser
+from marft.config.secrets import mask_key, mask_values, read_api_key, secret_values
 from marft.config.settings import Positive
 
 if TYPE_CHECKING:

@@ -90,11 +90,8 @@ def inspect_table(path: Path, question: str = "", answer: str | None = None) -> 
         if column and column not in columns:
             raise ValueError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
     question = question or guess_columns([column for column in columns if column != answer] or columns)[0]
-    answer = (
-        guess_columns([question, *(column for column in columns if column != question)])[1]
-        if answer is None
-        else answer
-    )
+    if answer is None:
+        answer = guess_columns([question, *(column for column in columns if column != question)])[1]
     if question == answer:
         raise ValueError(f"--question and --answer are the same column, {question!r}; name two")
     rows = list(read_table(_absolute_path(path), "", "train"))

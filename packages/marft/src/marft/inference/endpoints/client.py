@@ -13,8 +13,8 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.packages import install_command
 from marft.common.texts import single_line, truncate
 from marft.common.usage import Usage
-from marft.config.api_keys import fill_variables, mask_key, mask_values, read_api_key, secret_values, variable_values
 from marft.config.endpoint import EndpointSettings, RequestLimits
+from marft.config.secrets import fill_variables, mask_key, mask_values, read_api_key, secret_values, variable_values
 from marft.inference.endpoints.limits import LocalLimits
 from marft.inference.endpoints.responses import ModelResponse, compute_usage, mask_secrets, parse_body, parse_response
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.common.types import FinishReason, ToolCall
 from marft.common.usage import Usage
-from marft.config.api_keys import mask_values
 from marft.config.endpoint import EndpointSettings
+from marft.config.secrets import mask_values
 
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 TRUNCATED_REASONS = (

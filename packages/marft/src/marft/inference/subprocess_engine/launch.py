@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from marft.common.processes.child_process import python_command
 from marft.common.processes.launcher import Launcher
-from marft.config.api_keys import fill_variables
 from marft.config.bundled import resolve_path
 from marft.config.interfaces.engine import Engine
-from marft.config.placement import find_cluster, open_launcher
 from marft.config.run import RunSettings
+from marft.config.secrets import fill_variables
+from marft.config.sections import find_cluster, open_launcher
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.grammar_masking import GrammarMasker, grammar_setup
 from marft.inference.router import Router

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from marft.inference.subprocess_engine.messages import (
     CommandCompleted,
     Connection,
     EngineInit,
+    Ids,
+    Numbers,
     Ready,
     Rejected,
     RequestFailed,
@@ -37,6 +39,11 @@ from marft.inference.subprocess_engine.messages import (
     TokenChunk,
 )
 from marft.inference.subprocess_engine.server import EngineServer, PolicySlot
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.logprobs import Logprob
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 MAX_LOGPROBS = 128  # maximum number of ids with log-probabilities in one request
 ENVIRONMENT_VARIABLES = {
@@ -70,7 +77,7 @@ async def _serve(client: socket.socket) -> None:
     engine.shutdown()
 
 
-def _start_engine(init_message: EngineInit, folder: Path) -> tuple[Any, str]:
+def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str]:
     """Start vLLM; return the engine and the program name.
 
     Args:
@@ -87,7 +94,7 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[Any, str]:
     lora: dict[str, object] = {}
     if init_message.max_adapters:
         lora = {"enable_lora": True, "max_loras": init_message.max_adapters, "max_lora_rank": init_message.max_rank}
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "model": init_message.model,
         "dtype": init_message.dtype,
         "max_model_len": init_message.max_context,
@@ -113,7 +120,7 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[Any, str]:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
 
 
-def _grammar_arguments(init_message: EngineInit, folder: Path) -> dict[str, Any]:
+def _grammar_arguments(init_message: EngineInit, folder: Path) -> dict[str, object]:
     """Return vLLM arguments for the same grammar masks as in the run: llguidance on the run's tokenizer."""
     from vllm.config import StructuredOutputsConfig
 
@@ -130,7 +137,7 @@ class Server(EngineServer):
         engine: an ``AsyncLLM``.
     """
 
-    def __init__(self, connection: Connection, engine: Any) -> None:
+    def __init__(self, connection: Connection, engine: AsyncLLM) -> None:
         super().__init__(connection)
         self.engine = engine
 
@@ -264,10 +271,10 @@ class Server(EngineServer):
         version = slot.command.version
         self.connection.send(ScoreResponse(request.number, np.array(sums, np.float32), version, version))
 
-    def _generate(self, prompt: list[int], sampling: Any, name: str, slot: PolicySlot) -> AsyncIterator[Any]:
-        token_prompt = {"prompt_token_ids": prompt, "cache_salt": slot.name}
-        lora_request = _lora_request(slot) if slot.adapter else None
-        outputs: AsyncIterator[Any] = self.engine.generate(token_prompt, sampling, name, lora_request=lora_request)
+    def _generate(self, ids: list[int], sampling: object, name: str, slot: PolicySlot) -> AsyncIterator[RequestOutput]:
+        token_prompt = {"prompt_token_ids": ids, "cache_salt": slot.name}
+        lora = _lora_request(slot) if slot.adapter else None
+        outputs: AsyncIterator[RequestOutput] = self.engine.generate(token_prompt, sampling, name, lora_request=lora)
         return outputs
 
 
@@ -284,13 +291,13 @@ def build_prefix_tree(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...
     return {prefix: list(following) for prefix, following in children.items()}
 
 
-def _lora_request(slot: PolicySlot) -> Any:
+def _lora_request(slot: PolicySlot) -> object:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
 
 
-def _structured_outputs(kind: str, text: str) -> Any:
+def _structured_outputs(kind: str, text: str) -> object:
     """Convert a grammar to vLLM's structured-output parameters."""
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -299,7 +306,7 @@ def _structured_outputs(kind: str, text: str) -> Any:
     return StructuredOutputsParams(**{"grammar" if kind == "lark" else kind: text})
 
 
-def _top_logprobs(steps: Sequence[dict[int, Any]], count: int) -> tuple[Any, Any]:
+def _top_logprobs(steps: Sequence[dict[int, Logprob]], count: int) -> tuple[Ids, Numbers]:
     """Return ids and log-probabilities of the likeliest tokens at each step, [T, count]."""
     if not count:
         return NO_IDS, NO_NUMBERS

@@ -12,7 +12,7 @@ from marft.agents.team import Team
 from marft.common.processes.launcher import ProcessHandle, start_all
 from marft.common.types import Episode
 from marft.common.usage import sum_counts
-from marft.config.placement import open_launcher
+from marft.config.sections import open_launcher
 from marft.inference.runtime import InferenceRuntime
 from marft.rollout.runner import EpisodeCallback, RolloutRunner
 from marft.rollout.workers.link import RetriedRollout

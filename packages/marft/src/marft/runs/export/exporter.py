@@ -32,7 +32,7 @@ from marft.runs.run_folder import RunFolder
 from marft.runs.state import CheckpointRecord, read_record
 
 TEXT_SUFFIXES = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
-TABLE_PARSERS: Mapping[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads}
+TABLE_PARSERS: Mapping[str, Callable[[str], object]] = {".json": json.loads, ".toml": tomllib.loads}
 EVALUATION_KEYS = (
     "checkpoint",
     "mode",
@@ -175,9 +175,9 @@ def export_run(
                 f"no evaluation of {record.path.name}{suffix} is saved, so the model card has no figures; first:  "
                 f"marft eval {folder.path} --checkpoint base,{record.path.name}{flag}"
             )
-        write_manifest(staging, table)
+        manifest = write_manifest(staging, table)
         locations = [reference.location for reference in references]
-        card = render_model_card(table, target.resolve().name, trust_flag(export.table), locations)
+        card = render_model_card(manifest, target.resolve().name, trust_flag(export.table), locations)
         (staging / CARD).write_text(card, encoding="utf-8")
     for sentence in export.omitted:
         note(f"left out: {sentence}")
@@ -242,7 +242,7 @@ def _build_manifest(
     export: ExportRecipe,
     weights: WeightExporter,
     changed: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     state, table = record.state, export.table
     return {
         "marft": __version__,
@@ -266,7 +266,7 @@ def _build_manifest(
     }
 
 
-def _training_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _training_settings(recipe: Mapping[str, Any]) -> dict[str, object]:
     """Return training settings for the model card."""
     rollout, environment = recipe["rollout"], recipe["environment"]
     return {

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft.common import atomic, user_modules
+from marft.common.atomic import digest_of_file
 from marft.common.texts import join_names
 from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
-from marft.runs.state import digest_of_file, digest_of_table
+from marft.runs.state import digest_of_table
 
 RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
@@ -82,7 +83,7 @@ class ModelEntry(_Table):
     commit: str = ""
     digest: str = ""
     endpoint: str = ""
-    template_options: dict[str, Any] = {}
+    template_options: dict[str, object] = {}
     chat_template: str = ""
 
 
@@ -95,12 +96,12 @@ class Manifest(_Table):
     name: str
     made: str
     checkpoint: CheckpointEntry
-    organization: dict[str, Any]
-    channel: dict[str, Any]
+    organization: dict[str, object]
+    channel: dict[str, object]
     agents: tuple[dict[str, Any], ...]
     reorganized: dict[str, Any]  # changes since training: name, digest, organization, added, removed
     sees: dict[str, tuple[str, ...]]  # by role: agents that it saw in the last recorded episodes, for this team
-    tools: dict[str, Any]
+    tools: dict[str, object]
     policies: dict[str, PolicyEntry]
     models: dict[str, ModelEntry]
     evaluations: tuple[dict[str, Any], ...]  # of this checkpoint and the untuned base
@@ -160,14 +161,15 @@ def load_export(path: str | Path) -> Export:
     return Export(path, manifest, tuple(extra), hashes)
 
 
-def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
-    """Write the manifest for a folder's files, except the model card."""
+def write_manifest(folder: Path, table: Mapping[str, object]) -> Manifest:
+    """Write and return the manifest for a folder's files, except the model card."""
     names = [name for name in list_files(folder) if name not in (MANIFEST, CARD)]
     files = {name: {"sha256": digest_of_file(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
     manifest = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA, **table, "files": files}
-    Manifest.model_validate(manifest)
+    checked = Manifest.model_validate(manifest)
     text = json.dumps({**manifest, "digest": digest_of_table(manifest)}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    return checked
 
 
 def list_files(folder: Path) -> list[str]:

@@ -12,45 +12,46 @@ import yaml
 from marft.agents.prompt_messages import format_message
 from marft.common.user_modules import MANIFEST
 from marft.config.interfaces.channel import Message
+from marft.runs.export.manifest import Manifest, ModelEntry, PolicyEntry
 
 CHANGE_KEYS = {"added since:": "added", "gone since:": "removed"}
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM supports
 
 
-def render_model_card(table: Mapping[str, Any], folder: str, trust: str = "", references: Sequence[str] = ()) -> str:
+def render_model_card(manifest: Manifest, folder: str, trust: str = "", references: Sequence[str] = ()) -> str:
     """Return the model card (``README.md``) of an export.
 
     Args:
-        table: the manifest of the export.
+        manifest: the manifest of the export.
         folder: name of the export's folder.
         trust: flag that commands need for an export with code (:func:`marft.runs.export.recipe.trust_flag`).
         references: places that still name folders of the training machine.
     """
     parts = [
-        f"# {table['name']}",
-        _summary(table),
+        f"# {manifest.name}",
+        _summary(manifest),
         "## Figures",
-        *_results_section(table),
+        *_results_section(manifest),
         "## How it was trained",
-        _training_section(table),
+        _training_section(manifest),
         "## Loading it",
-        *_loading_section(table, folder, trust),
+        *_loading_section(manifest, folder, trust),
     ]
-    if table["left_out"]:
-        parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in table["left_out"])]
+    if manifest.left_out:
+        parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in manifest.left_out)]
     if references:
         parts += [
             "## What names another machine",
             "These name folders of the machine of training, which are not here:",
             "\n".join(f"- {place}" for place in references),
         ]
-    return f"---\n{_header(table)}---\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{_header(manifest)}---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _header(table: Mapping[str, Any]) -> str:
-    adapters = [policy for policy in table["policies"].values() if policy["kind"] == "adapter"]
-    base_models = {model["path"] for model in table["models"].values() if model["commit"]}
-    header: dict[str, Any] = {"base_model": sorted(base_models)} if base_models else {}
+def _header(manifest: Manifest) -> str:
+    adapters = [policy for policy in manifest.policies.values() if policy.kind == "adapter"]
+    base_models = {model.path for model in manifest.models.values() if model.commit}
+    header: dict[str, object] = {"base_model": sorted(base_models)} if base_models else {}
     header |= {
         "library_name": "peft" if adapters else "transformers",
         "pipeline_tag": "text-generation",
@@ -59,16 +60,16 @@ def _header(table: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(header, sort_keys=False, allow_unicode=True))
 
 
-def _summary(table: Mapping[str, Any]) -> str:
+def _summary(manifest: Manifest) -> str:
     roles = ", ".join(
         f"`{agent['role']}` (policy `{agent['policy']}`)" + (", who answers" if agent.get("answers") else "")
-        for agent in table["agents"]
+        for agent in manifest.agents
     )
-    bases = ", ".join(_base(model) for model in table["models"].values())
+    bases = ", ".join(_base(model) for model in manifest.models.values())
     return (
         f"A team of language models that was trained together: {roles}. Organization: "
-        f"`{table['organization']['organization']}`. Models: {bases}. Weights: {table['checkpoint']['name']}. "
-        f"{_describe_changes(table['reorganized'])}`{MANIFEST}` says all of it, with a digest of every file."
+        f"`{manifest.organization['organization']}`. Models: {bases}. Weights: {manifest.checkpoint.name}. "
+        f"{_describe_changes(manifest.reorganized)}`{MANIFEST}` says all of it, with a digest of every file."
     )
 
 
@@ -84,19 +85,19 @@ def _describe_changes(changed: Mapping[str, Any]) -> str:
     return f"It was trained {'; '.join(parts)}. "
 
 
-def _base(model: Mapping[str, Any]) -> str:
-    if model["endpoint"]:
-        return f"`{model['path']}` at {model['endpoint']}"
-    commit = f" at commit `{model['commit']}`" if model["commit"] else ", which lies in here"
-    return f"`{model['path']}`{commit}"
+def _base(model: ModelEntry) -> str:
+    if model.endpoint:
+        return f"`{model.path}` at {model.endpoint}"
+    commit = f" at commit `{model.commit}`" if model.commit else ", which lies in here"
+    return f"`{model.path}`{commit}"
 
 
-def _results_section(table: Mapping[str, Any]) -> Iterator[str]:
-    if not table["evaluations"]:
+def _results_section(manifest: Manifest) -> Iterator[str]:
+    if not manifest.evaluations:
         yield "This checkpoint was not evaluated before it was exported."
         return
     rows = ["| | mode | messages | tasks | accuracy | reward |", "| --- | --- | --- | --- | --- | --- |"]
-    ordered = sorted(table["evaluations"], key=lambda e: (e["checkpoint"] != "base", e["mode"], e["shuffled_messages"]))
+    ordered = sorted(manifest.evaluations, key=lambda e: (e["checkpoint"] != "base", e["mode"], e["shuffled_messages"]))
     for evaluation in ordered:
         phase = "before" if evaluation["checkpoint"] == "base" else "after"
         messages = "of other tasks" if evaluation["shuffled_messages"] else "own"
@@ -115,17 +116,17 @@ def _with_interval(value: float | None, interval: Sequence[float] | None, scale:
     return f"{scale * value:.{digits}f}{unit}{interval_text}"
 
 
-def _training_section(table: Mapping[str, Any]) -> str:
-    training, step = table["training"], table["checkpoint"]["step"]
+def _training_section(manifest: Manifest) -> str:
+    training, step = manifest.training, manifest.checkpoint.step
     return (
-        f"With MARFT {table['marft']}: algorithm `{training['algorithm']}` at "
+        f"With MARFT {manifest.marft}: algorithm `{training['algorithm']}` at "
         f"{training['level']} level, {step} steps of {training['tasks_per_step']} tasks with "
         f"{training['samples_per_task']} attempts each, learning rate {training['learning_rate']:g}, environment "
         f"`{training['environment']}`. Trained were {', '.join(f'`{name}`' for name in training['trained']) or 'none'}."
     )
 
 
-def _loading_section(table: Mapping[str, Any], folder: str, trust: str = "") -> Iterator[str]:
+def _loading_section(manifest: Manifest, folder: str, trust: str = "") -> Iterator[str]:
     yield (
         "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
         f"\n```sh\nmarft serve .{trust}\nmarft eval .{trust}\n```"
@@ -135,12 +136,13 @@ def _loading_section(table: Mapping[str, Any], folder: str, trust: str = "") -> 
             f"`{trust.strip()}` lets it run code, or ask servers, of its author's: without it, either command says "
             "which, and stops. Read it before."
         )
-    adapters = {name: policy for name, policy in table["policies"].items() if policy["kind"] == "adapter"}
-    full_models = {name: policy["path"] for name, policy in table["policies"].items() if policy["kind"] == "weights"}
+    models, policies = manifest.models, manifest.policies
+    adapters = {name: policy for name, policy in policies.items() if policy.kind == "adapter"}
+    full_models = {name: policy.path for name, policy in policies.items() if policy.kind == "weights"}
     if adapters:
-        yield from (f"With transformers and peft:\n\n```python\n{code}```" for code in _with_peft(table, adapters))
-        yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(table, adapters))
-    full_models |= {name: policy["merged"] for name, policy in adapters.items() if policy["merged"]}
+        yield from (f"With transformers and peft:\n\n```python\n{code}```" for code in _with_peft(models, adapters))
+        yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(models, adapters))
+    full_models |= {name: policy.merged for name, policy in adapters.items() if policy.merged}
     if full_models:
         path = next(iter(full_models.values()))
         yield (
@@ -149,8 +151,8 @@ def _loading_section(table: Mapping[str, Any], folder: str, trust: str = "") -> 
             + ") are models like any other: "
             f'`AutoModelForCausalLM.from_pretrained("{path}")`, `vllm serve {path}`.'
         )
-    yield from _prompt_notes(table)
-    yield from _with_llama(table, folder, adapters, full_models)
+    yield from _prompt_notes(manifest)
+    yield from _with_llama(models, folder, adapters, full_models)
     yield (
         "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
         f"`{format_message(Message('<role>', '')).rstrip()}` and on the next line what they said, with empty lines "
@@ -158,19 +160,19 @@ def _loading_section(table: Mapping[str, Any], folder: str, trust: str = "") -> 
     )
 
 
-def _prompt_notes(table: Mapping[str, Any]) -> Iterator[str]:
+def _prompt_notes(manifest: Manifest) -> Iterator[str]:
     """Yield texts about prompt rendering and sampling, where they differ from the base model's defaults."""
-    for model in table["models"].values():
-        if model["chat_template"]:
-            yield f"Prompts of `{model['path']}` are rendered with `{model['chat_template']}`, in the place of its own."
-        if model["template_options"]:
-            options = dict(model["template_options"])
+    for model in manifest.models.values():
+        if model.chat_template:
+            yield f"Prompts of `{model.path}` are rendered with `{model.chat_template}`, in the place of its own."
+        if model.template_options:
+            options = dict(model.template_options)
             yield (
-                f"The chat template of `{model['path']}` gets `{json.dumps(options, ensure_ascii=False)}`: "
+                f"The chat template of `{model.path}` gets `{json.dumps(options, ensure_ascii=False)}`: "
                 f"`tokenizer.apply_chat_template(…, **{options})`, in vLLM `--default-chat-template-kwargs`."
             )
     rows = ["| role | temperature | new tokens, at most | thoughts |", "| --- | --- | --- | --- |"]
-    for agent in table["agents"]:
+    for agent in manifest.agents:
         sampling = agent["sampling"]
         rows.append(
             f"| `{agent['role']}` | {sampling['temperature']:g} | {sampling['max_new_tokens']} | {agent['thinking']} |"
@@ -178,32 +180,32 @@ def _prompt_notes(table: Mapping[str, Any]) -> Iterator[str]:
     yield "Agents were trained with this sampling, and no other warping or penalty:\n\n" + "\n".join(rows)
 
 
-def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+def _with_peft(models: Mapping[str, ModelEntry], adapters: Mapping[str, PolicyEntry]) -> Iterator[str]:
     """Yield Python code for each base model."""
-    for name in dict.fromkeys(adapter["model"] for adapter in adapters.values()):
-        model_adapters = {policy: adapter for policy, adapter in adapters.items() if adapter["model"] == name}
+    for name in dict.fromkeys(adapter.model for adapter in adapters.values()):
+        model_adapters = {policy: adapter for policy, adapter in adapters.items() if adapter.model == name}
         (first, *other_adapters) = model_adapters.items()
-        base = table["models"][name]
-        revision = f', revision="{base["commit"]}"' if base["commit"] else ""
+        base = models[name]
+        revision = f', revision="{base.commit}"' if base.commit else ""
         lines = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig",
             "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{base["path"]}"{revision})',
-            f'base = AutoModelForCausalLM.from_pretrained("{base["path"]}"{revision})',
+            f'tokenizer = AutoTokenizer.from_pretrained("{base.path}"{revision})',
+            f'base = AutoModelForCausalLM.from_pretrained("{base.path}"{revision})',
             "own = base.generation_config  # of which the team was trained with what ends a text alone",
             "base.generation_config = GenerationConfig(eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)",
-            f'model = PeftModel.from_pretrained(base, "{first[1]["path"]}", adapter_name="{first[0]}")',
-            *(f'model.load_adapter("{adapter["path"]}", "{policy}")' for policy, adapter in other_adapters),
+            f'model = PeftModel.from_pretrained(base, "{first[1].path}", adapter_name="{first[0]}")',
+            *(f'model.load_adapter("{adapter.path}", "{policy}")' for policy, adapter in other_adapters),
             f'model.set_adapter("{first[0]}")',
         ]
-        if base["chat_template"]:
-            lines.insert(4, f'tokenizer.chat_template = open("{base["chat_template"]}", encoding="utf-8").read()')
+        if base.chat_template:
+            lines.insert(4, f'tokenizer.chat_template = open("{base.chat_template}", encoding="utf-8").read()')
         yield "\n".join(lines) + "\n"
 
 
 def _with_llama(
-    table: Mapping[str, Any], folder: str, adapters: Mapping[str, Any], full_models: Mapping[str, str]
+    models: Mapping[str, ModelEntry], folder: str, adapters: Mapping[str, PolicyEntry], full_models: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield commands for llama.cpp (in its checkout) and Ollama, for the first model or else the first adapter."""
     if full_models:
@@ -216,14 +218,14 @@ def _with_llama(
         heading = "With llama.cpp, in its checkout, and with Ollama"
     elif adapters:
         name, adapter = next(iter(adapters.items()))
-        model = table["models"][adapter["model"]]
-        download = f"hf download {model['path']} --revision {model['commit']} --local-dir base"
-        fetched = [download] if model["commit"] else []
-        base = "base" if fetched else f"{folder}/{model['path']}"
+        model = models[adapter.model]
+        download = f"hf download {model.path} --revision {model.commit} --local-dir base"
+        fetched = [download] if model.commit else []
+        base = "base" if fetched else f"{folder}/{model.path}"
         lines = [
             *fetched,
             f"python convert_hf_to_gguf.py {base} --outfile base.gguf",
-            f"python convert_lora_to_gguf.py --base {base} {folder}/{adapter['path']} --outfile {name}.gguf",
+            f"python convert_lora_to_gguf.py --base {base} {folder}/{adapter.path} --outfile {name}.gguf",
             f"llama-cli -m base.gguf --lora {name}.gguf",
         ]
         heading = (
@@ -235,20 +237,20 @@ def _with_llama(
     yield f"{heading}; its converter knows the tokenizers of published models alone:\n\n```sh\n{commands}\n```"
 
 
-def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+def _with_vllm(models: Mapping[str, ModelEntry], adapters: Mapping[str, PolicyEntry]) -> Iterator[str]:
     """Yield one server command for each base model."""
-    for model in dict.fromkeys(adapter["model"] for adapter in adapters.values()):
-        model_adapters = {name: adapter for name, adapter in adapters.items() if adapter["model"] == model}
-        base = table["models"][model]
-        revision = f" --revision {base['commit']}" if base["commit"] else ""
-        rank = vllm_lora_rank(max(adapter["rank"] for adapter in model_adapters.values()))
-        words = [f"vllm serve {base['path']}{revision} --generation-config vllm"]
-        if base["chat_template"]:
-            words.append(f"--chat-template {base['chat_template']}")
-        if base["template_options"]:
-            words.append(f"--default-chat-template-kwargs {shlex.quote(json.dumps(base['template_options']))}")
+    for model in dict.fromkeys(adapter.model for adapter in adapters.values()):
+        model_adapters = {name: adapter for name, adapter in adapters.items() if adapter.model == model}
+        base = models[model]
+        revision = f" --revision {base.commit}" if base.commit else ""
+        rank = vllm_lora_rank(max(adapter.rank for adapter in model_adapters.values()))
+        words = [f"vllm serve {base.path}{revision} --generation-config vllm"]
+        if base.chat_template:
+            words.append(f"--chat-template {base.chat_template}")
+        if base.template_options:
+            words.append(f"--default-chat-template-kwargs {shlex.quote(json.dumps(base.template_options))}")
         words.append(f"--enable-lora --max-loras {len(model_adapters)} --max-lora-rank {rank}")
-        lora_modules = " ".join(f"{name}={adapter['path']}" for name, adapter in model_adapters.items())
+        lora_modules = " ".join(f"{name}={adapter.path}" for name, adapter in model_adapters.items())
         words.append(f"--lora-modules {lora_modules}")
         yield " \\\n  ".join(words)
 

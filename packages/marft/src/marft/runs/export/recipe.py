@@ -19,12 +19,12 @@ from marft.common import user_modules
 from marft.common.packages import bundled_plugins, first_party_folders, is_first_party, registered_entry_points
 from marft.common.types import Task
 from marft.common.user_modules import CODE_FOLDER, MANIFEST
-from marft.config.api_keys import SECRET_NAME, secret_values
 from marft.config.interfaces.environment import Environment, Session, Split
 from marft.config.load import parse_recipe
 from marft.config.paths import RECIPE_FOLDER
 from marft.config.plugins import module_name, user_module_name
 from marft.config.run import RunSettings
+from marft.config.secrets import SECRET_NAME, secret_values
 from marft.runs.changes import Key, iterate_texts
 from marft.runs.export.manifest import RECIPE, Export
 
@@ -212,7 +212,7 @@ def export_recipe(recipe: Mapping[str, Any], folder: Path) -> ExportRecipe:
     return export
 
 
-def find_code_keys(table: Mapping[str, Any]) -> list[str]:
+def find_code_keys(table: Mapping[str, object]) -> list[str]:
     """Return recipe keys for third-party code, programs and servers.
 
     Users should read these before they load an export by another author.
@@ -249,7 +249,7 @@ def _example_paths() -> set[str]:
     return {registered_entry_points("examples")[name].value for name in bundled_plugins("examples")}
 
 
-def trust_flag(table: Mapping[str, Any]) -> str:
+def trust_flag(table: Mapping[str, object]) -> str:
     """Return the flag that ``marft eval`` and ``marft serve`` need for an export with code; "" otherwise."""
     return f" {TRUST}" if find_code_keys(table) else ""
 
@@ -359,7 +359,7 @@ def _export_rewards(export: ExportRecipe, folder: Path) -> None:
         export.table["environment"] = {"name": PLACEHOLDER}
 
 
-def _find_obstacle(part: Mapping[str, Any], folder: Path) -> str:
+def _find_obstacle(part: Mapping[str, object], folder: Path) -> str:
     """Return the reason why a part cannot be exported; "" for an exportable part."""
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
@@ -389,7 +389,7 @@ def format_key(key: Key) -> str:
     return ".".join(map(str, key))
 
 
-def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, Any]:
+def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, object]:
     """Return an export's recipe table.
 
     Args:
@@ -423,7 +423,7 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, Any
     return {**table, RECIPE_FOLDER: str(folder)}
 
 
-def _check_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> None:
+def _check_unlisted(export: Export, table: Mapping[str, object], folder: Path) -> None:
     """Check the recipe's files against the manifest.
 
     Raises:
@@ -475,7 +475,7 @@ def _resolve(table: Any, key: Sequence[str], folder: Path) -> None:
     """
     for part in key[:-1]:
         table = table[int(part)] if isinstance(table, list) else table[part]
-    last: Any = int(key[-1]) if isinstance(table, list) else key[-1]
+    last = int(key[-1]) if isinstance(table, list) else key[-1]
     target = folder / table[last]
     if not target.resolve().is_relative_to(folder):
         raise ValueError("it leads out of the export")

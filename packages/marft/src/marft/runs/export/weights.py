@@ -181,7 +181,7 @@ class WeightExporter:
         return tokenizer
 
 
-def _public_adapter_config(folder: Path, base: ModelEntry) -> dict[str, Any]:
+def _public_adapter_config(folder: Path, base: ModelEntry) -> dict[str, object]:
     """Return an adapter's configuration with the public name of its base model."""
     table = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     public_fields = {"base_model_name_or_path": base.path, "revision": base.commit or None, "inference_mode": True}
@@ -226,5 +226,5 @@ def _remove_names(config: Path) -> None:
         _write_json(config, table)
 
 
-def _write_json(path: Path, table: Mapping[str, Any]) -> None:
+def _write_json(path: Path, table: Mapping[str, object]) -> None:
     path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,8 +7,8 @@ import os
 import torch
 
 from marft.common.processes.launcher import Launcher
-from marft.config.placement import find_cluster, open_launcher
 from marft.config.run import RunSettings
+from marft.config.sections import find_cluster, open_launcher
 from marft.models.loader import pick_device
 
 MAX_RANKS_PER_CORE = 8  # maximum ranks per core; each is a separate process
