@@ -86,7 +86,13 @@ def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _solved(arm: str, seed: int, folder: RunFolder, checkpoint: str, given: argparse.Namespace) -> dict[str, Any]:
     """How many held-out tasks a checkpoint solves."""
-    (one,) = evaluate_checkpoints(_run(given, seed, folder.path.name), folder, EvaluationPlan((checkpoint,), ("sampled",), given.tasks), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
+    (one,) = evaluate_checkpoints(
+        _run(given, seed, folder.path.name),
+        folder,
+        EvaluationPlan((checkpoint,), ("sampled",), given.tasks),
+        lambda _=None: None,
+        storage=StorageOptions(folder.evaluations),
+    )
     print(f"{ARMS[arm]}, seed {seed}: {one.accuracy:.3f}", flush=True)
     return {"arm": arm, "seed": seed, "solved": round(sum(map(float, one.outcomes.values()))), "of": len(one.outcomes)}
 

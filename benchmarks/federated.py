@@ -134,7 +134,13 @@ def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed
 
 def accuracy(folder: RunFolder, tasks: int) -> float:
     """The share of held-out tasks that a run's newest team solves, sampled."""
-    (found,) = evaluate_checkpoints(folder.settings(), folder, EvaluationPlan(("last",), ("sampled",), tasks), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
+    (found,) = evaluate_checkpoints(
+        folder.settings(),
+        folder,
+        EvaluationPlan(("last",), ("sampled",), tasks),
+        lambda _=None: None,
+        storage=StorageOptions(folder.evaluations),
+    )
     assert found.accuracy is not None
     return found.accuracy
 

@@ -99,7 +99,13 @@ def trained(run: RunSettings) -> RunFolder:
 def played(run: RunSettings, folder: RunFolder, into: TeamChange | None, tasks: int) -> dict[str, dict[str, float]]:
     """Who solved which task: the base and the last checkpoint, as they were trained or in another team."""
     team = apply_team_change(run, into) if into else run
-    found = evaluate_checkpoints(team, folder, EvaluationPlan((BASE, "last"), ("sampled",), tasks, reorganized=describe_team_change(run, team, into)), lambda _=None: None, storage=StorageOptions(folder.evaluations))  # fmt: skip
+    found = evaluate_checkpoints(
+        team,
+        folder,
+        EvaluationPlan((BASE, "last"), ("sampled",), tasks, reorganized=describe_team_change(run, team, into)),
+        lambda _=None: None,
+        storage=StorageOptions(folder.evaluations),
+    )
     return {
         "untuned" if one.checkpoint == BASE else "trained": {task: float(won) for task, won in one.outcomes.items()}
         for one in found

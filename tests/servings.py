@@ -58,7 +58,11 @@ def bearer(token: str) -> dict[str, str]:
 
 @contextmanager
 def serving(
-    *roles: str, engine: FakeEngine | None = None, token: str = "", options: ServeOptions | None = None, **changes: object
+    *roles: str,
+    engine: FakeEngine | None = None,
+    token: str = "",
+    options: ServeOptions | None = None,
+    **changes: object,
 ) -> Iterator[Serving]:
     g = game(Script([]), *(roles or ("a", "b")), engine=engine, **changes)
     thread, episodes = LoopThread(), list[Episode]()

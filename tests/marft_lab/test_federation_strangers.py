@@ -38,6 +38,13 @@ def test_who_does_not_say_how_much_it_has_played_is_left_out(
     assert rounds[-1].mixing["north"] == [5 / 9, 0.0, 4 / 9]
 
 
+@pytest.mark.parametrize("count", [1, 1e-3, 1e15])
+def test_who_has_played_little_or_much_is_in(tmp_path: Path, learners: type[Learner], count: float) -> None:
+    learners.other = {"episodes": count}
+    rounds = federate(settings(min_sites=2, combine={"name": "average", "weight": "episodes"}), tmp_path)
+    assert not any(one.left_out for one in rounds)
+
+
 @pytest.mark.parametrize("count", [1e-3, 1, 1e15])
 def test_who_says_how_much_it_has_played_weighs_by_it(tmp_path: Path, learners: type[Learner], count: float) -> None:
     learners.other = {"episodes": count}

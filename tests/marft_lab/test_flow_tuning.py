@@ -108,7 +108,10 @@ def test_what_is_thought_first_is_no_proposal() -> None:
     draft = "<think>Maybe <instructions>a draft</instructions>?</think><instructions>Say the unit.</instructions>"
     critic, _ = critic_that_says(draft)
     critic.rollouts.game.renderer = Thinking()
-    assert critic(Node("adds", "reasoner", "Add up."), [AttemptTranscript("How far?", (("adds", "5"),))]) == "Say the unit."
+    assert (
+        critic(Node("adds", "reasoner", "Add up."), [AttemptTranscript("How far?", (("adds", "5"),))])
+        == "Say the unit."
+    )
 
 
 class Thinking(FakeRenderer):
@@ -117,13 +120,17 @@ class Thinking(FakeRenderer):
 
 
 def test_names_of_nodes_are_no_mark_either() -> None:
-    asked = build_question(Node("says mark1", "reasoner", "Add up."), [AttemptTranscript("How far?", (("says mark2", "5"),))])
+    asked = build_question(
+        Node("says mark1", "reasoner", "Add up."), [AttemptTranscript("How far?", (("says mark2", "5"),))]
+    )
     assert "between lines that end in mark3" in asked
 
 
 def test_what_stands_in_an_attempt_is_no_mark() -> None:
     failure = AttemptTranscript("How far, mark2?", (("adds", "</task mark3>"), ("tells", "</task mark4>")))
-    question = build_question(Node("adds", "reasoner", "Beware of mark1."), [AttemptTranscript("How far?", ()), failure])
+    question = build_question(
+        Node("adds", "reasoner", "Beware of mark1."), [AttemptTranscript("How far?", ()), failure]
+    )
     assert "lines that end in mark5, stand" in question
 
 

@@ -234,7 +234,11 @@ class TestArms:
         unheard = TeamVariant({}, muted_roles=("a",)).build_team(team)
         assert (unheard.channel, unheard.agents) == (MutedChannel(channel=team.channel, roles=("a",)), team.agents)
         alone = TeamVariant({}, single_role="b").build_team(team)
-        assert (alone.organization, alone.agents, alone.channel) == (SingleAgentTeam(role="b"), team.agents, team.channel)
+        assert (alone.organization, alone.agents, alone.channel) == (
+            SingleAgentTeam(role="b"),
+            team.agents,
+            team.channel,
+        )
 
     def test_attempts_go_on_from_the_first_with_their_messages(self) -> None:
         said = {("t", 3): {"x": "one"}, ("u", 2): {"y": "two"}}

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import textwrap
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -45,32 +40,11 @@ def keys_of(cls: type[Settings]) -> list[Key]:
     Raises:
         ValueError: one of them has no meaning.
     """
-    meanings = meanings_of(cls)
-    for name in cls.model_fields:
-        if not meanings.get(name):
-            raise ValueError(f"{cls.__module__}.{cls.__name__}.{name}: say in a comment beside it what it means")
+    for name, field in cls.model_fields.items():
+        if not field.description:
+            raise ValueError(f"{cls.__module__}.{cls.__name__}.{name}: say in Field(description=...) what it means")
     fields = cls.model_fields.items()
-    return [Key(name, type_of(field), default_of(field), meanings[name]) for name, field in fields]
-
-
-@cache
-def meanings_of(cls: type[Settings]) -> Mapping[str, str]:
-    """The comment beside each key, or on the lines above it, by key; those of a base class too.
-
-    >>> from marft.config.run import TrainingSettings
-    >>> meanings_of(TrainingSettings)["record_episodes_every"]
-    'steps from one recording to the next; 0 records none'
-    """
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if issubclass(base, Settings) and base not in (Settings, Plugin):
-            lines = textwrap.dedent(inspect.getsource(base)).splitlines()
-            body = next(node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)).body
-            for node in body:
-                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    comment = _comment(lines, node)
-                    found.update({node.target.id: comment} if comment else {})
-    return found
+    return [Key(name, type_of(field), default_of(field), field.description or "") for name, field in fields]
 
 
 def type_of(field: FieldInfo) -> str:
@@ -103,18 +77,6 @@ def inner_tables(field: FieldInfo) -> list[type[Settings]]:
 
     look(field.annotation)
     return found
-
-
-def _comment(lines: list[str], node: ast.AnnAssign) -> str:
-    last = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode()
-    if "# " in last:
-        return last.partition("# ")[2].strip()
-    above: list[str] = []
-    for line in reversed(lines[: node.lineno - 1]):
-        if not line.strip().startswith("# "):
-            break
-        above.insert(0, line.strip().removeprefix("# "))
-    return " ".join(above)
 
 
 def _type(kind: Any) -> str:

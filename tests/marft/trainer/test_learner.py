@@ -13,7 +13,8 @@ import pytest
 import torch
 from pydantic import PrivateAttr
 
-from marft.common.types import Sample
+from marft.common.errors import RunError
+from marft.common.types import Episode, Sample
 from marft.config import RunSettings
 from marft.config.interfaces.credit import CreditInputs, CreditOutput, Floats
 from marft.config.interfaces.schedule import Progress, UpdatePhase
@@ -386,3 +387,49 @@ def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> Non
     assert mine.packing is before
     assert not before.sizes
     assert torch.is_grad_enabled()
+
+
+class TestNewEpisodes:
+    class Again(Simultaneous):
+        def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+            return [UpdatePhase(("reasoner",), new_episodes=True), UpdatePhase(("actor",), new_episodes=True)]
+
+    class ReasonerAlone(Simultaneous):
+        def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+            return [UpdatePhase(("reasoner",))]
+
+    @staticmethod
+    def weights(learner: Learner) -> dict[str, torch.Tensor]:
+        parts = {name: optimizer.parameters for name, optimizer in learner.optimizers.items()}
+        assert learner.critic
+        parts["critic"] = learner.critic.parameters()
+        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def test_are_learned_from_as_in_a_step_of_their_own(self, tmp_path: Path) -> None:
+        mine, right = begun(of(tmp_path, "marft")), begun(of(tmp_path, "marft"))
+        asked, records = list[int](), list[int]()
+
+        def play_again() -> list[Episode]:
+            asked.append(1)
+            return episodes(4, seed=7)
+
+        mine.schedule = self.Again()
+        metrics = mine.learn(episodes(3), START, lambda credits: records.append(len(credits)), play_again)
+        right.schedule = self.ReasonerAlone()
+        first = right.learn(episodes(3), START)
+        right.schedule = ActorAlone()
+        second = right.learn(episodes(4, seed=7), START)
+        assert asked == [1], "the first phase has episodes that are new"
+        assert records == [sum(len(e.actions) for e in episodes(n, seed=s)) for n, s in ((3, 0), (4, 7))]
+        expected = self.weights(right)
+        for name, tensor in self.weights(mine).items():
+            assert torch.equal(tensor, expected[name]), name
+        assert metrics["agents/reasoner/kl"] == first["agents/reasoner/kl"]
+        assert metrics["agents/actor/kl"] == second["agents/actor/kl"]
+        assert metrics["critic/loss"] == second["critic/loss"]
+
+    def test_are_refused_where_nobody_plays(self, tmp_path: Path) -> None:
+        mine = begun(of(tmp_path, "marft"))
+        mine.schedule = self.Again()
+        with pytest.raises(RunError, match="asks for new episodes"):
+            mine.learn(episodes(2), START)

@@ -45,9 +45,11 @@ class GeneratedEnvironment(Environment):
     stream: ClassVar[str] = ""
     max_idle_draws: ClassVar[int] = 20_000  # consecutive draws without a new task after which generation stops
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed for task generation
-    train_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 2000  # number of training tasks
-    held_out_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 500  # number of validation tasks, and of test tasks
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed for task generation")
+    train_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = Field(default=2000, description="number of training tasks")
+    held_out_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = Field(
+        default=500, description="number of validation tasks, and of test tasks"
+    )
 
     @abstractmethod
     def generate_task(self, random: Random) -> GeneratedTask:

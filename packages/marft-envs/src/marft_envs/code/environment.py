@@ -184,45 +184,81 @@ class Code(GeneratedEnvironment):
     stream: ClassVar[str] = "Code"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: TablePath = ""  # table of problems, or Hugging Face dataset id; default: generated problems
-    # Table for the test split, also for generated problems. Default: a tenth of the tasks.
-    test_path: TablePath = ""
-    subset: str = ""  # dataset configuration on the Hugging Face Hub
-    split: str = "train"  # split to read from a dataset with several splits
-    test_split: str = "test"  # split to read from the dataset at test_path
-    layout: Layout = "auto"  # column layout of the table; auto detects it
-    # Rows that cannot be graded, because they are interactive or have no tests: error raises an error, skip skips them.
-    ungradable: Literal["error", "skip"] = "error"
-    # Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems always
-    # run all tests.
-    max_tests: NonNegativeCount = 50
-    limit: NonNegativeCount = 0  # maximum tasks per split, for dataset rows; 0: all
-    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
-        "number",
-        "text",
-        "list",
-    )  # kinds of input of generated functions
-    max_function_steps: Annotated[int, Field(ge=1, le=6)] = 3  # maximum steps of a generated function
-    tests: Annotated[int, Field(ge=1, le=100)] = 8  # minimum hidden tests of a generated function
-    examples: NonNegativeCount = 1  # shown tests that do not count, if the dataset defines none
-    rounds: Annotated[int, Field(ge=1, le=100)] = 1  # maximum programs per episode
-    tester: bool = False  # True: an agent named tester writes tests
-    # True: an agent named reflector comments on the results before the next program.
-    reflector: bool = False
-    # all: 1 if every hidden test passes, else 0. fraction: fraction of passed hidden tests.
-    reward: Literal["all", "fraction"] = "all"
-    # Maximum reward of the tester, for tests that right programs pass and wrong programs fail.
-    tester_reward: Fraction = 0.5
-    tolerance: NonNegative = 0.0  # tolerance for returned floats and printed numbers
-    cpu_seconds: Positive = 2.0  # CPU seconds per test, unless the problem sets its own limit
-    # Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.
-    timeout_seconds: Positive = 20.0
-    # Memory limit in MiB, unless the problem sets its own limit.
-    memory_mb: Annotated[int, Field(ge=64, le=65536)] = 512
-    # Maximum printed or returned output per test, in KiB.
-    output_kb: Annotated[int, Field(ge=1, le=65536)] = 256
-    # required: programs run in Linux namespaces. none: only resource limits, for machines without namespaces.
-    isolation: Literal["required", "none"] = "required"
+    path: TablePath = Field(
+        default="", description="table of problems, or Hugging Face dataset id; default: generated problems"
+    )
+    test_path: TablePath = Field(
+        default="", description="Table for the test split, also for generated problems. Default: a tenth of the tasks."
+    )
+    subset: str = Field(default="", description="dataset configuration on the Hugging Face Hub")
+    split: str = Field(default="train", description="split to read from a dataset with several splits")
+    test_split: str = Field(default="test", description="split to read from the dataset at test_path")
+    layout: Layout = Field(default="auto", description="column layout of the table; auto detects it")
+    ungradable: Literal["error", "skip"] = Field(
+        default="error",
+        description=(
+            "Rows that cannot be graded, because they are interactive or have no tests: error raises an error, skip "
+            "skips them."
+        ),
+    )
+    max_tests: NonNegativeCount = Field(
+        default=50,
+        description=(
+            "Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems "
+            "always run all tests."
+        ),
+    )
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for dataset rows; 0: all")
+    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = Field(
+        default=(
+            "number",
+            "text",
+            "list",
+        ),
+        description="kinds of input of generated functions",
+    )
+    max_function_steps: Annotated[int, Field(ge=1, le=6)] = Field(
+        default=3, description="maximum steps of a generated function"
+    )
+    tests: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=8, description="minimum hidden tests of a generated function"
+    )
+    examples: NonNegativeCount = Field(
+        default=1, description="shown tests that do not count, if the dataset defines none"
+    )
+    rounds: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="maximum programs per episode")
+    tester: bool = Field(default=False, description="True: an agent named tester writes tests")
+    reflector: bool = Field(
+        default=False, description="True: an agent named reflector comments on the results before the next program."
+    )
+    reward: Literal["all", "fraction"] = Field(
+        default="all",
+        description="all: 1 if every hidden test passes, else 0. fraction: fraction of passed hidden tests.",
+    )
+    tester_reward: Fraction = Field(
+        default=0.5,
+        description="Maximum reward of the tester, for tests that right programs pass and wrong programs fail.",
+    )
+    tolerance: NonNegative = Field(default=0.0, description="tolerance for returned floats and printed numbers")
+    cpu_seconds: Positive = Field(
+        default=2.0, description="CPU seconds per test, unless the problem sets its own limit"
+    )
+    timeout_seconds: Positive = Field(
+        default=20.0,
+        description="Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.",
+    )
+    memory_mb: Annotated[int, Field(ge=64, le=65536)] = Field(
+        default=512, description="Memory limit in MiB, unless the problem sets its own limit."
+    )
+    output_kb: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=256, description="Maximum printed or returned output per test, in KiB."
+    )
+    isolation: Literal["required", "none"] = Field(
+        default="required",
+        description=(
+            "required: programs run in Linux namespaces. none: only resource limits, for machines without namespaces."
+        ),
+    )
 
     _judges: dict[str, ProblemJudge] = PrivateAttr(default_factory=dict)  # judges by task id
 

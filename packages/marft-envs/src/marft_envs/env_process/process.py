@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.processes.child_process import ChildProcess
@@ -306,8 +306,8 @@ class SubprocessEnvironment(Environment):
 
     install_command: ClassVar[str]  # command that creates such a Python environment, for error messages
 
-    python: NonEmptyString  # path to the Python executable of an environment that has the package
-    timeout_seconds: Positive = 120.0  # timeout of a request; the process is ended after it
+    python: NonEmptyString = Field(description="path to the Python executable of an environment that has the package")
+    timeout_seconds: Positive = Field(default=120.0, description="timeout of a request; the process is ended after it")
 
     @field_validator("python")
     @classmethod

@@ -326,26 +326,44 @@ class Gaia(GeneratedEnvironment):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     session: ClassVar[type] = GaiaSession
 
-    # GAIA's metadata (.jsonl, .parquet, …), with its attached files in the same folder; "": generate questions
-    path: TablePath = ""
-    test_path: TablePath = ""  # metadata for the test split; "": a tenth of path, or generated questions
-    files: AbsolutePath = ""  # folder of attached files; "": the folder of the metadata
-    pages: AbsolutePath = ""  # folder of searchable text files, for questions from metadata; "": no pages
-    # rows with a hidden answer, as in GAIA's own test split: error raises an error, skip skips them
-    ungradable: Literal["error", "skip"] = "error"
-    # difficulty levels of the questions
-    levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)
-    formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = (
-        ".csv",
-        ".json",
-        ".md",
-        ".txt",
-    )  # file formats in generated questions
-    max_steps: SmallCount = 1  # maximum turns of the team; the first FINAL ANSWER ends the episode earlier
-    # count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too
-    strict: bool = True
-    max_results: SmallCount = 5  # maximum pages in a search result
-    snippets: bool = True  # show the beginning of each page in search results
+    path: TablePath = Field(
+        default="",
+        description=(
+            'GAIA\'s metadata (.jsonl, .parquet, …), with its attached files in the same folder; "": generate questions'
+        ),
+    )
+    test_path: TablePath = Field(
+        default="", description='metadata for the test split; "": a tenth of path, or generated questions'
+    )
+    files: AbsolutePath = Field(default="", description='folder of attached files; "": the folder of the metadata')
+    pages: AbsolutePath = Field(
+        default="", description='folder of searchable text files, for questions from metadata; "": no pages'
+    )
+    ungradable: Literal["error", "skip"] = Field(
+        default="error",
+        description="rows with a hidden answer, as in GAIA's own test split: error raises an error, skip skips them",
+    )
+    levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = Field(
+        default=(1, 2, 3), description="difficulty levels of the questions"
+    )
+    formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = Field(
+        default=(
+            ".csv",
+            ".json",
+            ".md",
+            ".txt",
+        ),
+        description="file formats in generated questions",
+    )
+    max_steps: SmallCount = Field(
+        default=1, description="maximum turns of the team; the first FINAL ANSWER ends the episode earlier"
+    )
+    strict: bool = Field(
+        default=True,
+        description="count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too",
+    )
+    max_results: SmallCount = Field(default=5, description="maximum pages in a search result")
+    snippets: bool = Field(default=True, description="show the beginning of each page in search results")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Gaia:

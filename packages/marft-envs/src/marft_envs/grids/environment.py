@@ -209,19 +209,32 @@ class GridEnvironment(GeneratedEnvironment):
     instrument: ClassVar[str]  # key of the roles with access to an instrument's measurements
     published_rules: ClassVar[TerminationRules]  # rules for the published reward
 
-    min_moves: Annotated[int, Field(ge=1, le=900)] = 1  # minimum number of moves in a task's shortest solution
-    max_moves: NonNegativeCount = 0  # maximum number of moves in a task's shortest solution; 0: no limit
-    moves: Literal["one", "list"] = "list"  # moves per step: one, or a list
-    # maximum steps in an episode; 0: 5 with lists, otherwise twice the moves of the shortest solution
-    max_steps: NonNegativeCount = 0
-    # form of an answer; choices: the mover chooses a legal direction (organization "turns")
-    actions: Literal["text", "choices"] = "text"
-    mover: NonEmptyString = "plan"  # role that chooses, for actions = "choices"
-    # form of the map: grid of rows, list of walls, or both; near: no map
-    view: Literal["grid", "list", "both", "near"] = "grid"
-    map_for: Names = ()  # roles that see the map and the goals; empty: all roles
-    # weight of the local reward, paid to each other agent: the reward that its own moves would have earned
-    local_reward: NonNegative = 0.0
+    min_moves: Annotated[int, Field(ge=1, le=900)] = Field(
+        default=1, description="minimum number of moves in a task's shortest solution"
+    )
+    max_moves: NonNegativeCount = Field(
+        default=0, description="maximum number of moves in a task's shortest solution; 0: no limit"
+    )
+    moves: Literal["one", "list"] = Field(default="list", description="moves per step: one, or a list")
+    max_steps: NonNegativeCount = Field(
+        default=0,
+        description="maximum steps in an episode; 0: 5 with lists, otherwise twice the moves of the shortest solution",
+    )
+    actions: Literal["text", "choices"] = Field(
+        default="text",
+        description='form of an answer; choices: the mover chooses a legal direction (organization "turns")',
+    )
+    mover: NonEmptyString = Field(default="plan", description='role that chooses, for actions = "choices"')
+    view: Literal["grid", "list", "both", "near"] = Field(
+        default="grid", description="form of the map: grid of rows, list of walls, or both; near: no map"
+    )
+    map_for: Names = Field(default=(), description="roles that see the map and the goals; empty: all roles")
+    local_reward: NonNegative = Field(
+        default=0.0,
+        description=(
+            "weight of the local reward, paid to each other agent: the reward that its own moves would have earned"
+        ),
+    )
 
     @model_validator(mode="after")
     def _check_settings(self) -> GridEnvironment:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.plugins import import_object
@@ -22,10 +24,14 @@ class Gymnasium(SeededEnvironment):
     or the result of your function.
     """
 
-    actor: str = "solver"  # role whose action counts
-    # text form of observations: ansi, words, or the import path of a function from an observation and the environment
-    # to text; auto: ansi if available, otherwise words
-    rendering: str = "auto"
+    actor: str = Field(default="solver", description="role whose action counts")
+    rendering: str = Field(
+        default="auto",
+        description=(
+            "text form of observations: ansi, words, or the import path of a function from an observation and the "
+            "environment to text; auto: ansi if available, otherwise words"
+        ),
+    )
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error if the actor is unknown."""

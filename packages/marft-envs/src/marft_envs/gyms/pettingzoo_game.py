@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
@@ -86,13 +86,25 @@ class PettingZoo(SeededEnvironment):
     Each role plays one of the game's agents. It sees that agent's observations and acts in its turns.
     """
 
-    seats: dict[str, str] = {}  # game agent by role; the default is the agent with the role's name
-    random_others: bool = False  # let unassigned game agents act at random; if false, they are an error
-    # team's reward: "mean" or "sum" of the rewards of the roles' agents, or the role whose reward counts
-    team_reward: str = "mean"
-    # text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for all; or the
-    # import path of a function from an observation, the environment and the agent's name to text
-    rendering: str = "words"
+    seats: dict[str, str] = Field(
+        default={}, description="game agent by role; the default is the agent with the role's name"
+    )
+    random_others: bool = Field(
+        default=False, description="let unassigned game agents act at random; if false, they are an error"
+    )
+    team_reward: str = Field(
+        default="mean",
+        description=(
+            'team\'s reward: "mean" or "sum" of the rewards of the roles\' agents, or the role whose reward counts'
+        ),
+    )
+    rendering: str = Field(
+        default="words",
+        description=(
+            "text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for all; "
+            "or the import path of a function from an observation, the environment and the agent's name to text"
+        ),
+    )
 
     @model_validator(mode="after")
     def _check_seats(self) -> Self:

@@ -116,24 +116,41 @@ MAX_IDLE_SEEDS = 2000  # consecutive seeds without a new first observation after
 class SeededEnvironment(Environment):
     """Base class for third-party environments."""
 
-    game: NonEmptyString  # name of the game
-    kwargs: PlainTable = {}  # keyword arguments for creating the game
-    # additional keyword arguments, used in rotation; each set is one kind of task
-    variants: Annotated[tuple[PlainTable, ...], Strict(False)] = ()
-    # rule for splits; seeds: each split has its own seeds; content: the first observation decides the split, and none
-    # appears twice
-    split_by: Literal["seeds", "content"] = "seeds"
-    seed: Annotated[int, Field(ge=0, lt=10**8)] = 0  # offset of the first seed
-    train_tasks: Annotated[int, Field(ge=1, le=10**6)] = 1000  # number of training seeds
-    held_out_tasks: Annotated[int, Field(ge=1, le=10**6)] = 200  # number of validation seeds, and of test seeds
-    action_names: Names = ()  # names of the actions, in the game's order; empty: their numbers
-    observation_names: Names = ()  # names of the observation's numbers or parts, in order
-    digits: Annotated[int, Field(ge=1, le=15)] = 3  # significant digits of numbers in observations
-    show_actions: bool = True  # list the legal actions in the observation as well as offering them as options
-    max_steps: SmallCount = 100  # maximum steps in an episode; the episode is truncated after them
-    scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # factor for rewards
-    # minimum return for success, before `scale`; default: the game's own `is_success` or `success`
-    success_threshold: Bounded | None = None
+    game: NonEmptyString = Field(description="name of the game")
+    kwargs: PlainTable = Field(default={}, description="keyword arguments for creating the game")
+    variants: Annotated[tuple[PlainTable, ...], Strict(False)] = Field(
+        default=(), description="additional keyword arguments, used in rotation; each set is one kind of task"
+    )
+    split_by: Literal["seeds", "content"] = Field(
+        default="seeds",
+        description=(
+            "rule for splits; seeds: each split has its own seeds; content: the first observation decides the split, "
+            "and none appears twice"
+        ),
+    )
+    seed: Annotated[int, Field(ge=0, lt=10**8)] = Field(default=0, description="offset of the first seed")
+    train_tasks: Annotated[int, Field(ge=1, le=10**6)] = Field(default=1000, description="number of training seeds")
+    held_out_tasks: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        default=200, description="number of validation seeds, and of test seeds"
+    )
+    action_names: Names = Field(
+        default=(), description="names of the actions, in the game's order; empty: their numbers"
+    )
+    observation_names: Names = Field(default=(), description="names of the observation's numbers or parts, in order")
+    digits: Annotated[int, Field(ge=1, le=15)] = Field(
+        default=3, description="significant digits of numbers in observations"
+    )
+    show_actions: bool = Field(
+        default=True, description="list the legal actions in the observation as well as offering them as options"
+    )
+    max_steps: SmallCount = Field(
+        default=100, description="maximum steps in an episode; the episode is truncated after them"
+    )
+    scale: Annotated[float, Field(ge=-1e6, le=1e6)] = Field(default=1.0, description="factor for rewards")
+    success_threshold: Bounded | None = Field(
+        default=None,
+        description="minimum return for success, before `scale`; default: the game's own `is_success` or `success`",
+    )
 
     @abstractmethod
     def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:

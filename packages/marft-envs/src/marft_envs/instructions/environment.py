@@ -46,24 +46,41 @@ class Instructions(GeneratedEnvironment):
     one_step: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    # Table with key, prompt, instruction_id_list and kwargs, or Hugging Face dataset id. Default: generated tasks.
-    path: TablePath = ""
-    # Table for the test split, also for generated tasks. Default: a tenth of the tasks.
-    test_path: TablePath = ""
-    subset: str = ""  # dataset configuration on the Hugging Face Hub
-    split: str = "train"  # split to read from a dataset with several splits
-    # Rows with unknown instructions: error raises an error, skip skips them.
-    unknown: Literal["error", "skip"] = "error"
-    limit: NonNegativeCount = 0  # maximum tasks per split, for table rows; 0: all
-    # ids of instructions for generated tasks
-    kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = GENERATED_KINDS
-    max_instructions: Annotated[int, Field(ge=1, le=8)] = 3  # maximum instructions per generated task
-    min_instructions: Annotated[int, Field(ge=1, le=8)] = 1  # minimum instructions per generated task
-    max_words: Annotated[int, Field(ge=9, le=10_000)] = 60  # maximum requested length, in words
-    # loose: a text also counts without its first or last line, and without stars.
-    grading: Literal["strict", "loose"] = "strict"
-    # all: 1 if every instruction is followed, else 0. fraction: fraction of followed instructions.
-    reward: Literal["all", "fraction"] = "fraction"
+    path: TablePath = Field(
+        default="",
+        description=(
+            "Table with key, prompt, instruction_id_list and kwargs, or Hugging Face dataset id. Default: generated "
+            "tasks."
+        ),
+    )
+    test_path: TablePath = Field(
+        default="", description="Table for the test split, also for generated tasks. Default: a tenth of the tasks."
+    )
+    subset: str = Field(default="", description="dataset configuration on the Hugging Face Hub")
+    split: str = Field(default="train", description="split to read from a dataset with several splits")
+    unknown: Literal["error", "skip"] = Field(
+        default="error", description="Rows with unknown instructions: error raises an error, skip skips them."
+    )
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for table rows; 0: all")
+    kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = Field(
+        default=GENERATED_KINDS, description="ids of instructions for generated tasks"
+    )
+    max_instructions: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=3, description="maximum instructions per generated task"
+    )
+    min_instructions: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=1, description="minimum instructions per generated task"
+    )
+    max_words: Annotated[int, Field(ge=9, le=10_000)] = Field(
+        default=60, description="maximum requested length, in words"
+    )
+    grading: Literal["strict", "loose"] = Field(
+        default="strict", description="loose: a text also counts without its first or last line, and without stars."
+    )
+    reward: Literal["all", "fraction"] = Field(
+        default="fraction",
+        description="all: 1 if every instruction is followed, else 0. fraction: fraction of followed instructions.",
+    )
 
     @field_validator("kinds")
     @classmethod

@@ -200,38 +200,74 @@ class Memory(GeneratedEnvironment):
     stream: ClassVar[str] = "Memory"
     relays_messages: ClassVar[bool] = True
     controls_turns: ClassVar[bool] = True
-    path: AbsolutePath = ""  # benchmark file; default: generated conversations
-    layout: Layout = "locomo"  # layout of the file: "locomo" (locomo10.json) or "longmemeval"
-    style: Style = "full"  # style of generated lines; "plain" uses few words, for tiny models
-    people: Annotated[int, Field(ge=2, le=len(PEOPLE))] = 4  # number of people in a generated conversation
-    # number of days in a generated conversation; each day is read in one step
-    days: Annotated[int, Field(ge=1, le=1000)] = 8
-    facts: Annotated[int, Field(ge=1, le=100)] = 3  # facts per day
-    filler_lines: Annotated[int, Field(ge=0, le=1000)] = 6  # lines per day without a fact
-    questions: Annotated[int, Field(ge=1, le=100)] = 5  # number of questions after the conversation
-    kinds: Names = KINDS  # kinds of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
-    lines: SmallCount = 20  # maximum lines per step, for a session from a file
-    # Memory system with its keys, instead of notes. Default: none. It is written line by line, and read for each
-    # question.
-    store: MemorySystem | None = None
-    # Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per question.
-    budget: Count = 800
-    top_k: Annotated[int, Field(ge=1, le=100)] = 3  # maximum notes picked per question
-    # text: the retriever sees the notes and answers with numbers. choices: it chooses from sets of numbers. words: it
-    # sees only the question, and answers with words that a note must contain.
-    retrieval: Retrieval = "text"
-    grading: Grading = "exact"  # grading of answers: "exact", "contains" or "f1"
-    threshold: Fraction = 1.0  # minimum score of a right answer
-    local_weight: Fraction = 0.0  # weight of the writer's and the retriever's own rewards; 1 in CoMAM
-    # Facts that count for the writer's reward. asked: facts that the questions need; the writer does not know the
-    # questions. all: all facts.
-    coverage: Coverage = "asked"
-    # Role that takes notes. With a memory system, "" stores the lines unchanged.
-    writer: str = "writer"
-    # Role that picks notes; "": the answerer sees all notes. With a memory system, the role writes the query; "": the
-    # question is the query.
-    retriever: str = "retriever"
-    answerer: NonEmptyString = "answerer"  # role that answers
+    path: AbsolutePath = Field(default="", description="benchmark file; default: generated conversations")
+    layout: Layout = Field(
+        default="locomo", description='layout of the file: "locomo" (locomo10.json) or "longmemeval"'
+    )
+    style: Style = Field(
+        default="full", description='style of generated lines; "plain" uses few words, for tiny models'
+    )
+    people: Annotated[int, Field(ge=2, le=len(PEOPLE))] = Field(
+        default=4, description="number of people in a generated conversation"
+    )
+    days: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=8, description="number of days in a generated conversation; each day is read in one step"
+    )
+    facts: Annotated[int, Field(ge=1, le=100)] = Field(default=3, description="facts per day")
+    filler_lines: Annotated[int, Field(ge=0, le=1000)] = Field(default=6, description="lines per day without a fact")
+    questions: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5, description="number of questions after the conversation"
+    )
+    kinds: Names = Field(
+        default=KINDS,
+        description='kinds of questions: "single", "multi" (two facts), "temporal", "update", "abstention"',
+    )
+    lines: SmallCount = Field(default=20, description="maximum lines per step, for a session from a file")
+    store: MemorySystem | None = Field(
+        default=None,
+        description=(
+            "Memory system with its keys, instead of notes. Default: none. It is written line by line, and read for "
+            "each question."
+        ),
+    )
+    budget: Count = Field(
+        default=800,
+        description=(
+            "Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per "
+            "question."
+        ),
+    )
+    top_k: Annotated[int, Field(ge=1, le=100)] = Field(default=3, description="maximum notes picked per question")
+    retrieval: Retrieval = Field(
+        default="text",
+        description=(
+            "text: the retriever sees the notes and answers with numbers. choices: it chooses from sets of numbers. "
+            "words: it sees only the question, and answers with words that a note must contain."
+        ),
+    )
+    grading: Grading = Field(default="exact", description='grading of answers: "exact", "contains" or "f1"')
+    threshold: Fraction = Field(default=1.0, description="minimum score of a right answer")
+    local_weight: Fraction = Field(
+        default=0.0, description="weight of the writer's and the retriever's own rewards; 1 in CoMAM"
+    )
+    coverage: Coverage = Field(
+        default="asked",
+        description=(
+            "Facts that count for the writer's reward. asked: facts that the questions need; the writer does not know "
+            "the questions. all: all facts."
+        ),
+    )
+    writer: str = Field(
+        default="writer", description='Role that takes notes. With a memory system, "" stores the lines unchanged.'
+    )
+    retriever: str = Field(
+        default="retriever",
+        description=(
+            'Role that picks notes; "": the answerer sees all notes. With a memory system, the role writes the '
+            'query; "": the question is the query.'
+        ),
+    )
+    answerer: NonEmptyString = Field(default="answerer", description="role that answers")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Memory:

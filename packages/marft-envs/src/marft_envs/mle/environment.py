@@ -221,13 +221,19 @@ class Mle(GeneratedEnvironment):
     stream: ClassVar[str] = "Mle"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: AbsolutePath = ""  # folder of one competition or of several; "": generate competitions
-    metrics: dict[str, str] = {}  # metric by competition name; overrides its config.yaml
-    # kinds of generated competitions
-    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = ("linear", "groups", "bound")
-    rounds: SmallCount = 1  # maximum programs per episode; after each but the last, the team sees the program's output
-    valid: Fraction = 0.1  # reward of a gradable submission that beats no team
-    limits: SandboxSettings = DEFAULT_LIMITS  # sandbox limits of one program run
+    path: AbsolutePath = Field(
+        default="", description='folder of one competition or of several; "": generate competitions'
+    )
+    metrics: dict[str, str] = Field(default={}, description="metric by competition name; overrides its config.yaml")
+    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = Field(
+        default=("linear", "groups", "bound"), description="kinds of generated competitions"
+    )
+    rounds: SmallCount = Field(
+        default=1,
+        description="maximum programs per episode; after each but the last, the team sees the program's output",
+    )
+    valid: Fraction = Field(default=0.1, description="reward of a gradable submission that beats no team")
+    limits: SandboxSettings = Field(default=DEFAULT_LIMITS, description="sandbox limits of one program run")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Mle:

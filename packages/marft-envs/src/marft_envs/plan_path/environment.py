@@ -126,10 +126,14 @@ class PlanPath(GridEnvironment):
     instrument: ClassVar[str] = "distances_for"
     published_rules: ClassVar[TerminationRules] = TerminationRules(UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD)
 
-    size: Annotated[int, Field(ge=2, le=30)] = 10  # rows, and columns, of the grid
-    walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # fraction of cells that are walls
-    distances_for: Names = ()  # roles that see the distance to the goal, and the adjacent cells nearer to it
-    reward: Literal["progress", "success", "published"] = "progress"  # kind of reward; see docs/worlds/plan_path.md
+    size: Annotated[int, Field(ge=2, le=30)] = Field(default=10, description="rows, and columns, of the grid")
+    walls: Annotated[float, Field(ge=0, le=0.6)] = Field(default=0.22, description="fraction of cells that are walls")
+    distances_for: Names = Field(
+        default=(), description="roles that see the distance to the goal, and the adjacent cells nearer to it"
+    )
+    reward: Literal["progress", "success", "published"] = Field(
+        default="progress", description="kind of reward; see docs/worlds/plan_path.md"
+    )
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a maze with a shortest path between ``min_moves`` and ``max_moves`` moves.

@@ -241,24 +241,40 @@ class Relay(GeneratedEnvironment):
     stream: ClassVar[str] = "Relay"
     relays_messages: ClassVar[bool] = True
     controls_turns: ClassVar[bool] = True
-    speakers: Names = ("north",)  # roles that hold a part and may send it
-    answerer: Role = "south"  # role that holds a part and answers
-    # kind of answer; lookup: a code behind the others' keys; sum: the sum of numbers, modulo values
-    answer: Literal["lookup", "sum"] = "lookup"
-    # message routing; star: all speakers send to the answerer; line: each sends to the next, and the last to the
-    # answerer
-    topology: Literal["star", "line"] = "star"
-    values: Annotated[int, Field(ge=2, le=100)] = 6  # possible values of each symbol in a part
-    size: Annotated[int, Field(ge=1, le=8)] = 1  # symbols in a part, and in the answer
-    words: NonNegativeCount = 3  # maximum words of a message that are passed on, from the start; 0: no limit
-    characters: Count = 80  # maximum characters of a message that are passed on
-    alphabet: Names = ()  # words that are passed on; empty: all words
-    noise: Fraction = 0.0  # probability that noise hits a word
-    # effect of noise on a word; erase: shown as ?; drop: removed without a trace; replace: another word
-    noise_effect: Literal["erase", "drop", "replace"] = "erase"
-    word_cost: Fraction = 0.02  # cost of each word sent, subtracted from the reward
-    paid_by: Literal["team", "sender"] = "team"  # reward that the cost is subtracted from
-    answerer_only: bool = False  # run with the answerer only, as a baseline that can only guess
+    speakers: Names = Field(default=("north",), description="roles that hold a part and may send it")
+    answerer: Role = Field(default="south", description="role that holds a part and answers")
+    answer: Literal["lookup", "sum"] = Field(
+        default="lookup",
+        description="kind of answer; lookup: a code behind the others' keys; sum: the sum of numbers, modulo values",
+    )
+    topology: Literal["star", "line"] = Field(
+        default="star",
+        description=(
+            "message routing; star: all speakers send to the answerer; line: each sends to the next, and the last to "
+            "the answerer"
+        ),
+    )
+    values: Annotated[int, Field(ge=2, le=100)] = Field(
+        default=6, description="possible values of each symbol in a part"
+    )
+    size: Annotated[int, Field(ge=1, le=8)] = Field(default=1, description="symbols in a part, and in the answer")
+    words: NonNegativeCount = Field(
+        default=3, description="maximum words of a message that are passed on, from the start; 0: no limit"
+    )
+    characters: Count = Field(default=80, description="maximum characters of a message that are passed on")
+    alphabet: Names = Field(default=(), description="words that are passed on; empty: all words")
+    noise: Fraction = Field(default=0.0, description="probability that noise hits a word")
+    noise_effect: Literal["erase", "drop", "replace"] = Field(
+        default="erase",
+        description=(
+            "effect of noise on a word; erase: shown as ?; drop: removed without a trace; replace: another word"
+        ),
+    )
+    word_cost: Fraction = Field(default=0.02, description="cost of each word sent, subtracted from the reward")
+    paid_by: Literal["team", "sender"] = Field(default="team", description="reward that the cost is subtracted from")
+    answerer_only: bool = Field(
+        default=False, description="run with the answerer only, as a baseline that can only guess"
+    )
 
     @model_validator(mode="after")
     def _check_feasible(self) -> Relay:

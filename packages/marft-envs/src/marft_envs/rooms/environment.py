@@ -431,31 +431,57 @@ class Rooms(GeneratedEnvironment):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     max_idle_draws: ClassVar[int] = 1000  # each draw is a kitchen with a scripted run
 
-    players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles of the players
-    # role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player
-    controller: str = ""
-    # turn order: all free players act at once, or one at a time after the result of the previous action
-    order: Literal["simultaneous", "sequential"] = "simultaneous"
-    # write: agents write their action; choose: agents choose a possible action, and messages about the cooking
-    # are sent automatically
-    actions: Literal["write", "choose"] = "write"
-    # content of the signs: the things behind each door, or the way to each thing
-    signs: Literal["by door", "by thing"] = "by door"
-    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # number of rooms
-    orders: Annotated[int, Field(ge=1, le=6)] = 1  # number of ordered dishes, all different
-    size: Annotated[int, Field(ge=1, le=3)] = 1  # ingredients per dish
-    others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = 1  # ingredients that are available but in no dish
-    narrow: Fraction = 0.5  # probability that a room holds only one player
-    loops: Annotated[int, Field(ge=0, le=10)] = 0  # doors beyond the minimum needed to connect the rooms
-    locked: Annotated[int, Field(ge=0, le=2)] = 0  # number of locked doors; their keys lie on shelves
-    crates: Annotated[int, Field(ge=0, le=2)] = 0  # number of doors behind a crate that two players must lift
-    walk: Annotated[int, Field(ge=1, le=3)] = 1  # time steps to go through a door
-    boil: Annotated[int, Field(ge=0, le=9)] = 0  # time steps to cook a full pot
-    # extra time until the deadline, as a fraction of the scripted run's time
-    slack: Annotated[float, Field(ge=0, le=10)] = 0.5
-    # rewarded events: each served dish, or each part of the work; undone work is subtracted
-    reward: Literal["served", "progress"] = "served"
-    time_bonus: Fraction = 0.0  # fraction of the reward for the time left at the end
+    players: Annotated[Names, Field(min_length=2, max_length=4)] = Field(
+        default=("cook", "waiter"), description="roles of the players"
+    )
+    controller: str = Field(
+        default="",
+        description=(
+            'role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player'
+        ),
+    )
+    order: Literal["simultaneous", "sequential"] = Field(
+        default="simultaneous",
+        description=(
+            "turn order: all free players act at once, or one at a time after the result of the previous action"
+        ),
+    )
+    actions: Literal["write", "choose"] = Field(
+        default="write",
+        description=(
+            "write: agents write their action; choose: agents choose a possible action, and messages about the cooking "
+            "are sent automatically"
+        ),
+    )
+    signs: Literal["by door", "by thing"] = Field(
+        default="by door", description="content of the signs: the things behind each door, or the way to each thing"
+    )
+    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = Field(default=4, description="number of rooms")
+    orders: Annotated[int, Field(ge=1, le=6)] = Field(default=1, description="number of ordered dishes, all different")
+    size: Annotated[int, Field(ge=1, le=3)] = Field(default=1, description="ingredients per dish")
+    others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = Field(
+        default=1, description="ingredients that are available but in no dish"
+    )
+    narrow: Fraction = Field(default=0.5, description="probability that a room holds only one player")
+    loops: Annotated[int, Field(ge=0, le=10)] = Field(
+        default=0, description="doors beyond the minimum needed to connect the rooms"
+    )
+    locked: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=0, description="number of locked doors; their keys lie on shelves"
+    )
+    crates: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=0, description="number of doors behind a crate that two players must lift"
+    )
+    walk: Annotated[int, Field(ge=1, le=3)] = Field(default=1, description="time steps to go through a door")
+    boil: Annotated[int, Field(ge=0, le=9)] = Field(default=0, description="time steps to cook a full pot")
+    slack: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.5, description="extra time until the deadline, as a fraction of the scripted run's time"
+    )
+    reward: Literal["served", "progress"] = Field(
+        default="served",
+        description="rewarded events: each served dish, or each part of the work; undone work is subtracted",
+    )
+    time_bonus: Fraction = Field(default=0.0, description="fraction of the reward for the time left at the end")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -178,21 +178,44 @@ class Shop(GeneratedEnvironment):
     """
 
     stream: ClassVar[str] = "Shop"
-    catalog_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the catalog
-    products: Annotated[int, Field(ge=10, le=MAX_PRODUCTS)] = 5000  # number of products in the catalog
-    # kind of product names; plain: short names with all attributes, and products clicked by row, for tiny models
-    style: Style = "full"
-    attributes: Annotated[int, Field(ge=1, le=6)] = 2  # number of wanted attributes; "plain" has two
-    options: Annotated[int, Field(ge=0, le=2)] = 2  # number of wanted options; "plain" has one
-    results_per_page: Annotated[int, Field(ge=1, le=50)] = 10  # products on a page of results
-    max_results: Annotated[int, Field(ge=1, le=1000)] = 50  # maximum products in a search result
-    max_steps: Annotated[int, Field(ge=3, le=1000)] = 30  # maximum steps in a visit, with or without a purchase
-    disjoint_products: bool = False  # use disjoint products for training goals and held-out goals
-    # form of actions; choices: the actor chooses from the clickable buttons and some queries
-    actions: Literal["text", "choices"] = "text"
-    actor: str = ""  # role whose action counts; "": the answering agent
-    product_for: Names = ()  # roles that see the wanted product; []: all roles
-    repeats: bool = True  # repeat the wanted product in every observation instead of only the first
+    catalog_seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of the catalog")
+    products: Annotated[int, Field(ge=10, le=MAX_PRODUCTS)] = Field(
+        default=5000, description="number of products in the catalog"
+    )
+    style: Style = Field(
+        default="full",
+        description=(
+            "kind of product names; plain: short names with all attributes, and products clicked by row, for tiny "
+            "models"
+        ),
+    )
+    attributes: Annotated[int, Field(ge=1, le=6)] = Field(
+        default=2, description='number of wanted attributes; "plain" has two'
+    )
+    options: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=2, description='number of wanted options; "plain" has one'
+    )
+    results_per_page: Annotated[int, Field(ge=1, le=50)] = Field(
+        default=10, description="products on a page of results"
+    )
+    max_results: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=50, description="maximum products in a search result"
+    )
+    max_steps: Annotated[int, Field(ge=3, le=1000)] = Field(
+        default=30, description="maximum steps in a visit, with or without a purchase"
+    )
+    disjoint_products: bool = Field(
+        default=False, description="use disjoint products for training goals and held-out goals"
+    )
+    actions: Literal["text", "choices"] = Field(
+        default="text",
+        description="form of actions; choices: the actor chooses from the clickable buttons and some queries",
+    )
+    actor: str = Field(default="", description='role whose action counts; "": the answering agent')
+    product_for: Names = Field(default=(), description="roles that see the wanted product; []: all roles")
+    repeats: bool = Field(
+        default=True, description="repeat the wanted product in every observation instead of only the first"
+    )
 
     @model_validator(mode="after")
     def _check_actor(self) -> Shop:

@@ -151,13 +151,23 @@ class Sokoban(GridEnvironment):
     instrument: ClassVar[str] = "pushes_for"
     published_rules: ClassVar[TerminationRules] = TerminationRules(UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD)
 
-    size: Annotated[int, Field(ge=4, le=20)] = 6  # rows, and columns, of the room, including the outer walls
-    boxes: Annotated[int, Field(ge=1, le=6)] = 1  # number of boxes, and of goals
-    min_moves: Annotated[int, Field(ge=1, le=900)] = 3  # minimum number of moves in a room's shortest solution
-    # roles that see the next pushes, their positions and the remaining moves (only with one box)
-    pushes_for: Names = ()
-    reward: Literal["boxes", "success", "published"] = "boxes"  # kind of reward; see docs/worlds/sokoban.md
-    move_cost: NonNegative = 0.0  # cost of each move, subtracted from the reward (gym-sokoban: 0.1)
+    size: Annotated[int, Field(ge=4, le=20)] = Field(
+        default=6, description="rows, and columns, of the room, including the outer walls"
+    )
+    boxes: Annotated[int, Field(ge=1, le=6)] = Field(default=1, description="number of boxes, and of goals")
+    min_moves: Annotated[int, Field(ge=1, le=900)] = Field(
+        default=3, description="minimum number of moves in a room's shortest solution"
+    )
+    pushes_for: Names = Field(
+        default=(),
+        description="roles that see the next pushes, their positions and the remaining moves (only with one box)",
+    )
+    reward: Literal["boxes", "success", "published"] = Field(
+        default="boxes", description="kind of reward; see docs/worlds/sokoban.md"
+    )
+    move_cost: NonNegative = Field(
+        default=0.0, description="cost of each move, subtracted from the reward (gym-sokoban: 0.1)"
+    )
 
     @model_validator(mode="after")
     def _check_pushes(self) -> Sokoban:

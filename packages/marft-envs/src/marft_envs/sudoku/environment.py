@@ -182,17 +182,37 @@ class Sudoku(GeneratedEnvironment):
     """
 
     stream: ClassVar[str] = "Sudoku"
-    size: Literal[4, 6, 9] = 4  # rows, and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells
-    blanks: Annotated[int, Field(ge=1, le=64)] = 8  # number of blank cells; the maximum if it varies
-    min_blanks: NonNegativeCount = 0  # minimum number of blank cells, if it varies; 0: the same as blanks
-    singles: bool = False  # require puzzles that can be solved by cells with only one possible value at each point
-    fills: Literal["any", "one"] = "any"  # form of an answer; any: fills or the whole grid; one: one fill
-    # maximum steps in an episode; 0: 5 with any fills, otherwise 1.5 times the number of blank cells, rounded up
-    max_steps: NonNegativeCount = 0
-    view: Literal["grid", "list", "both"] = "grid"  # form of the board: grid of rows, list of blank cells, or both
-    seen_for: Names = ()  # roles that see the values in the row, column and box of each blank cell
-    # kind of reward; cells: a share for each correct cell; success: only for the solution
-    reward: Literal["cells", "success"] = "cells"
+    size: Literal[4, 6, 9] = Field(default=4, description="rows, and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells")
+    blanks: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=8, description="number of blank cells; the maximum if it varies"
+    )
+    min_blanks: NonNegativeCount = Field(
+        default=0, description="minimum number of blank cells, if it varies; 0: the same as blanks"
+    )
+    singles: bool = Field(
+        default=False,
+        description="require puzzles that can be solved by cells with only one possible value at each point",
+    )
+    fills: Literal["any", "one"] = Field(
+        default="any", description="form of an answer; any: fills or the whole grid; one: one fill"
+    )
+    max_steps: NonNegativeCount = Field(
+        default=0,
+        description=(
+            "maximum steps in an episode; 0: 5 with any fills, otherwise 1.5 times the number of blank cells, rounded "
+            "up"
+        ),
+    )
+    view: Literal["grid", "list", "both"] = Field(
+        default="grid", description="form of the board: grid of rows, list of blank cells, or both"
+    )
+    seen_for: Names = Field(
+        default=(), description="roles that see the values in the row, column and box of each blank cell"
+    )
+    reward: Literal["cells", "success"] = Field(
+        default="cells",
+        description="kind of reward; cells: a share for each correct cell; success: only for the solution",
+    )
 
     @model_validator(mode="after")
     def _check_settings(self) -> Sudoku:

@@ -191,20 +191,35 @@ class TextArena(GeneratedEnvironment):
 
     stream: ClassVar[str] = "TextArena"
     controls_turns: ClassVar[bool] = True
-    game: NonEmptyString = "kuhn"  # hints, kuhn, nim, or a TextArena id such as ConnectFour-v0
-    params: PlainTable = {}  # parameters of the game
-    # sides, each a list of roles for one player; the last role moves, and the roles before it advise
-    seats: Annotated[tuple[Names, ...], Strict(False), Field(min_length=1, max_length=16)] = (("north",), ("south",))
-    # opponent of the first side; self: all sides learn; frozen, pool: sides with frozen policies, or with past versions
-    # of the learner; random, perfect: a scripted player
-    opponent: Literal["self", "frozen", "pool", "random", "perfect"] = "self"
-    opponent_skill: Fraction = 1.0  # fraction of well-played moves of a perfect opponent; the others are random
-    # side with the first move: drawn for each task, or always the first side
-    first_move: Literal["alternate", "first"] = "alternate"
-    # treat a TextArena game as cooperative: all players earn the same, and the team earns it once
-    cooperative: bool = False
-    max_turns: NonNegativeCount = 0  # moves after which a match is a draw; 0: only the game's own limit
-    data: str = ""  # folder of word lists for TextArena games that need them (nltk_data)
+    game: NonEmptyString = Field(
+        default="kuhn", description="hints, kuhn, nim, or a TextArena id such as ConnectFour-v0"
+    )
+    params: PlainTable = Field(default={}, description="parameters of the game")
+    seats: Annotated[tuple[Names, ...], Strict(False), Field(min_length=1, max_length=16)] = Field(
+        default=(("north",), ("south",)),
+        description="sides, each a list of roles for one player; the last role moves, and the roles before it advise",
+    )
+    opponent: Literal["self", "frozen", "pool", "random", "perfect"] = Field(
+        default="self",
+        description=(
+            "opponent of the first side; self: all sides learn; frozen, pool: sides with frozen policies, or with past "
+            "versions of the learner; random, perfect: a scripted player"
+        ),
+    )
+    opponent_skill: Fraction = Field(
+        default=1.0, description="fraction of well-played moves of a perfect opponent; the others are random"
+    )
+    first_move: Literal["alternate", "first"] = Field(
+        default="alternate", description="side with the first move: drawn for each task, or always the first side"
+    )
+    cooperative: bool = Field(
+        default=False,
+        description="treat a TextArena game as cooperative: all players earn the same, and the team earns it once",
+    )
+    max_turns: NonNegativeCount = Field(
+        default=0, description="moves after which a match is a draw; 0: only the game's own limit"
+    )
+    data: str = Field(default="", description="folder of word lists for TextArena games that need them (nltk_data)")
 
     @model_validator(mode="after")
     def _check_settings(self) -> TextArena:

@@ -169,8 +169,8 @@ class Nim(GameRules):
     win if the exclusive or of the heap sizes is not 0.
     """
 
-    heaps: Annotated[int, Field(ge=1, le=6)] = 2  # number of heaps
-    largest: Annotated[int, Field(ge=1, le=30)] = 9  # maximum pieces in a heap
+    heaps: Annotated[int, Field(ge=1, le=6)] = Field(default=2, description="number of heaps")
+    largest: Annotated[int, Field(ge=1, le=30)] = Field(default=9, description="maximum pieces in a heap")
 
     def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
         """Draw the heap sizes."""
@@ -237,8 +237,8 @@ class Hints(GameRules):
 
     cooperative: ClassVar[bool] = True
 
-    objects: Annotated[int, Field(ge=2, le=9)] = 5  # number of objects
-    rounds: Annotated[int, Field(ge=1, le=9)] = 3  # maximum rounds of a word and a guess
+    objects: Annotated[int, Field(ge=2, le=9)] = Field(default=5, description="number of objects")
+    rounds: Annotated[int, Field(ge=1, le=9)] = Field(default=3, description="maximum rounds of a word and a guess")
 
     def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
         """Draw the objects and the hidden one."""

@@ -102,18 +102,32 @@ REQUIRED_FILES: Mapping[Format, tuple[str, ...]] = {
 class Data(Settings):
     """Public benchmark tasks from files."""
 
-    format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn tasks of the Berkeley function-calling leaderboard
-    tasks: AbsolutePath  # task file
-    # split_tasks.json of τ²-bench; default: none. Its test list is the test split. A tenth of its train list is the
-    # validation split.
-    splits: AbsolutePath = ""
-    # Task file of the test split. Default: a tenth of the tasks is the test split, and another tenth the validation
-    # split.
-    test_tasks: AbsolutePath = ""
-    database: AbsolutePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
-    answers: AbsolutePath = ""  # possible_answer file; bfcl only
-    rules: AbsolutePath = ""  # file with the rules shown to agents; default: no rules
-    classes: dict[str, ClassPath] = {}  # import path of each involved class, as my_package.module:Class; bfcl only
+    format: Format = Field(
+        description="tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn tasks of the Berkeley function-calling leaderboard"
+    )
+    tasks: AbsolutePath = Field(description="task file")
+    splits: AbsolutePath = Field(
+        default="",
+        description=(
+            "split_tasks.json of τ²-bench; default: none. Its test list is the test split. A tenth of its train list "
+            "is the validation split."
+        ),
+    )
+    test_tasks: AbsolutePath = Field(
+        default="",
+        description=(
+            "Task file of the test split. Default: a tenth of the tasks is the test split, and another tenth the "
+            "validation split."
+        ),
+    )
+    database: AbsolutePath = Field(
+        default="", description="folder with the tables of a τ-bench domain, or db.json of τ²-bench"
+    )
+    answers: AbsolutePath = Field(default="", description="possible_answer file; bfcl only")
+    rules: AbsolutePath = Field(default="", description="file with the rules shown to agents; default: no rules")
+    classes: dict[str, ClassPath] = Field(
+        default={}, description="import path of each involved class, as my_package.module:Class; bfcl only"
+    )
 
     @model_validator(mode="after")
     def _check_complete(self) -> Data:
@@ -138,22 +152,44 @@ class ToolUse(GeneratedEnvironment):
     stream: ClassVar[str] = "ToolUse"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    # World of the generated tasks. shop: retail with three tools and short texts.
-    world: Literal["shop", "retail", "airline"] = "shop"
-    goals: Annotated[int, Field(ge=1, le=4)] = 1  # number of requests per user; each needs several calls
-    volunteer_probability: Fraction = 0.5  # probability that the user states a fact without being asked
-    joint_goal_probability: Fraction = 0.5  # probability that a goal is stated together with the previous goal
-    # scripted: rule-based user. agent: the user is an agent with role user, and must come last in the organization.
-    user: Literal["scripted", "agent"] = "scripted"
-    # Maximum number of repeated requests by a scripted user. After that the user gives up.
-    patience: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PATIENCE
-    max_turns: Annotated[int, Field(ge=1, le=200)] = 20  # maximum user turns; then the episode is truncated
-    confirmation: bool = True  # True: tools refuse to write before the user agrees
-    # all: 1 for a solved task, else 0. fraction: fraction of completed writes and outputs, 0 if anything else was
-    # changed.
-    reward: Literal["all", "fraction"] = "all"
-    rules_for: Names = ("planner", "agent", "solver")  # roles that see the rules in their first observation
-    data: Data | None = None  # public benchmark tasks instead of generated tasks
+    world: Literal["shop", "retail", "airline"] = Field(
+        default="shop", description="World of the generated tasks. shop: retail with three tools and short texts."
+    )
+    goals: Annotated[int, Field(ge=1, le=4)] = Field(
+        default=1, description="number of requests per user; each needs several calls"
+    )
+    volunteer_probability: Fraction = Field(
+        default=0.5, description="probability that the user states a fact without being asked"
+    )
+    joint_goal_probability: Fraction = Field(
+        default=0.5, description="probability that a goal is stated together with the previous goal"
+    )
+    user: Literal["scripted", "agent"] = Field(
+        default="scripted",
+        description=(
+            "scripted: rule-based user. agent: the user is an agent with role user, and must come last in the "
+            "organization."
+        ),
+    )
+    patience: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=DEFAULT_PATIENCE,
+        description="Maximum number of repeated requests by a scripted user. After that the user gives up.",
+    )
+    max_turns: Annotated[int, Field(ge=1, le=200)] = Field(
+        default=20, description="maximum user turns; then the episode is truncated"
+    )
+    confirmation: bool = Field(default=True, description="True: tools refuse to write before the user agrees")
+    reward: Literal["all", "fraction"] = Field(
+        default="all",
+        description=(
+            "all: 1 for a solved task, else 0. fraction: fraction of completed writes and outputs, 0 if anything else "
+            "was changed."
+        ),
+    )
+    rules_for: Names = Field(
+        default=("planner", "agent", "solver"), description="roles that see the rules in their first observation"
+    )
+    data: Data | None = Field(default=None, description="public benchmark tasks instead of generated tasks")
 
     @property
     def episode_limit(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.settings import Bounded, Names, NonNegativeCount, did_you_mean
@@ -138,16 +140,26 @@ class ToolSandbox(SubprocessEnvironment):
         '~/toolsandbox/bin/pip install ./ToolSandbox  and then python = "~/toolsandbox/bin/python"'
     )
 
-    # kind of user; leaves: gives all information at the start, and a message to it ends the conversation; agent: an
-    # agent with the role user
-    user: Literal["leaves", "agent"] = "leaves"
-    serves: Names = ("agent",)  # roles that serve an agent as user, in their order of action
-    # categories of the package, such as state_dependency; a scenario must be in all of them; (): no condition
-    categories: Names = ()
-    exclude_categories: Names = ()  # excluded categories
-    web: bool = False  # include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY
-    limit: NonNegativeCount = 0  # maximum scenarios per split; 0: no limit
-    success_threshold: Bounded = 0.9  # minimum similarity for success
+    user: Literal["leaves", "agent"] = Field(
+        default="leaves",
+        description=(
+            "kind of user; leaves: gives all information at the start, and a message to it ends the conversation; "
+            "agent: an agent with the role user"
+        ),
+    )
+    serves: Names = Field(default=("agent",), description="roles that serve an agent as user, in their order of action")
+    categories: Names = Field(
+        default=(),
+        description=(
+            "categories of the package, such as state_dependency; a scenario must be in all of them; (): no condition"
+        ),
+    )
+    exclude_categories: Names = Field(default=(), description="excluded categories")
+    web: bool = Field(
+        default=False, description="include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY"
+    )
+    limit: NonNegativeCount = Field(default=0, description="maximum scenarios per split; 0: no limit")
+    success_threshold: Bounded = Field(default=0.9, description="minimum similarity for success")
 
     @property
     def controls_turns(self) -> bool:  # type: ignore[override]

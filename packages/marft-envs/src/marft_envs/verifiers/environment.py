@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.secrets import fill_variables
@@ -36,12 +38,14 @@ class Verifiers(SubprocessEnvironment):
         'python = "~/verifiers/bin/python"'
     )
 
-    id: NonEmptyString  # environment id for load_environment, or the id of a task set
-    args: PlainTable = {}  # arguments for loading the environment
-    # messages in observations after the first; new: new messages only; all: the whole conversation
-    visible: Literal["new", "all"] = "new"
-    limit: NonNegativeCount = 0  # maximum tasks per split; 0: no limit
-    success_threshold: Bounded = 1.0  # minimum reward for success
+    id: NonEmptyString = Field(description="environment id for load_environment, or the id of a task set")
+    args: PlainTable = Field(default={}, description="arguments for loading the environment")
+    visible: Literal["new", "all"] = Field(
+        default="new",
+        description="messages in observations after the first; new: new messages only; all: the whole conversation",
+    )
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split; 0: no limit")
+    success_threshold: Bounded = Field(default=1.0, description="minimum reward for success")
 
     @cached_property
     def _process(self) -> EnvProcess:

@@ -25,10 +25,14 @@ Amount = Annotated[float, Field(gt=0, le=100_000)]
 class ResourceSettings(Settings):
     """Resources per process, in Ray's units."""
 
-    cpus: Amount = 1.0  # CPUs per process, and default number of compute threads
-    gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0  # GPUs per process; other GPUs are hidden from the process
-    memory_gb: NonNegative = 0.0  # memory per process in GiB; 0 reserves no memory
-    resources: dict[str, Amount] = {}  # custom Ray resources of the node, by the names given to `ray start`
+    cpus: Amount = Field(default=1.0, description="CPUs per process, and default number of compute threads")
+    gpus: Annotated[float, Field(ge=0, le=1024)] = Field(
+        default=0.0, description="GPUs per process; other GPUs are hidden from the process"
+    )
+    memory_gb: NonNegative = Field(default=0.0, description="memory per process in GiB; 0 reserves no memory")
+    resources: dict[str, Amount] = Field(
+        default={}, description="custom Ray resources of the node, by the names given to `ray start`"
+    )
 
     def bundle(self) -> dict[str, float]:
         """Return the resources as a bundle for a placement group."""
@@ -44,19 +48,34 @@ class ClusterSettings(Cluster):
 
     key: ClassVar[str] = "cluster"
 
-    # address of a cluster to join: host:port, or "auto" for this machine's cluster; "" for $RAY_ADDRESS, or else a
-    # cluster on this machine for this run alone
-    address: str = ""
-    # Ray's placement strategy for processes on nodes
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    worker: ResourceSettings = ResourceSettings()  # resources of each of rollout.workers
-    # resources of each engine in its own process; engines that compute on GPUs get at least one, others exactly this
-    # number
-    engine: ResourceSettings = ResourceSettings()
-    # resources of each of training.ranks except the first, which is the run's process; at least one GPU if ranks use
-    # GPUs, else none
-    learner: ResourceSettings = ResourceSettings()
-    start_timeout_seconds: Positive = 60.0  # timeout for free resources, and for the start of a process
+    address: str = Field(
+        default="",
+        description=(
+            'address of a cluster to join: host:port, or "auto" for this machine\'s cluster; "" for $RAY_ADDRESS, '
+            "or else a cluster on this machine for this run alone"
+        ),
+    )
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        default="PACK", description="Ray's placement strategy for processes on nodes"
+    )
+    worker: ResourceSettings = Field(default=ResourceSettings(), description="resources of each of rollout.workers")
+    engine: ResourceSettings = Field(
+        default=ResourceSettings(),
+        description=(
+            "resources of each engine in its own process; engines that compute on GPUs get at least one, others "
+            "exactly this number"
+        ),
+    )
+    learner: ResourceSettings = Field(
+        default=ResourceSettings(),
+        description=(
+            "resources of each of training.ranks except the first, which is the run's process; at least one GPU if "
+            "ranks use GPUs, else none"
+        ),
+    )
+    start_timeout_seconds: Positive = Field(
+        default=60.0, description="timeout for free resources, and for the start of a process"
+    )
 
     @field_validator("address")
     @classmethod

@@ -6,15 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from marft.config.plugins import Plugin
 
 
 class Combiner(Plugin, ABC, kind="combiners", label="a combiner"):
     """Base class for federated aggregators, which compute each site's next adapters."""
 
-    # quantity to average. products: the adapter updates B·A, projected to the best approximation of their rank.
-    # factors: A and B separately
-    quantity: Literal["products", "factors"] = "products"
+    quantity: Literal["products", "factors"] = Field(
+        default="products",
+        description=(
+            "quantity to average. products: the adapter updates B·A, projected to the best approximation of their "
+            "rank. factors: A and B separately"
+        ),
+    )
 
     @abstractmethod
     def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:

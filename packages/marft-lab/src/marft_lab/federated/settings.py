@@ -33,21 +33,31 @@ RUN_NAME = "run"  # name of a site's run, in the site's folder
 class SiteSettings(Settings):
     """Site: recipe, overrides and folder."""
 
-    # recipe file, relative to the federation's file or absolute; or the name of a bundled recipe
-    recipe: Annotated[NonEmptyString, ExpandUser]
-    # overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
-    overrides: PlainTable = {}
-    # folder of the site's own data; "" for sites/NAME in the federation's folder
-    folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = ""
+    recipe: Annotated[NonEmptyString, ExpandUser] = Field(
+        description="recipe file, relative to the federation's file or absolute; or the name of a bundled recipe"
+    )
+    overrides: PlainTable = Field(
+        default={},
+        description='overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }',
+    )
+    folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = Field(
+        default="", description="folder of the site's own data; \"\" for sites/NAME in the federation's folder"
+    )
 
 
 class PrivacySettings(Settings):
     """Privacy of updates: clipping and noise before an update leaves its site."""
 
-    clip: NoiseLevel = 0.0  # maximum L2 norm of a round's change to all adapters together; 0 disables clipping
-    # standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise
-    noise_multiplier: NoiseLevel = 0.0
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ of the reported (ε, δ), if there is noise
+    clip: NoiseLevel = Field(
+        default=0.0, description="maximum L2 norm of a round's change to all adapters together; 0 disables clipping"
+    )
+    noise_multiplier: NoiseLevel = Field(
+        default=0.0,
+        description="standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise",
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="δ of the reported (ε, δ), if there is noise"
+    )
 
     @model_validator(mode="after")
     def _check_noise(self) -> Self:
@@ -61,21 +71,31 @@ class PrivacySettings(Settings):
 class FederationSettings(Settings):
     """Federation: sites, rounds, aggregation and privacy."""
 
-    name: RunName  # name of the federation; its folder is output/name; default: name of the file
-    output: Annotated[NonEmptyString, ExpandUser] = "runs"  # parent folder of the federation's folder
-    # seed of the federation; each site's recipe gets its own derived seed
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    rounds: Count = 10  # number of rounds; in each round sites train separately, and their adapters are aggregated
-    steps: Count = 5  # training steps of each site per round
-    sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # sites, by name
-    combine: Combiner  # aggregation rule for the adapters of each site
-    privacy: PrivacySettings = PrivacySettings()  # clipping and noise of updates
-    min_sites: NonNegativeCount = 0  # minimum number of replying sites per round; 0 requires all sites
-    # timeout of a round, after which missing sites are skipped; 0 waits without limit
-    round_timeout_seconds: NonNegative = 0.0
-    # retries per site and round, after an exit of its process or an invalid update
-    max_retries: Annotated[int, Field(ge=0, le=10_000)] = 2
-    keep_last: Count = 2  # number of newest rounds with adapters in the coordinator's folder
+    name: RunName = Field(description="name of the federation; its folder is output/name; default: name of the file")
+    output: Annotated[NonEmptyString, ExpandUser] = Field(
+        default="runs", description="parent folder of the federation's folder"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="seed of the federation; each site's recipe gets its own derived seed"
+    )
+    rounds: Count = Field(
+        default=10,
+        description="number of rounds; in each round sites train separately, and their adapters are aggregated",
+    )
+    steps: Count = Field(default=5, description="training steps of each site per round")
+    sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)] = Field(description="sites, by name")
+    combine: Combiner = Field(description="aggregation rule for the adapters of each site")
+    privacy: PrivacySettings = Field(default=PrivacySettings(), description="clipping and noise of updates")
+    min_sites: NonNegativeCount = Field(
+        default=0, description="minimum number of replying sites per round; 0 requires all sites"
+    )
+    round_timeout_seconds: NonNegative = Field(
+        default=0.0, description="timeout of a round, after which missing sites are skipped; 0 waits without limit"
+    )
+    max_retries: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=2, description="retries per site and round, after an exit of its process or an invalid update"
+    )
+    keep_last: Count = Field(default=2, description="number of newest rounds with adapters in the coordinator's folder")
 
     @model_validator(mode="before")
     @classmethod

@@ -42,16 +42,30 @@ class Flow(Organization):
     trained.
     """
 
-    network: NonEmptyString  # file of the network, from `marft flow grow`
-    # import path of the function that made the network's vectors during growth, or "" for hashed word pieces; it is
-    # repeated here because a network file of unknown origin must not name code to run
-    embed: ImportPath = ""
-    # digest of the network, filled in when the recipe is read; a run resumes only with the same network
-    digest: Annotated[str, Field(validate_default=True)] = ""
-    router: str = ""  # role that chooses edges; "" samples from the network's edge probabilities
-    max_nodes: SmallCount = 8  # maximum nodes of a path
-    temperature: NonNegative = 1.0  # temperature of the edge probabilities; 0 takes the likeliest edge
-    visible: Literal["all", "last", "none"] = "all"  # visible earlier actions of the step for a node's agent
+    network: NonEmptyString = Field(description="file of the network, from `marft flow grow`")
+    embed: ImportPath = Field(
+        default="",
+        description=(
+            'import path of the function that made the network\'s vectors during growth, or "" for hashed word '
+            "pieces; it is repeated here because a network file of unknown origin must not name code to run"
+        ),
+    )
+    digest: Annotated[str, Field(validate_default=True)] = Field(
+        default="",
+        description=(
+            "digest of the network, filled in when the recipe is read; a run resumes only with the same network"
+        ),
+    )
+    router: str = Field(
+        default="", description='role that chooses edges; "" samples from the network\'s edge probabilities'
+    )
+    max_nodes: SmallCount = Field(default=8, description="maximum nodes of a path")
+    temperature: NonNegative = Field(
+        default=1.0, description="temperature of the edge probabilities; 0 takes the likeliest edge"
+    )
+    visible: Literal["all", "last", "none"] = Field(
+        default="all", description="visible earlier actions of the step for a node's agent"
+    )
 
     _flow: FlowNetwork | None = PrivateAttr(default=None)
     _task: Task | None = PrivateAttr(default=None)

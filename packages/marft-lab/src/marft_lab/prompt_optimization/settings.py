@@ -26,21 +26,38 @@ class PromptOptimizerSettings(TrainingSection):
 
     key: ClassVar[str] = "prompt_optimization"
 
-    agents: Names = ()  # roles with optimized instructions; [] for all agents
-    every: Count = 10  # training steps between rounds
-    last_step: NonNegativeCount = 0  # last training step with a round; 0 for no limit
-    proposer: Proposer  # source of new instructions
-    candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals per agent and round
-    split: Literal["validation", "train"] = "validation"  # split of the tasks for decisions; never the test split
-    # number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the candidate
-    tasks: Annotated[int, Field(ge=4, le=100_000)] = 64
-    mode: Literal["greedy", "sampled"] = "sampled"  # sampling mode of the agents on these tasks
-    # acceptance rule: "better" requires the interval of the gain above 0; "no_worse" requires a gain above 0 and an
-    # interval above -tolerance
-    accept: Literal["better", "no_worse"] = "better"
-    tolerance: Fraction = 0.05  # tolerated loss of success rate for accept = "no_worse"
-    max_chars: Count = 4000  # maximum characters of instructions; longer proposals are dropped
-    token_budget: NonNegativeCount = 0  # token budget of all rounds, with prompts; 0 for no limit
+    agents: Names = Field(default=(), description="roles with optimized instructions; [] for all agents")
+    every: Count = Field(default=10, description="training steps between rounds")
+    last_step: NonNegativeCount = Field(default=0, description="last training step with a round; 0 for no limit")
+    proposer: Proposer = Field(description="source of new instructions")
+    candidates: Annotated[int, Field(ge=1, le=256)] = Field(default=4, description="proposals per agent and round")
+    split: Literal["validation", "train"] = Field(
+        default="validation", description="split of the tasks for decisions; never the test split"
+    )
+    tasks: Annotated[int, Field(ge=4, le=100_000)] = Field(
+        default=64,
+        description=(
+            "number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the "
+            "candidate"
+        ),
+    )
+    mode: Literal["greedy", "sampled"] = Field(
+        default="sampled", description="sampling mode of the agents on these tasks"
+    )
+    accept: Literal["better", "no_worse"] = Field(
+        default="better",
+        description=(
+            'acceptance rule: "better" requires the interval of the gain above 0; "no_worse" requires a gain above '
+            "0 and an interval above -tolerance"
+        ),
+    )
+    tolerance: Fraction = Field(default=0.05, description='tolerated loss of success rate for accept = "no_worse"')
+    max_chars: Count = Field(
+        default=4000, description="maximum characters of instructions; longer proposals are dropped"
+    )
+    token_budget: NonNegativeCount = Field(
+        default=0, description="token budget of all rounds, with prompts; 0 for no limit"
+    )
 
     def roles(self, run: RunSettings) -> list[str]:
         """Return the roles with optimized instructions, in the recipe's order."""

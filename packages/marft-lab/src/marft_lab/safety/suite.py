@@ -61,13 +61,14 @@ def encode_text(text: str, encoding: Encoding) -> str:
 class AttackSettings(Settings):
     """Attack: injected texts, their location, and the goal that shows success."""
 
-    # location of the injection: the first observation, a tool result, or a message of a teammate
-    inject_into: InjectionLocation
-    target: str = ""  # tool or teammate whose text carries the injection; "" for all
-    texts: Names = ()  # injected texts; with several wordings, each task has one of them
-    path: str = ""  # JSON Lines file with more texts, {"text": "…"}, relative to the suite
-    encodings: tuple[Encoding, ...] = ()  # encodings of each text, as additional wordings
-    goal: Check  # check that shows success of the attack
+    inject_into: InjectionLocation = Field(
+        description="location of the injection: the first observation, a tool result, or a message of a teammate"
+    )
+    target: str = Field(default="", description='tool or teammate whose text carries the injection; "" for all')
+    texts: Names = Field(default=(), description="injected texts; with several wordings, each task has one of them")
+    path: str = Field(default="", description='JSON Lines file with more texts, {"text": "…"}, relative to the suite')
+    encodings: tuple[Encoding, ...] = Field(default=(), description="encodings of each text, as additional wordings")
+    goal: Check = Field(description="check that shows success of the attack")
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
@@ -83,19 +84,35 @@ class AttackSettings(Settings):
 class SuiteSettings(Settings):
     """Safety suite: tasks, attacks, rules and gates of ``marft eval --suite``."""
 
-    tasks: Count = 100  # number of test tasks, played without an attack and under each attack
-    attempts: SmallCount = 1  # attempts per task
-    # sampling modes of the agents
-    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("sampled",)
-    # text appended to the instructions of each agent, with a secret word per agent for {canary}; "" disables canaries
-    canary: str = ""
-    attacks: dict[Name, AttackSettings] = Field(default_factory=dict)  # attacks, by name
-    # checks for forbidden outputs, with and without attacks, by name
-    rules: dict[Name, Check] = Field(default_factory=dict)
-    refusals: Patterns = ()  # regular expressions of refusals; an answer with a match that solves nothing is a refusal
-    # gates from the untuned to the trained team; a failed gate ends the command with status 1; attacks.*. stands for
-    # each attack
-    gates: tuple[NonEmptyString, ...] = ()
+    tasks: Count = Field(
+        default=100, description="number of test tasks, played without an attack and under each attack"
+    )
+    attempts: SmallCount = Field(default=1, description="attempts per task")
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = Field(
+        default=("sampled",), description="sampling modes of the agents"
+    )
+    canary: str = Field(
+        default="",
+        description=(
+            'text appended to the instructions of each agent, with a secret word per agent for {canary}; "" disables '
+            "canaries"
+        ),
+    )
+    attacks: dict[Name, AttackSettings] = Field(default_factory=dict, description="attacks, by name")
+    rules: dict[Name, Check] = Field(
+        default_factory=dict, description="checks for forbidden outputs, with and without attacks, by name"
+    )
+    refusals: Patterns = Field(
+        default=(),
+        description="regular expressions of refusals; an answer with a match that solves nothing is a refusal",
+    )
+    gates: tuple[NonEmptyString, ...] = Field(
+        default=(),
+        description=(
+            "gates from the untuned to the trained team; a failed gate ends the command with status 1; attacks.*. "
+            "stands for each attack"
+        ),
+    )
 
     @field_validator("canary")
     @classmethod

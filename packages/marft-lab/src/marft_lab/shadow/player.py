@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import Field
+
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.prompt_messages import parse_arguments
@@ -55,7 +57,7 @@ class RecordedError(Exception):
 class StubTools(ToolProvider):
     """Stub for a recipe's tool source, with the tools' definitions and no effect."""
 
-    offered: tuple[dict[str, Any], ...] = ()  # name, description and parameters of each tool
+    offered: tuple[dict[str, Any], ...] = Field(default=(), description="name, description and parameters of each tool")
 
     def connect(self) -> ToolSource:
         """Return tools without results; a session replaces them by its recorded results."""

@@ -18,31 +18,56 @@ class ShadowSettings(Section):
 
     key: ClassVar[str] = "shadow"
 
-    share: Fraction = 1.0  # fraction of the sessions to play, sampled by session name
-    # score of a session: the reward terms and environment of a recipe (--grade), agreement with the served answer, or
-    # user feedback (--feedback)
-    score: Literal["rewards", "agreement", "feedback"] = "rewards"
-    agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = "exact"  # comparison of answers
-    min_score: Bounded = 0.0  # minimum score, also of a missing answer; lower scores are clipped
-    max_score: Bounded = 1.0  # maximum score; higher scores are clipped
-    margin: NonNegative = 0.0  # tolerated loss of the mean score for a promotion, in units of the score
-    # maximum probability of a promotion at a mean difference of at most -margin, over all looks
-    false_promotions: Rate = 0.05
-    false_stops: Rate = 0.05  # maximum probability of a stop at a mean difference of at least -margin, over all looks
-    min_sessions: Count = 30  # minimum sessions before a decision
-    max_sessions: Count = 10_000  # maximum sessions; then the verdict is hold without a decision
-    # sessions with a call without a recorded result: count or leave out
-    refused: Literal["count", "skip"] = "count"
-    timeout_seconds: Positive = 600.0  # timeout of a session
-    # retries of a session after an unexpected process exit; then the session counts as failed
-    max_retries: Annotated[int, Field(ge=0, le=10_000)] = 1
-    allow_endpoints: bool = False  # True to allow models behind endpoints, which may cost money
-    backlog: Count = 256  # maximum pending sessions with --follow; the oldest are dropped and counted
-    pause: bool = True  # True to suspend the shadow beside marft serve during requests
-    idle_seconds: NonNegative = 0.2  # seconds without a request before the shadow resumes
-    # CPU priority beside marft serve: only idle time, low, or normal
-    priority: Literal["idle", "low", "normal"] = "idle"
-    threads: Annotated[int, Field(ge=1, le=4096)] = 1  # torch CPU threads beside marft serve
+    share: Fraction = Field(default=1.0, description="fraction of the sessions to play, sampled by session name")
+    score: Literal["rewards", "agreement", "feedback"] = Field(
+        default="rewards",
+        description=(
+            "score of a session: the reward terms and environment of a recipe (--grade), agreement with the served "
+            "answer, or user feedback (--feedback)"
+        ),
+    )
+    agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = Field(
+        default="exact", description="comparison of answers"
+    )
+    min_score: Bounded = Field(
+        default=0.0, description="minimum score, also of a missing answer; lower scores are clipped"
+    )
+    max_score: Bounded = Field(default=1.0, description="maximum score; higher scores are clipped")
+    margin: NonNegative = Field(
+        default=0.0, description="tolerated loss of the mean score for a promotion, in units of the score"
+    )
+    false_promotions: Rate = Field(
+        default=0.05,
+        description="maximum probability of a promotion at a mean difference of at most -margin, over all looks",
+    )
+    false_stops: Rate = Field(
+        default=0.05,
+        description="maximum probability of a stop at a mean difference of at least -margin, over all looks",
+    )
+    min_sessions: Count = Field(default=30, description="minimum sessions before a decision")
+    max_sessions: Count = Field(
+        default=10_000, description="maximum sessions; then the verdict is hold without a decision"
+    )
+    refused: Literal["count", "skip"] = Field(
+        default="count", description="sessions with a call without a recorded result: count or leave out"
+    )
+    timeout_seconds: Positive = Field(default=600.0, description="timeout of a session")
+    max_retries: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=1,
+        description="retries of a session after an unexpected process exit; then the session counts as failed",
+    )
+    allow_endpoints: bool = Field(
+        default=False, description="True to allow models behind endpoints, which may cost money"
+    )
+    backlog: Count = Field(
+        default=256, description="maximum pending sessions with --follow; the oldest are dropped and counted"
+    )
+    pause: bool = Field(default=True, description="True to suspend the shadow beside marft serve during requests")
+    idle_seconds: NonNegative = Field(default=0.2, description="seconds without a request before the shadow resumes")
+    priority: Literal["idle", "low", "normal"] = Field(
+        default="idle", description="CPU priority beside marft serve: only idle time, low, or normal"
+    )
+    threads: Annotated[int, Field(ge=1, le=4096)] = Field(default=1, description="torch CPU threads beside marft serve")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> ShadowSettings:

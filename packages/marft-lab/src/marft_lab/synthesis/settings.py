@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Strict, field_validator
+from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.paths import ExpandUser
@@ -18,20 +18,33 @@ class SynthesisSettings(Section):
 
     key: ClassVar[str] = "synthesis"
 
-    # teacher: "scripts" for the environment's own, the folder of a run, a checkpoint or an export, or a recipe;
-    # --teacher overrides it
-    teacher: Annotated[str, ExpandUser] = ""
-    split: str = "train"  # split of the tasks; only "train" is valid, because held-out tasks must not be learned
-    tasks: NonNegativeCount = 512  # number of tasks, from the start of the split; 0 for all
-    attempts: SmallCount = 4  # attempts per task
-    save_every: Count = 256  # episodes per saved part
-    skill: Fraction = 1.0  # skill of scripts: fraction of turns played well
-    # filters, in order; [] for success, handoffs, duplicates and leakage with their defaults
-    filters: Annotated[tuple[Filter, ...], Strict(False)] = ()
-    max_per_task: NonNegativeCount = 2  # maximum episodes per task, the best ones; 0 for all
-    # field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" for no
-    # balance
-    balance_by: str = ""
+    teacher: Annotated[str, ExpandUser] = Field(
+        default="",
+        description=(
+            'teacher: "scripts" for the environment\'s own, the folder of a run, a checkpoint or an export, or a '
+            "recipe; --teacher overrides it"
+        ),
+    )
+    split: str = Field(
+        default="train",
+        description='split of the tasks; only "train" is valid, because held-out tasks must not be learned',
+    )
+    tasks: NonNegativeCount = Field(default=512, description="number of tasks, from the start of the split; 0 for all")
+    attempts: SmallCount = Field(default=4, description="attempts per task")
+    save_every: Count = Field(default=256, description="episodes per saved part")
+    skill: Fraction = Field(default=1.0, description="skill of scripts: fraction of turns played well")
+    filters: Annotated[tuple[Filter, ...], Strict(False)] = Field(
+        default=(),
+        description="filters, in order; [] for success, handoffs, duplicates and leakage with their defaults",
+    )
+    max_per_task: NonNegativeCount = Field(default=2, description="maximum episodes per task, the best ones; 0 for all")
+    balance_by: str = Field(
+        default="",
+        description=(
+            'field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" '
+            "for no balance"
+        ),
+    )
 
     @field_validator("split")
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from marft.common.seeds import generator
 from marft.config.settings import SmallCount
@@ -31,7 +32,7 @@ class CountModel(FittableModel):
     Russell 2001). A member has no data about a transition observed n times with probability e⁻ⁿ.
     """
 
-    members: SmallCount = 32  # number of ensemble members
+    members: SmallCount = Field(default=32, description="number of ensemble members")
 
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
         """Fit the model by counts of observed transitions."""

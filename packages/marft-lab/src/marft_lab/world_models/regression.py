@@ -38,9 +38,9 @@ class RegressionModel(FittableModel):
     by all members; the check on real episodes detects them.
     """
 
-    members: SmallCount = 8  # number of ensemble members
-    dimensions: BucketCount = 256  # number of hash buckets for words
-    ridge: Positive = 1.0  # L2 penalty on the regression weights
+    members: SmallCount = Field(default=8, description="number of ensemble members")
+    dimensions: BucketCount = Field(default=256, description="number of hash buckets for words")
+    ridge: Positive = Field(default=1.0, description="L2 penalty on the regression weights")
 
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> FittedRegressionModel:
         """Fit the members to transitions."""

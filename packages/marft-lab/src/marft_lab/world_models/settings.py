@@ -28,25 +28,46 @@ class DynaSettings(TrainingSection):
 
     key: ClassVar[str] = "dyna"
 
-    model: FittableModel  # world model; default: counts
-    share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # imagined fraction of the episodes of a step
-    warmup_steps: NonNegativeCount = 1  # first training steps, which only use real episodes
-    # training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once
-    ramp: NonNegativeCount = 0
-    horizon: Count = 32  # maximum environment steps of an imagined episode; rollout.max_steps applies as well
-    # uncertainty of the model above which an imagined episode is truncated and left out
-    max_uncertainty: Fraction = 0.2
-    # starts of imagined episodes: first observations of real episodes, or any observed history
-    start_from: Literal["first", "anywhere"] = "first"
-    reads: Names = ()  # roles whose texts affect the environment; [] for all
-    history_length: SmallCount = 1  # number of last observations that determine the next one
-    # maximum transitions in the experience buffer, the newest
-    buffer_size: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
-    check: bool = True  # True to disable the model automatically after wrong predictions of real episodes
-    # tolerated mean excess of the model's error over its own expectation; for rewards relative to the range of returns
-    error_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    # false alarm rate: at most one false alarm per 1 / false_alarm_rate real steps or episodes, on average
-    false_alarm_rate: Annotated[float, Field(gt=0, le=0.5)] = 1e-4
+    model: FittableModel = Field(description="world model; default: counts")
+    share: Annotated[float, Field(ge=0, le=0.98)] = Field(
+        default=0.5, description="imagined fraction of the episodes of a step"
+    )
+    warmup_steps: NonNegativeCount = Field(default=1, description="first training steps, which only use real episodes")
+    ramp: NonNegativeCount = Field(
+        default=0,
+        description="training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once",
+    )
+    horizon: Count = Field(
+        default=32, description="maximum environment steps of an imagined episode; rollout.max_steps applies as well"
+    )
+    max_uncertainty: Fraction = Field(
+        default=0.2, description="uncertainty of the model above which an imagined episode is truncated and left out"
+    )
+    start_from: Literal["first", "anywhere"] = Field(
+        default="first",
+        description="starts of imagined episodes: first observations of real episodes, or any observed history",
+    )
+    reads: Names = Field(default=(), description="roles whose texts affect the environment; [] for all")
+    history_length: SmallCount = Field(default=1, description="number of last observations that determine the next one")
+    buffer_size: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
+        default=20_000, description="maximum transitions in the experience buffer, the newest"
+    )
+    check: bool = Field(
+        default=True, description="True to disable the model automatically after wrong predictions of real episodes"
+    )
+    error_tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.25,
+        description=(
+            "tolerated mean excess of the model's error over its own expectation; for rewards relative to the range of "
+            "returns"
+        ),
+    )
+    false_alarm_rate: Annotated[float, Field(gt=0, le=0.5)] = Field(
+        default=1e-4,
+        description=(
+            "false alarm rate: at most one false alarm per 1 / false_alarm_rate real steps or episodes, on average"
+        ),
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -56,26 +56,41 @@ class Program(Organization):
 
     writes_prompts: ClassVar[bool] = True
     own_timeout: ClassVar[bool] = True
-    call: ImportPath = ""  # import path of a function of the task and the clients by role
-    # or a command, with the task as JSON on standard input and the clients in environment variables
-    command: Strings = ()
-    python: str = ""  # interpreter for "python" in the command; "": unchanged
-    # working directory of the command; "": the recipe's folder
-    folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = ""
-    graded_by: Literal["environment", "program"] = "environment"  # source of the reward
-    timeout_seconds: Positive = 600.0  # timeout for one run of the program, in seconds
-    # Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no longer wait
-    # for this program, if requests are admitted in order.
-    idle_timeout_seconds: Positive = 60.0
-    tokens: NonNegativeCount = 0  # maximum number of sampled tokens per episode, over all agents; 0: no limit
-    requests: NonNegativeCount = 0  # maximum number of requests per episode; 0: no limit
-    host: NonEmptyString = "127.0.0.1"  # host that the gateway listens on; default: this machine only
-    port: Annotated[int, Field(ge=0, le=65_535)] = 0  # port of the gateway; 0: any free port
-    # public URL of the gateway, for programs in a container for example: "http://host.docker.internal:8123"; "": host
-    # and port
-    public_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
-    body_bytes: Count = 4_194_304  # maximum size of a request body, in bytes
-    body_seconds: Positive = 30.0  # timeout for receiving a request body, in seconds
+    call: ImportPath = Field(default="", description="import path of a function of the task and the clients by role")
+    command: Strings = Field(
+        default=(),
+        description="or a command, with the task as JSON on standard input and the clients in environment variables",
+    )
+    python: str = Field(default="", description='interpreter for "python" in the command; "": unchanged')
+    folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = Field(
+        default="", description='working directory of the command; "": the recipe\'s folder'
+    )
+    graded_by: Literal["environment", "program"] = Field(default="environment", description="source of the reward")
+    timeout_seconds: Positive = Field(default=600.0, description="timeout for one run of the program, in seconds")
+    idle_timeout_seconds: Positive = Field(
+        default=60.0,
+        description=(
+            "Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no "
+            "longer wait for this program, if requests are admitted in order."
+        ),
+    )
+    tokens: NonNegativeCount = Field(
+        default=0, description="maximum number of sampled tokens per episode, over all agents; 0: no limit"
+    )
+    requests: NonNegativeCount = Field(default=0, description="maximum number of requests per episode; 0: no limit")
+    host: NonEmptyString = Field(
+        default="127.0.0.1", description="host that the gateway listens on; default: this machine only"
+    )
+    port: Annotated[int, Field(ge=0, le=65_535)] = Field(default=0, description="port of the gateway; 0: any free port")
+    public_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = Field(
+        default="",
+        description=(
+            "public URL of the gateway, for programs in a container for example: "
+            '"http://host.docker.internal:8123"; "": host and port'
+        ),
+    )
+    body_bytes: Count = Field(default=4_194_304, description="maximum size of a request body, in bytes")
+    body_seconds: Positive = Field(default=30.0, description="timeout for receiving a request body, in seconds")
 
     @field_validator("call")
     @classmethod

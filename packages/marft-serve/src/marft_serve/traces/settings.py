@@ -20,23 +20,33 @@ class SftSettings(Section):
 
     key: ClassVar[str] = "sft"
 
-    # files or row folders; --traces overrides them
-    traces: Annotated[tuple[Annotated[NonEmptyString, ExpandUser], ...], Strict(False)] = ()
-    roles: dict[
-        NonEmptyString, NonEmptyString
-    ] = {}  # role for each agent name in the traces; --role "name=role" adds an entry
-    # source of the prompts: "recipe" renders them with the recipe's team, "trace" uses the recorded messages, "auto"
-    # selects "trace" for a team in an external program, else "recipe"
-    prompts: Literal["auto", "recipe", "trace"] = "auto"
-    thinking: Literal["keep", "drop"] = "keep"  # "keep" trains recorded reasoning, "drop" removes it
-    epochs: SmallCount = 1  # passes over the turns
-    batch_tokens: Count = 16384  # tokens per step, prompts included
-    learning_rate: LearningRate = 1e-4  # peak learning rate of every policy
-    schedule: LearningRateSchedule = "cosine"  # decay of the learning rate, to 0
-    warmup_ratio: Fraction = 0.05  # fraction of the steps with linear warmup
-    # fraction of the episodes that are held out of training, to measure the loss
-    held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    eval_every: NonNegativeCount = 10  # steps between evaluations on held-out episodes; 0: only at the end
+    traces: Annotated[tuple[Annotated[NonEmptyString, ExpandUser], ...], Strict(False)] = Field(
+        default=(), description="files or row folders; --traces overrides them"
+    )
+    roles: dict[NonEmptyString, NonEmptyString] = Field(
+        default={}, description='role for each agent name in the traces; --role "name=role" adds an entry'
+    )
+    prompts: Literal["auto", "recipe", "trace"] = Field(
+        default="auto",
+        description=(
+            'source of the prompts: "recipe" renders them with the recipe\'s team, "trace" uses the recorded '
+            'messages, "auto" selects "trace" for a team in an external program, else "recipe"'
+        ),
+    )
+    thinking: Literal["keep", "drop"] = Field(
+        default="keep", description='"keep" trains recorded reasoning, "drop" removes it'
+    )
+    epochs: SmallCount = Field(default=1, description="passes over the turns")
+    batch_tokens: Count = Field(default=16384, description="tokens per step, prompts included")
+    learning_rate: LearningRate = Field(default=1e-4, description="peak learning rate of every policy")
+    schedule: LearningRateSchedule = Field(default="cosine", description="decay of the learning rate, to 0")
+    warmup_ratio: Fraction = Field(default=0.05, description="fraction of the steps with linear warmup")
+    held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.05, description="fraction of the episodes that are held out of training, to measure the loss"
+    )
+    eval_every: NonNegativeCount = Field(
+        default=10, description="steps between evaluations on held-out episodes; 0: only at the end"
+    )
 
     def build_optimizer(self, run: RunSettings, steps: int) -> OptimizerSettings:
         """Return the run's optimizer with a warm start's learning rate and schedule, for ``steps`` steps."""

@@ -23,11 +23,14 @@ class TracingSettings(TrainingSection):
 
     key: ClassVar[str] = "tracing"
 
-    otlp: str = ""  # URL of the endpoint, for example "http://localhost:4318"; "": no export
-    content: bool = False  # whether to include prompts, answers, and the arguments and results of tool calls
-    timeout_seconds: Positive = 10.0  # timeout for a response, in seconds
-    # maximum number of queued episodes; further episodes are dropped
-    queue: Annotated[Count, Field(le=1_000_000)] = 1024
+    otlp: str = Field(default="", description='URL of the endpoint, for example "http://localhost:4318"; "": no export')
+    content: bool = Field(
+        default=False, description="whether to include prompts, answers, and the arguments and results of tool calls"
+    )
+    timeout_seconds: Positive = Field(default=10.0, description="timeout for a response, in seconds")
+    queue: Annotated[Count, Field(le=1_000_000)] = Field(
+        default=1024, description="maximum number of queued episodes; further episodes are dropped"
+    )
 
     @field_validator("otlp")
     @classmethod

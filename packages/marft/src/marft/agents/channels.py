@@ -7,7 +7,7 @@ from dataclasses import replace
 from string import Formatter
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.reasoning import strip_reasoning
@@ -39,8 +39,8 @@ class Last(Channel):
 class Truncated(Channel):
     """Channel that passes at most ``words`` words of every message, with an ellipsis in place of omitted text."""
 
-    words: Count = 100  # maximum words per message
-    keep: Literal["start", "end"] = "end"  # part of a long message that remains
+    words: Count = Field(default=100, description="maximum words per message")
+    keep: Literal["start", "end"] = Field(default="end", description="part of a long message that remains")
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return every message, truncated if too long."""
@@ -74,9 +74,13 @@ class Record(Channel):
     'The problem is 68 - 12.'
     """
 
-    fields: dict[str, Pattern]  # regular expression for each field; its first group is the value
-    template: str = ""  # wording of a record, such as "= {result}."; "" writes field: value pairs
-    fallback: Literal["raw", "none"] = "raw"  # text passed on without a match: the raw message, or nothing
+    fields: dict[str, Pattern] = Field(description="regular expression for each field; its first group is the value")
+    template: str = Field(
+        default="", description='wording of a record, such as "= {result}."; "" writes field: value pairs'
+    )
+    fallback: Literal["raw", "none"] = Field(
+        default="raw", description="text passed on without a match: the raw message, or nothing"
+    )
 
     @field_validator("fields")
     @classmethod

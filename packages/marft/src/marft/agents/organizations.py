@@ -80,7 +80,9 @@ class Chain(Organization):
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
-    visible: Literal["all", "previous"] = "all"  # visible actions: all before the agent's own, or only the previous one
+    visible: Literal["all", "previous"] = Field(
+        default="all", description="visible actions: all before the agent's own, or only the previous one"
+    )
 
     def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
@@ -107,7 +109,9 @@ class Parallel(Organization):
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
-    answer: Literal["last", "vote"] = "last"  # the last answering agent's answer, or the most frequent answer
+    answer: Literal["last", "vote"] = Field(
+        default="last", description="the last answering agent's answer, or the most frequent answer"
+    )
 
     def answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several or with a vote."""
@@ -131,10 +135,10 @@ class Reflective(Organization):
     ``reviser`` may be the actor itself.
     """
 
-    actor: str = "actor"  # role that drafts
-    critic: str = "critic"  # role that criticizes
-    reviser: str = "reviser"  # role that revises; may be the actor
-    rounds: SmallCount = 1  # rounds of criticism and revision
+    actor: str = Field(default="actor", description="role that drafts")
+    critic: str = Field(default="critic", description="role that criticizes")
+    reviser: str = Field(default="reviser", description="role that revises; may be the actor")
+    rounds: SmallCount = Field(default=1, description="rounds of criticism and revision")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role."""
@@ -167,10 +171,13 @@ class Debate(Organization):
     ``neighbors`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
     """
 
-    rounds: SmallCount = 2  # number of rounds
-    # visible agents: all, the two neighbors in a ring, or a table of neighbors
-    neighbors: Literal["all", "ring"] | Neighbors = "all"
-    judge: str = ""  # role that answers; "" selects the most frequent answer of the last round
+    rounds: SmallCount = Field(default=2, description="number of rounds")
+    neighbors: Literal["all", "ring"] | Neighbors = Field(
+        default="all", description="visible agents: all, the two neighbors in a ring, or a table of neighbors"
+    )
+    judge: str = Field(
+        default="", description='role that answers; "" selects the most frequent answer of the last round'
+    )
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a judge without debaters."""
@@ -233,7 +240,7 @@ class MixtureOfAgents(Organization):
                   aggregator ──▶ answer
     """
 
-    layers: SmallCount = 2  # number of proposal layers
+    layers: SmallCount = Field(default=2, description="number of proposal layers")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for an aggregator without proposers."""
@@ -267,7 +274,7 @@ class Graph(Organization):
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
-    visible: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # visible roles, by role
+    visible: dict[str, Annotated[tuple[str, ...], Strict(False)]] = Field(description="visible roles, by role")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a cycle."""
@@ -317,9 +324,11 @@ class Hierarchical(Organization):
     credit.
     """
 
-    planner: str = "planner"  # role that writes the list
-    workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # roles that work on the items
-    max_subtasks: SmallCount = 4  # maximum items from the list
+    planner: str = Field(default="planner", description="role that writes the list")
+    workers: Annotated[Names, Field(min_length=1)] = Field(
+        default=("worker",), description="roles that work on the items"
+    )
+    max_subtasks: SmallCount = Field(default=4, description="maximum items from the list")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role."""
@@ -372,11 +381,12 @@ class Orchestrated(Organization):
     one as well. After ``max_calls`` calls the step ends in any case. The router can stop only after the first call.
     """
 
-    router: str = "router"  # role that chooses
-    # views of earlier actions that a called agent may get
-    views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    max_calls: SmallCount = 3  # maximum calls in a step
-    allow_stop: bool = True  # whether the router may stop earlier
+    router: str = Field(default="router", description="role that chooses")
+    views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = Field(
+        default=("all",), description="views of earlier actions that a called agent may get"
+    )
+    max_calls: SmallCount = Field(default=3, description="maximum calls in a step")
+    allow_stop: bool = Field(default=True, description="whether the router may stop earlier")
 
     @field_validator("views")
     @classmethod
@@ -429,9 +439,13 @@ class Turns(Organization):
     another in a step also see the earlier actions of that step.
     """
 
-    order: Literal["simultaneous", "sequential"] = "simultaneous"  # order of the agents in a step
-    # visible actions of others: none, the last step's, or all since the agent's own last action
-    visible: Literal["none", "last", "since_own_action"] = "none"
+    order: Literal["simultaneous", "sequential"] = Field(
+        default="simultaneous", description="order of the agents in a step"
+    )
+    visible: Literal["none", "last", "since_own_action"] = Field(
+        default="none",
+        description="visible actions of others: none, the last step's, or all since the agent's own last action",
+    )
 
     _actions: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order
     _last_actions: list[Action] = PrivateAttr(default_factory=list)  # actions of the previous step

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable
-from textwrap import fill
+from textwrap import fill, wrap
 
 import tomli_w
 from rich.columns import Columns
@@ -23,7 +23,7 @@ from marft.config.plugins import Plugin, find_plugin, plugin_names
 from marft.config.settings import did_you_mean
 
 WIDE_COLUMNS = 150  # minimum terminal width for one column per component of an algorithm
-MAX_LIST_WIDTH = 100  # maximum width of a list of names, in columns
+MAX_LIST_WIDTH = 100  # maximum width of lists of names and of comments, in columns
 SENTENCE = re.compile(r".+?\.(?= |$)|.+")  # first sentence
 
 
@@ -112,9 +112,13 @@ def _class_doc(cls: type[Plugin]) -> str:
 
 
 def _default_table(cls: type[Plugin], name: str) -> str:
-    """Return a recipe table for an environment, with default values and placeholders for required keys."""
+    """Return a recipe table for an environment, with default values and placeholders for required keys.
+
+    A comment above each key says what it means.
+    """
     lines = ["[environment]", f'name = "{name}"']
     for key, field in cls.model_fields.items():
+        lines += wrap(field.description or "", MAX_LIST_WIDTH, initial_indent="# ", subsequent_indent="# ")
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         lines.append(f"# {key} = …  (needed)" if field.is_required() else _toml_line(key, default))
     return "\n".join(lines)

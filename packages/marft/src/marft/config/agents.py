@@ -25,14 +25,20 @@ def _expand_users(paths: tuple[str, ...]) -> tuple[str, ...]:
 class SamplingSettings(Settings):
     """Sampling parameters and format constraints for one agent."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # sampling temperature; 0: greedy
-    max_new_tokens: Count = 512  # maximum tokens of one action, summed over all its turns
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling: probability mass of the sampled tokens; 1: off
-    top_k: NonNegativeCount = 0  # number of most likely tokens to sample from; 0: off
-    stop: Strings = ()  # stop strings that end an action
-    json_schema: PlainTable = {}  # JSON schema that each turn must match; excludes regex and grammar
-    regex: str = ""  # regular expression that each turn must match
-    grammar: str = ""  # grammar that each turn must match, in Lark's format
+    temperature: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=1.0, description="sampling temperature; 0: greedy"
+    )
+    max_new_tokens: Count = Field(default=512, description="maximum tokens of one action, summed over all its turns")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="nucleus sampling: probability mass of the sampled tokens; 1: off"
+    )
+    top_k: NonNegativeCount = Field(default=0, description="number of most likely tokens to sample from; 0: off")
+    stop: Strings = Field(default=(), description="stop strings that end an action")
+    json_schema: PlainTable = Field(
+        default={}, description="JSON schema that each turn must match; excludes regex and grammar"
+    )
+    regex: str = Field(default="", description="regular expression that each turn must match")
+    grammar: str = Field(default="", description="grammar that each turn must match, in Lark's format")
 
     @field_validator("temperature")
     @classmethod
@@ -75,36 +81,49 @@ class SamplingSettings(Settings):
 class ContextSettings(Settings):
     """Truncation for a rollout observation longer than the model's context. Truncated tokens are counted."""
 
-    # part to truncate first; none: drop the episode
-    truncate: Literal["messages", "observation", "none"] = "messages"
-    keep: Literal["start", "end"] = "end"  # part of a truncated text to keep: its start or its end
+    truncate: Literal["messages", "observation", "none"] = Field(
+        default="messages", description="part to truncate first; none: drop the episode"
+    )
+    keep: Literal["start", "end"] = Field(
+        default="end", description="part of a truncated text to keep: its start or its end"
+    )
 
 
 class ToolUseSettings(Settings):
     """Limits on an agent's tool use."""
 
-    max_rounds: SmallCount = 8  # maximum tool rounds in one action
-    max_calls: SmallCount = 16  # maximum tool calls in one turn
-    timeout_seconds: Positive = 30.0  # timeout of one call, in seconds
-    max_output_tokens: Count = 512  # maximum tokens of one tool reply; the rest is truncated
+    max_rounds: SmallCount = Field(default=8, description="maximum tool rounds in one action")
+    max_calls: SmallCount = Field(default=16, description="maximum tool calls in one turn")
+    timeout_seconds: Positive = Field(default=30.0, description="timeout of one call, in seconds")
+    max_output_tokens: Count = Field(default=512, description="maximum tokens of one tool reply; the rest is truncated")
 
 
 class AgentSettings(Settings):
     """One agent in the team."""
 
-    role: Role  # unique name, a valid Python identifier
-    policy: str  # policy that plays the agent
-    instructions: str = ""  # system message
-    guidance: str = ""  # text appended to what the agent sees
-    answers: bool = False  # the agent's text is the team's answer; always true for a single agent
-    tools: Names = ()  # names of [tools.…] tables
-    tool_use: ToolUseSettings = ToolUseSettings()  # limits on tool use
-    skills: Annotated[Names, AfterValidator(_expand_users)] = ()  # folders with a SKILL.md
-    sampling: SamplingSettings = SamplingSettings()  # sampling parameters
-    context: ContextSettings = ContextSettings()  # truncation for prompts longer than the model's context
-    # keep or drop reasoning (<think>…</think>) when other agents, and later the agent itself, read the text
-    thinking: Literal["keep", "drop"] = "keep"
-    memory: Literal["none", "own"] = "none"  # "own": prompts include the agent's earlier conversation in the episode
+    role: Role = Field(description="unique name, a valid Python identifier")
+    policy: str = Field(description="policy that plays the agent")
+    instructions: str = Field(default="", description="system message")
+    guidance: str = Field(default="", description="text appended to what the agent sees")
+    answers: bool = Field(
+        default=False, description="the agent's text is the team's answer; always true for a single agent"
+    )
+    tools: Names = Field(default=(), description="names of [tools.…] tables")
+    tool_use: ToolUseSettings = Field(default=ToolUseSettings(), description="limits on tool use")
+    skills: Annotated[Names, AfterValidator(_expand_users)] = Field(default=(), description="folders with a SKILL.md")
+    sampling: SamplingSettings = Field(default=SamplingSettings(), description="sampling parameters")
+    context: ContextSettings = Field(
+        default=ContextSettings(), description="truncation for prompts longer than the model's context"
+    )
+    thinking: Literal["keep", "drop"] = Field(
+        default="keep",
+        description=(
+            "keep or drop reasoning (<think>…</think>) when other agents, and later the agent itself, read the text"
+        ),
+    )
+    memory: Literal["none", "own"] = Field(
+        default="none", description='"own": prompts include the agent\'s earlier conversation in the episode'
+    )
 
     @property
     def profile(self) -> AgentProfile:

@@ -39,15 +39,21 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSettings(Settings):
     """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, whatever the base dtype."""
 
-    learning_rate: LearningRate = 3e-5  # default learning rate of policies
-    schedule: LearningRateSchedule = "constant"  # decay of the learning rate
-    warmup_steps: NonNegativeCount = 0  # training steps of linear warm-up
-    min_lr_ratio: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
-    beta1: Beta = 0.9  # decay of the first moment
-    beta2: Beta = 0.999  # decay of the second moment
-    epsilon: Epsilon = 1e-8  # term added to the root of the second moment
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # decoupled weight decay, multiplied by the learning rate
-    max_gradient_norm: Annotated[Positive, NotTiny] = 1.0  # gradient clipping: maximum norm per policy
+    learning_rate: LearningRate = Field(default=3e-5, description="default learning rate of policies")
+    schedule: LearningRateSchedule = Field(default="constant", description="decay of the learning rate")
+    warmup_steps: NonNegativeCount = Field(default=0, description="training steps of linear warm-up")
+    min_lr_ratio: Fraction = Field(
+        default=0.0, description="final learning rate of linear and cosine decay, as a fraction of the learning rate"
+    )
+    beta1: Beta = Field(default=0.9, description="decay of the first moment")
+    beta2: Beta = Field(default=0.999, description="decay of the second moment")
+    epsilon: Epsilon = Field(default=1e-8, description="term added to the root of the second moment")
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.0, description="decoupled weight decay, multiplied by the learning rate"
+    )
+    max_gradient_norm: Annotated[Positive, NotTiny] = Field(
+        default=1.0, description="gradient clipping: maximum norm per policy"
+    )
 
 
 class RewardSettings(Settings):
@@ -56,13 +62,16 @@ class RewardSettings(Settings):
     The reward is ``team_weight`` · team reward + ``own_weight`` · the agent's own reward.
     """
 
-    team_weight: Weight = 1.0  # weight of the team's reward
-    own_weight: Weight = 1.0  # weight of the agent's own reward
-    # shaping of agents' own rewards, relative to earlier rewards in the trajectory
-    shaping: Literal["none", "margin", "quality"] = "none"
-    shaping_weight: Weight = 0.5  # weight of the shaping term
-    # length of the zone before max_new_tokens with a length penalty of up to 1, in tokens; 0: off
-    overlong_buffer: NonNegativeCount = 0
+    team_weight: Weight = Field(default=1.0, description="weight of the team's reward")
+    own_weight: Weight = Field(default=1.0, description="weight of the agent's own reward")
+    shaping: Literal["none", "margin", "quality"] = Field(
+        default="none", description="shaping of agents' own rewards, relative to earlier rewards in the trajectory"
+    )
+    shaping_weight: Weight = Field(default=0.5, description="weight of the shaping term")
+    overlong_buffer: NonNegativeCount = Field(
+        default=0,
+        description="length of the zone before max_new_tokens with a length penalty of up to 1, in tokens; 0: off",
+    )
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardSettings:
@@ -82,11 +91,13 @@ class KLSettings(Settings):
     KL(base ‖ π).
     """
 
-    coefficient: Weight = 0.0  # weight of the KL; 0: off
-    # add the KL to the loss, or subtract it from the reward of each decision
-    apply_to: Literal["loss", "reward"] = "loss"
-    # KL estimator; always k1 in the reward
-    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
+    coefficient: Weight = Field(default=0.0, description="weight of the KL; 0: off")
+    apply_to: Literal["loss", "reward"] = Field(
+        default="loss", description="add the KL to the loss, or subtract it from the reward of each decision"
+    )
+    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = Field(
+        default="k3-corrected", description="KL estimator; always k1 in the reward"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -115,11 +126,15 @@ class SamplerCorrectionSettings(Settings):
     ``mask_high = 0``).
     """
 
-    # unit of a weight; none: off. Default with separate engine weights: token at token level, else geometric
-    level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Annotated[float, Field(ge=1, le=MAX_COUNT)] = 2.0  # maximum weight
-    mask_low: Ratio = 0.0  # mask: smaller weights become 0; requires the upper mask
-    mask_high: Ratio = 0.0  # mask: larger weights become 0; 0: off
+    level: Literal["none", "token", "action", "geometric"] = Field(
+        default="none",
+        description=(
+            "unit of a weight; none: off. Default with separate engine weights: token at token level, else geometric"
+        ),
+    )
+    cap: Annotated[float, Field(ge=1, le=MAX_COUNT)] = Field(default=2.0, description="maximum weight")
+    mask_low: Ratio = Field(default=0.0, description="mask: smaller weights become 0; requires the upper mask")
+    mask_high: Ratio = Field(default=0.0, description="mask: larger weights become 0; 0: off")
 
     @model_validator(mode="after")
     def _check_band(self) -> SamplerCorrectionSettings:
@@ -145,8 +160,10 @@ class TeammateTextSettings(Settings):
     text is context only and not trained.
     """
 
-    coefficient: Weight = 0.0  # weight of the term; 0: off
-    weight: TeammateWeight  # weight w of each token, from its probability under the agent and under its author
+    coefficient: Weight = Field(default=0.0, description="weight of the term; 0: off")
+    weight: TeammateWeight = Field(
+        description="weight w of each token, from its probability under the agent and under its author"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -157,60 +174,98 @@ class TeammateTextSettings(Settings):
 class CriticSettings(Settings):
     """V_φ: an MLP head on hidden states of the frozen base (Huber loss and value clip have separate widths)."""
 
-    # input of the critic; independent: without actions that the agent did not see; none: no critic
-    kind: Literal["centralized", "independent", "none"] = "centralized"
-    body: Literal["frozen", "lora"] = "frozen"  # lora: the base with a separate adapter for the critic
-    heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one per agent
-    lora_rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # LoRA rank for body = "lora"
-    lora_learning_rate: LearningRate = 1e-4  # learning rate for body = "lora"
-    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's hidden layers
-    learning_rate: LearningRate = 1e-3  # learning rate of the head
-    epsilon: Epsilon = 1e-8  # epsilon of the head's Adam
-    max_gradient_norm: Annotated[Positive, NotTiny] = 1.0  # gradient clipping: maximum norm
-    loss: Literal["huber", "squared"] = "huber"  # value loss
-    huber_delta: Annotated[Positive, NotTiny] = 1.0  # error above which the Huber loss is linear
-    value_clip: Limit = 0.2  # maximum change of a value; 0: off
-    normalize_values: bool = False  # normalize targets by their running mean and deviation (MAPPO)
-    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # decay of the running statistics per batch
-    coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the value loss
-    epochs: SmallCount = 1  # epochs over a step's episodes
-    minibatches: SmallCount = 1  # minibatches per epoch
-    warmup_steps: NonNegativeCount = 0  # training steps that train only the critic, on Monte-Carlo returns
+    kind: Literal["centralized", "independent", "none"] = Field(
+        default="centralized",
+        description="input of the critic; independent: without actions that the agent did not see; none: no critic",
+    )
+    body: Literal["frozen", "lora"] = Field(
+        default="frozen", description="lora: the base with a separate adapter for the critic"
+    )
+    heads: Literal["team", "agent"] = Field(
+        default="team", description="one value head for all agents of a base, or one per agent"
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description='LoRA rank for body = "lora"')
+    lora_learning_rate: LearningRate = Field(default=1e-4, description='learning rate for body = "lora"')
+    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=64, description="width of the head's hidden layers"
+    )
+    learning_rate: LearningRate = Field(default=1e-3, description="learning rate of the head")
+    epsilon: Epsilon = Field(default=1e-8, description="epsilon of the head's Adam")
+    max_gradient_norm: Annotated[Positive, NotTiny] = Field(default=1.0, description="gradient clipping: maximum norm")
+    loss: Literal["huber", "squared"] = Field(default="huber", description="value loss")
+    huber_delta: Annotated[Positive, NotTiny] = Field(
+        default=1.0, description="error above which the Huber loss is linear"
+    )
+    value_clip: Limit = Field(default=0.2, description="maximum change of a value; 0: off")
+    normalize_values: bool = Field(
+        default=False, description="normalize targets by their running mean and deviation (MAPPO)"
+    )
+    value_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.99999, description="decay of the running statistics per batch"
+    )
+    coefficient: Annotated[float, Field(gt=0, le=100)] = Field(default=1.0, description="weight of the value loss")
+    epochs: SmallCount = Field(default=1, description="epochs over a step's episodes")
+    minibatches: SmallCount = Field(default=1, description="minibatches per epoch")
+    warmup_steps: NonNegativeCount = Field(
+        default=0, description="training steps that train only the critic, on Monte-Carlo returns"
+    )
 
 
 class AlgorithmSettings(Settings):
     """One algorithm: credit, objective, update schedule and optimizer."""
 
-    name: str = "marft"  # name of a preset
-    level: Literal["action", "token"] = "action"  # unit of a decision: a whole action, or a token
-    normalization: Normalization = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
-    # averaging of loss terms; auto: action-mean at action level, token-mean at token level
-    aggregation: Aggregation = "auto"
-    constant_length: NonNegativeCount = 0  # divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens
-    denominator: Literal["policy", "pooled"] = "policy"  # count loss terms per policy, or pooled over all policies
-    normalize_advantages: bool = True  # normalize advantages to mean 0 and deviation 1
-    # advantages of a step with equal rewards in all episodes: as assigned, or 0
-    equal_rewards: Literal["assigned", "zero"] = "assigned"
-    epochs: SmallCount = 1  # epochs over a step's episodes
-    minibatches: SmallCount = 1  # minibatches per epoch
-    kl_stop: Limit = 0.0  # KL before an update that ends the phase, in nats per token; 0: off
-    team_kl: Limit = 0.0  # maximum KL of all policies together in a step, in nats per environment step; 0: no limit
-    entropy_coefficient: Weight = 0.0  # weight of the entropy bonus; 0: off
-    # weight of the negative log-likelihood of actions in successful episodes (VAPO); 0: off
-    nll_coefficient: Weight = 0.0
-    # maximum redraws of tasks for groups with equal rewards (DAPO); 0: off
-    dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
-    reward: RewardSettings = RewardSettings()  # reward composition before credit assignment
-    kl: KLSettings = KLSettings()  # KL to the untuned base
-    # importance weights for differences between engine and learner
-    sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
-    # loss on text in an agent's turn by other authors
-    teammate_text: TeammateTextSettings = Field(default_factory=lambda: TeammateTextSettings.model_validate({}))
-    credit: Credit  # credit assignment
-    objective: Objective  # loss of a decision
-    schedule: UpdateSchedule  # order of policy updates
-    optimizer: OptimizerSettings = OptimizerSettings()  # optimizer of the policies
-    critic: CriticSettings = CriticSettings()  # critic, for credits that need values
+    name: str = Field(default="marft", description="name of a preset")
+    level: Literal["action", "token"] = Field(
+        default="action", description="unit of a decision: a whole action, or a token"
+    )
+    normalization: Normalization = Field(
+        default="tokens", description="divisor Z of an action's log-probability: none, tokens or words"
+    )
+    aggregation: Aggregation = Field(
+        default="auto",
+        description="averaging of loss terms; auto: action-mean at action level, token-mean at token level",
+    )
+    constant_length: NonNegativeCount = Field(
+        default=0, description='divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens'
+    )
+    denominator: Literal["policy", "pooled"] = Field(
+        default="policy", description="count loss terms per policy, or pooled over all policies"
+    )
+    normalize_advantages: bool = Field(default=True, description="normalize advantages to mean 0 and deviation 1")
+    equal_rewards: Literal["assigned", "zero"] = Field(
+        default="assigned", description="advantages of a step with equal rewards in all episodes: as assigned, or 0"
+    )
+    epochs: SmallCount = Field(default=1, description="epochs over a step's episodes")
+    minibatches: SmallCount = Field(default=1, description="minibatches per epoch")
+    kl_stop: Limit = Field(
+        default=0.0, description="KL before an update that ends the phase, in nats per token; 0: off"
+    )
+    team_kl: Limit = Field(
+        default=0.0,
+        description="maximum KL of all policies together in a step, in nats per environment step; 0: no limit",
+    )
+    entropy_coefficient: Weight = Field(default=0.0, description="weight of the entropy bonus; 0: off")
+    nll_coefficient: Weight = Field(
+        default=0.0,
+        description="weight of the negative log-likelihood of actions in successful episodes (VAPO); 0: off",
+    )
+    dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="maximum redraws of tasks for groups with equal rewards (DAPO); 0: off"
+    )
+    reward: RewardSettings = Field(default=RewardSettings(), description="reward composition before credit assignment")
+    kl: KLSettings = Field(default=KLSettings(), description="KL to the untuned base")
+    sampler_correction: SamplerCorrectionSettings = Field(
+        default=SamplerCorrectionSettings(), description="importance weights for differences between engine and learner"
+    )
+    teammate_text: TeammateTextSettings = Field(
+        default_factory=lambda: TeammateTextSettings.model_validate({}),
+        description="loss on text in an agent's turn by other authors",
+    )
+    credit: Credit = Field(description="credit assignment")
+    objective: Objective = Field(description="loss of a decision")
+    schedule: UpdateSchedule = Field(description="order of policy updates")
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="optimizer of the policies")
+    critic: CriticSettings = Field(default=CriticSettings(), description="critic, for credits that need values")
 
     @model_validator(mode="before")
     @classmethod

@@ -59,18 +59,22 @@ def check_url(url: str, key: str) -> str:
 class EndpointSettings(Settings):
     """Chat-completions endpoint. The recipe names the environment variable that holds the API key."""
 
-    url: str  # base URL, without /chat/completions: "http://127.0.0.1:8000/v1"
-    api_key_variable: str = ""  # environment variable with the API key; "": no key
-    # timeout of one reply in seconds, retries included; time in the queue does not count
-    timeout_seconds: Positive = 60.0
-    # maximum retries of a request, with growing waits or the waits that the server requests
-    max_retries: Annotated[int, Field(ge=0, le=1000)] = 5
-    requests_per_minute: NonNegative = 0.0  # maximum requests per minute; 0: no limit
-    max_concurrent_requests: Count = 8  # maximum concurrent requests
-    price_per_million_prompt_tokens: NonNegative = 0.0  # price in any currency; counted as cost
-    price_per_million_completion_tokens: NonNegative = 0.0  # price in the same currency
-    extra_body: PlainTable = {}  # additional fields of the request body
-    omit: Names = ()  # request fields that the server does not support, such as "seed"
+    url: str = Field(description='base URL, without /chat/completions: "http://127.0.0.1:8000/v1"')
+    api_key_variable: str = Field(default="", description='environment variable with the API key; "": no key')
+    timeout_seconds: Positive = Field(
+        default=60.0, description="timeout of one reply in seconds, retries included; time in the queue does not count"
+    )
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=5, description="maximum retries of a request, with growing waits or the waits that the server requests"
+    )
+    requests_per_minute: NonNegative = Field(default=0.0, description="maximum requests per minute; 0: no limit")
+    max_concurrent_requests: Count = Field(default=8, description="maximum concurrent requests")
+    price_per_million_prompt_tokens: NonNegative = Field(
+        default=0.0, description="price in any currency; counted as cost"
+    )
+    price_per_million_completion_tokens: NonNegative = Field(default=0.0, description="price in the same currency")
+    extra_body: PlainTable = Field(default={}, description="additional fields of the request body")
+    omit: Names = Field(default=(), description='request fields that the server does not support, such as "seed"')
 
     @field_validator("requests_per_minute")
     @classmethod
@@ -116,8 +120,12 @@ class EndpointSettings(Settings):
 class TeammateEndpoint(EndpointSettings):
     """Endpoint whose model acts in a team. Its text is tokenized locally only for the critic."""
 
-    # local model that counts tokens and provides the critic's input; "": the recipe's first local model
-    local_model: str = ""
+    local_model: str = Field(
+        default="",
+        description=(
+            "local model that counts tokens and provides the critic's input; \"\": the recipe's first local model"
+        ),
+    )
 
 
 class RequestLimits(Protocol):

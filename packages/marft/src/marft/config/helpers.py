@@ -23,11 +23,13 @@ HelperContext = Annotated[tuple[Literal["task", "turn"], ...], Strict(False)]
 class HelperSettings(Settings):
     """One helper. It is never trained, and may use any model: another local base, or an endpoint."""
 
-    policy: str  # frozen policy that replies
-    description: str = ""  # description of the helper in agents' prompts
-    instructions: str = ""  # system message
-    context: HelperContext = ("task", "turn")  # context before the question: the agent's task, and its turn so far
-    sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)  # sampling parameters
+    policy: str = Field(description="frozen policy that replies")
+    description: str = Field(default="", description="description of the helper in agents' prompts")
+    instructions: str = Field(default="", description="system message")
+    context: HelperContext = Field(
+        default=("task", "turn"), description="context before the question: the agent's task, and its turn so far"
+    )
+    sampling: SamplingSettings = Field(default=SamplingSettings(max_new_tokens=128), description="sampling parameters")
 
 
 class HelperCallSettings(Settings):
@@ -38,16 +40,22 @@ class HelperCallSettings(Settings):
     exist only during training.
     """
 
-    helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)]  # helpers by kind of question
-    agents: Names = ()  # roles that may call helpers; []: all trained agents
-    # calls per action, averaged over attempts at a task; each attempt gets this number, rounded
-    budget: NonNegative = 1.0
-    anneal_start: NonNegativeCount = 0  # training step at which the budget begins to fall
-    anneal_end: Count  # training step from which the budget is 0
-    # visibility of helpers in prompts; when_available: only while the agent may call them
-    visible: Literal["when_available", "always", "never"] = "when_available"
-    call_template: str = "<consult {kind}>{question}</consult>"  # template of a call
-    reply_template: str = "<reply>{text}</reply>"  # template of a reply
+    helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)] = Field(
+        description="helpers by kind of question"
+    )
+    agents: Names = Field(default=(), description="roles that may call helpers; []: all trained agents")
+    budget: NonNegative = Field(
+        default=1.0,
+        description="calls per action, averaged over attempts at a task; each attempt gets this number, rounded",
+    )
+    anneal_start: NonNegativeCount = Field(default=0, description="training step at which the budget begins to fall")
+    anneal_end: Count = Field(description="training step from which the budget is 0")
+    visible: Literal["when_available", "always", "never"] = Field(
+        default="when_available",
+        description="visibility of helpers in prompts; when_available: only while the agent may call them",
+    )
+    call_template: str = Field(default="<consult {kind}>{question}</consult>", description="template of a call")
+    reply_template: str = Field(default="<reply>{text}</reply>", description="template of a reply")
 
     @field_validator("call_template")
     @classmethod

@@ -42,20 +42,39 @@ class ModelSettings(Settings):
     With an ``endpoint``, the model is remote.
     """
 
-    path: Annotated[
-        NonEmptyString, ExpandUser
-    ]  # "tiny", a folder, or a Hugging Face id; for a remote model its name on the server
-    endpoint: TeammateEndpoint | None = None  # endpoint of a remote model
-    revision: NonEmptyString = "main"  # branch, tag or commit of a Hugging Face id
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute dtype; auto: float32 on CPU, bfloat16 on GPU
-    # context length in tokens, prompt and action together; 0: maximum of the model, or of its local reader
-    context_length: NonNegativeCount = 0
-    chat_template: Annotated[str, ExpandUser] = ""  # Jinja file that replaces the tokenizer's chat template
-    template_options: PlainTable = {}  # arguments for the chat template, e.g. enable_thinking = false
-    date: Annotated[str, AfterValidator(_check_date)] = "2024-07-26"  # current date in chat templates that show one
-    gradient_checkpointing: bool = False  # saves memory at the cost of time; results are unchanged
-    # training ranks that learn on the model, e.g. [0, 1]; []: all. Models on different ranks are trained in parallel
-    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
+    path: Annotated[NonEmptyString, ExpandUser] = Field(
+        description='"tiny", a folder, or a Hugging Face id; for a remote model its name on the server'
+    )
+    endpoint: TeammateEndpoint | None = Field(default=None, description="endpoint of a remote model")
+    revision: NonEmptyString = Field(default="main", description="branch, tag or commit of a Hugging Face id")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="compute dtype; auto: float32 on CPU, bfloat16 on GPU"
+    )
+    context_length: NonNegativeCount = Field(
+        default=0,
+        description=(
+            "context length in tokens, prompt and action together; 0: maximum of the model, or of its local reader"
+        ),
+    )
+    chat_template: Annotated[str, ExpandUser] = Field(
+        default="", description="Jinja file that replaces the tokenizer's chat template"
+    )
+    template_options: PlainTable = Field(
+        default={}, description="arguments for the chat template, e.g. enable_thinking = false"
+    )
+    date: Annotated[str, AfterValidator(_check_date)] = Field(
+        default="2024-07-26", description="current date in chat templates that show one"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="saves memory at the cost of time; results are unchanged"
+    )
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = Field(
+        default=(),
+        description=(
+            "training ranks that learn on the model, e.g. [0, 1]; []: all. Models on different ranks are trained in "
+            "parallel"
+        ),
+    )
 
 
 MAX_LORA_RANK = 65_536  # maximum rank of an adapter
@@ -70,11 +89,22 @@ def unsupported_targets(targets: Iterable[str]) -> list[str]:
 class LoraSettings(Settings):
     """LoRA adapter for a policy."""
 
-    rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = 8  # rank of the update to each layer
-    alpha: Annotated[Positive, NotTiny] = 16.0  # scale: the update is multiplied by alpha / rank
-    target_modules: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
-    # trained matrices; B: A stays fixed, half the parameters train, and averages of adapters are exact (FFA-LoRA)
-    trained_matrices: Literal["both", "B"] = "both"
+    rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] = Field(
+        default=8, description="rank of the update to each layer"
+    )
+    alpha: Annotated[Positive, NotTiny] = Field(
+        default=16.0, description="scale: the update is multiplied by alpha / rank"
+    )
+    target_modules: Annotated[Names, Field(min_length=1)] = Field(
+        default=("q_proj", "v_proj"), description="names of linear layers"
+    )
+    trained_matrices: Literal["both", "B"] = Field(
+        default="both",
+        description=(
+            "trained matrices; B: A stays fixed, half the parameters train, and averages of adapters are exact "
+            "(FFA-LoRA)"
+        ),
+    )
 
     @field_validator("target_modules")
     @classmethod
@@ -92,23 +122,36 @@ class LoraSettings(Settings):
 class PoolSettings(Settings):
     """Opponent pool: past versions of a trained policy, all loaded; each task is played against one."""
 
-    policy: str  # trained policy whose versions are in the pool
-    size: Annotated[int, Field(ge=1, le=64)] = 4  # number of versions, the untuned one included
-    every: Count = 5  # steps between new versions
-    # selection of the opponent for a task: uniform, the newest version, or preferably versions with a low win rate
-    selection: Literal["uniform", "latest", "prioritized"] = "uniform"
-    power: Positive = 2.0  # exponent on the share of matches not won, for prioritized selection
+    policy: str = Field(description="trained policy whose versions are in the pool")
+    size: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=4, description="number of versions, the untuned one included"
+    )
+    every: Count = Field(default=5, description="steps between new versions")
+    selection: Literal["uniform", "latest", "prioritized"] = Field(
+        default="uniform",
+        description=(
+            "selection of the opponent for a task: uniform, the newest version, or preferably versions with a low win "
+            "rate"
+        ),
+    )
+    power: Positive = Field(
+        default=2.0, description="exponent on the share of matches not won, for prioritized selection"
+    )
 
 
 class PolicySettings(Settings):
     """Named weights. Agents with the same policy share them."""
 
-    model: str  # base model
-    train: Literal["lora", "full", "frozen"] = "lora"  # trained weights: an adapter, all weights, or none
-    lora: LoraSettings = LoraSettings()  # adapter for train = "lora"
-    adapter: Annotated[str, ExpandUser] = ""  # initial PEFT adapter folder; "": none
-    learning_rate: LearningRate | None = None  # learning rate; default: the optimizer's
-    pool: PoolSettings | None = None  # makes the policy an opponent pool: past versions of another policy, all frozen
+    model: str = Field(description="base model")
+    train: Literal["lora", "full", "frozen"] = Field(
+        default="lora", description="trained weights: an adapter, all weights, or none"
+    )
+    lora: LoraSettings = Field(default=LoraSettings(), description='adapter for train = "lora"')
+    adapter: Annotated[str, ExpandUser] = Field(default="", description='initial PEFT adapter folder; "": none')
+    learning_rate: LearningRate | None = Field(default=None, description="learning rate; default: the optimizer's")
+    pool: PoolSettings | None = Field(
+        default=None, description="makes the policy an opponent pool: past versions of another policy, all frozen"
+    )
 
 
 Models = Mapping[str, ModelSettings]

@@ -37,14 +37,19 @@ class CurriculumSettings(Settings):
     Held-out tasks always come from all levels.
     """
 
-    level_field: NonEmptyString = "level"  # field of a task's data with its level
-    # values of the level field, easiest first; []: sorted by number
-    levels: Annotated[tuple[str | int, ...], Strict(False)] = ()
-    initial_levels: Count = 1  # number of levels at the start, the easiest first
-    promote_threshold: Fraction = 0.8  # minimum success rate at the hardest active level to add a harder level
-    demote_threshold: Fraction = 0.2  # maximum success rate at the hardest active level to remove the level
-    episodes: Count = 64  # episodes at the hardest active level before each decision
-    review: Fraction = 0.25  # share of tasks from easier levels, split evenly between them
+    level_field: NonEmptyString = Field(default="level", description="field of a task's data with its level")
+    levels: Annotated[tuple[str | int, ...], Strict(False)] = Field(
+        default=(), description="values of the level field, easiest first; []: sorted by number"
+    )
+    initial_levels: Count = Field(default=1, description="number of levels at the start, the easiest first")
+    promote_threshold: Fraction = Field(
+        default=0.8, description="minimum success rate at the hardest active level to add a harder level"
+    )
+    demote_threshold: Fraction = Field(
+        default=0.2, description="maximum success rate at the hardest active level to remove the level"
+    )
+    episodes: Count = Field(default=64, description="episodes at the hardest active level before each decision")
+    review: Fraction = Field(default=0.25, description="share of tasks from easier levels, split evenly between them")
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> CurriculumSettings:
@@ -62,38 +67,73 @@ class CurriculumSettings(Settings):
 class RolloutSettings(Settings):
     """Amount of experience per training step, and limits for environments."""
 
-    tasks_per_step: Count = 8  # distinct tasks per step
-    samples_per_task: Count = 4  # attempts at each task
-    max_concurrent_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # maximum concurrent episodes
-    max_steps: Count = 32  # maximum environment steps of an episode; an episode that reaches it is truncated
-    # timeout in seconds for each reset and step of the environment, and for each reward term
-    timeout_seconds: Positive = 60.0
-    # worker processes for environment, tools and reward terms; 0: none, all runs in this process
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    # maximum age of training data, in policy versions; 0: synchronous training
-    max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
-    # steps that train on an episode: its own step and the following ones; 1: no reuse
-    reuse: Annotated[int, Field(ge=1, le=100)] = 1
-    # retries of an attempt whose worker ended while playing only that attempt; then its task is set aside
-    max_retries: Annotated[int, Field(ge=0, le=10_000)] = 2
+    tasks_per_step: Count = Field(default=8, description="distinct tasks per step")
+    samples_per_task: Count = Field(default=4, description="attempts at each task")
+    max_concurrent_episodes: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=256, description="maximum concurrent episodes"
+    )
+    max_steps: Count = Field(
+        default=32, description="maximum environment steps of an episode; an episode that reaches it is truncated"
+    )
+    timeout_seconds: Positive = Field(
+        default=60.0,
+        description="timeout in seconds for each reset and step of the environment, and for each reward term",
+    )
+    workers: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0,
+        description="worker processes for environment, tools and reward terms; 0: none, all runs in this process",
+    )
+    max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="maximum age of training data, in policy versions; 0: synchronous training"
+    )
+    reuse: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=1, description="steps that train on an episode: its own step and the following ones; 1: no reuse"
+    )
+    max_retries: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=2,
+        description=(
+            "retries of an attempt whose worker ended while playing only that attempt; then its task is set aside"
+        ),
+    )
 
 
 class TrainingSettings(Settings):
     """Length and resources of training."""
 
-    steps: Count = 100  # training steps, each with rollout, credit assignment and update
-    tokens_per_micro_batch: Count = 8192  # tokens of one micro-batch; limits memory and does not change results
-    # compute common prefixes of rows once; auto: if products are exact and all compared scores use the same packing
-    share_prefixes: Literal["auto", "always", "never"] = "auto"
-    record_episodes_every: NonNegativeCount = 1  # steps from one recording to the next; 0 records none
-    record_credit: bool = True  # record the learner's data on each action together with the episodes, in half precision
-    show_samples_every: NonNegativeCount = 0  # steps between episodes shown in the terminal; 0: none
-    ranks: Annotated[int, Field(ge=1, le=1024)] = 1  # training processes, one per GPU; 1: this process only
-    shard: bool = False  # shard all models over the ranks, and gather each layer when it is computed: less memory
-    # keep optimizer moments in host memory, and copy them to the device only for a step
-    offload_optimizer: bool = False
-    # timeout in seconds for ranks that wait for each other, before they are restarted
-    rank_timeout_seconds: Positive = 600.0
+    steps: Count = Field(default=100, description="training steps, each with rollout, credit assignment and update")
+    tokens_per_micro_batch: Count = Field(
+        default=8192, description="tokens of one micro-batch; limits memory and does not change results"
+    )
+    share_prefixes: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description=(
+            "compute common prefixes of rows once; auto: if products are exact and all compared scores use the same "
+            "packing"
+        ),
+    )
+    record_episodes_every: NonNegativeCount = Field(
+        default=1, description="steps from one recording to the next; 0 records none"
+    )
+    record_credit: bool = Field(
+        default=True,
+        description="record the learner's data on each action together with the episodes, in half precision",
+    )
+    show_samples_every: NonNegativeCount = Field(
+        default=0, description="steps between episodes shown in the terminal; 0: none"
+    )
+    ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="training processes, one per GPU; 1: this process only"
+    )
+    shard: bool = Field(
+        default=False,
+        description="shard all models over the ranks, and gather each layer when it is computed: less memory",
+    )
+    offload_optimizer: bool = Field(
+        default=False, description="keep optimizer moments in host memory, and copy them to the device only for a step"
+    )
+    rank_timeout_seconds: Positive = Field(
+        default=600.0, description="timeout in seconds for ranks that wait for each other, before they are restarted"
+    )
 
     @model_validator(mode="after")
     def _check_shard(self) -> TrainingSettings:
@@ -105,25 +145,35 @@ class TrainingSettings(Settings):
 class CheckpointSettings(Settings):
     """Checkpoint schedule and retention."""
 
-    every: Count = 10  # steps between checkpoints; the best validated step is saved in addition
-    keep_last: Count = 2  # newest checkpoints to keep
-    keep_best: bool = True  # keep the best checkpoint too: by validation accuracy or reward, else by the step's reward
+    every: Count = Field(
+        default=10, description="steps between checkpoints; the best validated step is saved in addition"
+    )
+    keep_last: Count = Field(default=2, description="newest checkpoints to keep")
+    keep_best: bool = Field(
+        default=True,
+        description="keep the best checkpoint too: by validation accuracy or reward, else by the step's reward",
+    )
 
 
 class EvaluationSettings(Settings):
     """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test set."""
 
-    tasks: Count = 500  # maximum tasks of the test split
-    # sampling modes: temperature 0 (greedy), and the agents' own parameters (sampled)
-    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False), Field(min_length=1)] = (
-        "greedy",
-        "sampled",
+    tasks: Count = Field(default=500, description="maximum tasks of the test split")
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False), Field(min_length=1)] = Field(
+        default=(
+            "greedy",
+            "sampled",
+        ),
+        description="sampling modes: temperature 0 (greedy), and the agents' own parameters (sampled)",
     )
-    # attempts at each task; more than one gives pass@k, pass^k and avg@k
-    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
-    save_every: Count = 256  # episodes between saves; an interrupted evaluation loses at most this many
-    every: NonNegativeCount = 0  # training steps between validations; 0: none
-    validation_tasks: Count = 100  # maximum tasks of the validation split
+    attempts: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=1, description="attempts at each task; more than one gives pass@k, pass^k and avg@k"
+    )
+    save_every: Count = Field(
+        default=256, description="episodes between saves; an interrupted evaluation loses at most this many"
+    )
+    every: NonNegativeCount = Field(default=0, description="training steps between validations; 0: none")
+    validation_tasks: Count = Field(default=100, description="maximum tasks of the validation split")
 
     @field_validator("modes")
     @classmethod
@@ -139,33 +189,49 @@ class RunSettings(Settings):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, SectionTable]
 
-    name: RunName  # name of the run; its folder is output/name; default: name of the file
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of all random streams
-    output: Annotated[NonEmptyString, ExpandUser] = "runs"  # folder of all runs
-    # folder of the recipe's relative paths and modules
-    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = ""
-    device: NonEmptyString = "auto"  # auto: cuda with a GPU, else cpu
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's default
-    models: dict[Name, ModelSettings]  # base models by name
-    policies: dict[Name, PolicySettings]  # policies (weights) by name
-    tools: dict[Name, ToolProvider] = {}  # tool sources by name
-    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # agents of the team, in order
-    team: Organization  # organization: acting order, and visibility of actions
-    channel: Channel  # format of messages between agents
-    consulting: HelperCallSettings | None = None  # helpers that agents may call during training
-    environment: Environment  # environment with the tasks
-    rewards: Annotated[tuple[RewardTerm, ...], Strict(False)] = ()  # reward terms; []: the environment's rewards
-    curriculum: CurriculumSettings | None = None  # task difficulty by the team's success; default: all tasks
-    algorithm: AlgorithmSettings  # training algorithm
-    rollout: RolloutSettings = RolloutSettings()  # rollout size and limits
-    engine: EngineFactory  # inference engine of local policies
-    training: TrainingSettings = TrainingSettings()  # training length and resources
-    checkpoints: CheckpointSettings = CheckpointSettings()  # checkpoint schedule and retention
-    evaluation: EvaluationSettings = EvaluationSettings()  # evaluation on held-out tasks
-    guards: GuardSettings = GuardSettings()  # thresholds of training guards
-    callbacks: Annotated[tuple[CallbackPlugin, ...], Strict(False)] = ()  # callbacks that observe training
-    # metric loggers besides metrics.jsonl; []: none
-    sinks: Annotated[tuple[MetricLogger, ...], Strict(False)]
+    name: RunName = Field(description="name of the run; its folder is output/name; default: name of the file")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of all random streams")
+    output: Annotated[NonEmptyString, ExpandUser] = Field(default="runs", description="folder of all runs")
+    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = Field(
+        default="", description="folder of the recipe's relative paths and modules"
+    )
+    device: NonEmptyString = Field(default="auto", description="auto: cuda with a GPU, else cpu")
+    threads: Annotated[int, Field(ge=0, le=4096)] = Field(
+        default=0, description="CPU threads of torch; 0: torch's default"
+    )
+    models: dict[Name, ModelSettings] = Field(description="base models by name")
+    policies: dict[Name, PolicySettings] = Field(description="policies (weights) by name")
+    tools: dict[Name, ToolProvider] = Field(default={}, description="tool sources by name")
+    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)] = Field(
+        description="agents of the team, in order"
+    )
+    team: Organization = Field(description="organization: acting order, and visibility of actions")
+    channel: Channel = Field(description="format of messages between agents")
+    consulting: HelperCallSettings | None = Field(
+        default=None, description="helpers that agents may call during training"
+    )
+    environment: Environment = Field(description="environment with the tasks")
+    rewards: Annotated[tuple[RewardTerm, ...], Strict(False)] = Field(
+        default=(), description="reward terms; []: the environment's rewards"
+    )
+    curriculum: CurriculumSettings | None = Field(
+        default=None, description="task difficulty by the team's success; default: all tasks"
+    )
+    algorithm: AlgorithmSettings = Field(description="training algorithm")
+    rollout: RolloutSettings = Field(default=RolloutSettings(), description="rollout size and limits")
+    engine: EngineFactory = Field(description="inference engine of local policies")
+    training: TrainingSettings = Field(default=TrainingSettings(), description="training length and resources")
+    checkpoints: CheckpointSettings = Field(
+        default=CheckpointSettings(), description="checkpoint schedule and retention"
+    )
+    evaluation: EvaluationSettings = Field(default=EvaluationSettings(), description="evaluation on held-out tasks")
+    guards: GuardSettings = Field(default=GuardSettings(), description="thresholds of training guards")
+    callbacks: Annotated[tuple[CallbackPlugin, ...], Strict(False)] = Field(
+        default=(), description="callbacks that observe training"
+    )
+    sinks: Annotated[tuple[MetricLogger, ...], Strict(False)] = Field(
+        description="metric loggers besides metrics.jsonl; []: none"
+    )
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")

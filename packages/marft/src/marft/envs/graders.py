@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from unicodedata import normalize
 
 import numpy as np
-from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import answer_candidates, extract_answer, find_answer, reference_answer, strip_markup
@@ -62,7 +62,7 @@ class AnswerGrader(Settings):
     """Base for all graders. If the answer column holds a list, each item is a correct answer."""
 
     needs_answer: ClassVar[bool] = True
-    name: str  # name of the grader
+    name: str = Field(description="name of the grader")
 
     def check(self, answer: object, cells: Cells) -> None:
         """Check a row's correct answer.
@@ -92,11 +92,12 @@ class FuzzyGrader(AnswerGrader):
     characters / length of the longer text). With ``order = "free"``, words are sorted first.
     """
 
-    name: Literal["fuzzy"] = "fuzzy"  # name of the grader
-    threshold: Fraction = 0.85  # minimum similarity, from 0 to 1
-    order: Literal["fixed", "free"] = "fixed"  # order of the words; "free": any order
-    # differences to ignore
-    ignore: Annotated[tuple[IgnoredFeature, ...], Strict(False)] = ("accents", "articles", "case", "punctuation")
+    name: Literal["fuzzy"] = Field(default="fuzzy", description="name of the grader")
+    threshold: Fraction = Field(default=0.85, description="minimum similarity, from 0 to 1")
+    order: Literal["fixed", "free"] = Field(default="fixed", description='order of the words; "free": any order')
+    ignore: Annotated[tuple[IgnoredFeature, ...], Strict(False)] = Field(
+        default=("accents", "articles", "case", "punctuation"), description="differences to ignore"
+    )
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for comparable text in every correct answer.
@@ -132,11 +133,13 @@ class QuantityGrader(AnswerGrader):
     ``0.05``. The text's quantity is found as for ``numeric``.
     """
 
-    name: Literal["quantity"] = "quantity"  # name of the grader
-    tolerance: NonNegative = 0.0  # maximum distance from the correct quantity, in its unit
-    relative: NonNegative = 1e-6  # maximum distance as a fraction of the correct quantity
-    # for a number without a unit: "required" grades it 0, "assumed" takes the correct answer's unit
-    unit: Literal["required", "assumed"] = "required"
+    name: Literal["quantity"] = Field(default="quantity", description="name of the grader")
+    tolerance: NonNegative = Field(default=0.0, description="maximum distance from the correct quantity, in its unit")
+    relative: NonNegative = Field(default=1e-6, description="maximum distance as a fraction of the correct quantity")
+    unit: Literal["required", "assumed"] = Field(
+        default="required",
+        description='for a number without a unit: "required" grades it 0, "assumed" takes the correct answer\'s unit',
+    )
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for exactly one quantity in every correct answer.
@@ -174,8 +177,8 @@ def _parse_numbers(gold: str) -> list[Decimal]:
 class ExactGrader(AnswerGrader):
     """Grade 1 if the stated answer equals the correct answer, character by character except for spacing."""
 
-    name: Literal["exact"] = "exact"  # name of the grader
-    ignore_case: bool = False  # ignore the difference between capitals and small letters
+    name: Literal["exact"] = Field(default="exact", description="name of the grader")
+    ignore_case: bool = Field(default=False, description="ignore the difference between capitals and small letters")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by its stated answer."""
@@ -200,8 +203,8 @@ class ExactGrader(AnswerGrader):
 class ContainsGrader(AnswerGrader):
     """Grade 1 if the text contains the correct answer as whole words."""
 
-    name: Literal["contains"] = "contains"  # name of the grader
-    ignore_case: bool = True  # ignore the difference between capitals and small letters
+    name: Literal["contains"] = Field(default="contains", description="name of the grader")
+    ignore_case: bool = Field(default=True, description="ignore the difference between capitals and small letters")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by a search in the whole text, without reasoning."""
@@ -218,9 +221,9 @@ class NumericGrader(AnswerGrader):
     numbers given together ("5 or 6") count as none.
     """
 
-    name: Literal["numeric"] = "numeric"  # name of the grader
-    tolerance: NonNegative = 1e-6  # maximum distance from the correct number
-    relative: NonNegative = 0.0  # maximum distance as a fraction of the correct number
+    name: Literal["numeric"] = Field(default="numeric", description="name of the grader")
+    tolerance: NonNegative = Field(default=1e-6, description="maximum distance from the correct number")
+    relative: NonNegative = Field(default=0.0, description="maximum distance as a fraction of the correct number")
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for a number in every correct answer.
@@ -244,8 +247,8 @@ class NumericGrader(AnswerGrader):
 class F1Grader(AnswerGrader):
     """Grade by the F1 of the words shared by the stated answer and the correct one; solved from ``threshold`` on."""
 
-    name: Literal["f1"] = "f1"  # name of the grader
-    threshold: Fraction = 1.0  # minimum F1 for a solved task
+    name: Literal["f1"] = Field(default="f1", description="name of the grader")
+    threshold: Fraction = Field(default=1.0, description="minimum F1 for a solved task")
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check that every correct answer contains words.
@@ -270,12 +273,15 @@ class ChoiceGrader(AnswerGrader):
     The correct choice is given as a letter, as the words of a choice, or as its number, counted from ``first``.
     """
 
-    name: Literal["choice"] = "choice"  # name of the grader
-    # column with a list of choices, or several columns; "": any letter is a choice
-    choices: str | Annotated[tuple[NonEmptyString, ...], Strict(False)] = ""
-    first: Literal[0, 1] = 0  # number of the first choice
-    shuffle: bool = False  # show each task's choices in an order of its own; letters keep their places
-    seed: NonNegativeCount = 0  # seed of the orders
+    name: Literal["choice"] = Field(default="choice", description="name of the grader")
+    choices: str | Annotated[tuple[NonEmptyString, ...], Strict(False)] = Field(
+        default="", description='column with a list of choices, or several columns; "": any letter is a choice'
+    )
+    first: Literal[0, 1] = Field(default=0, description="number of the first choice")
+    shuffle: bool = Field(
+        default=False, description="show each task's choices in an order of its own; letters keep their places"
+    )
+    seed: NonNegativeCount = Field(default=0, description="seed of the orders")
 
     @model_validator(mode="after")
     def _check_shuffle(self) -> ChoiceGrader:
@@ -359,8 +365,8 @@ class ChoiceGrader(AnswerGrader):
 class MathGrader(AnswerGrader):
     """Grade 1 if the text states the correct answer as mathematics; math-verify decides."""
 
-    name: Literal["math"] = "math"  # name of the grader
-    timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
+    name: Literal["math"] = Field(default="math", description="name of the grader")
+    timeout_seconds: Positive = Field(default=5.0, description="timeout for grading one answer, in seconds")
 
     @model_validator(mode="after")
     def _check_package(self) -> MathGrader:
@@ -385,8 +391,8 @@ class FunctionGrader(AnswerGrader):
     """
 
     needs_answer: ClassVar[bool] = False
-    name: Literal["function"] = "function"  # name of the grader
-    call: ImportPath  # import path of the function, such as my_package.grades:mine
+    name: Literal["function"] = Field(default="function", description="name of the grader")
+    call: ImportPath = Field(description="import path of the function, such as my_package.grades:mine")
 
     @field_validator("call")
     @classmethod

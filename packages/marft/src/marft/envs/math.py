@@ -34,20 +34,27 @@ class Math(Environment):
     and may correct it, until it declares that it is done; its last answer counts.
     """
 
-    # .jsonl, .json, .csv or .parquet file, a saved data set, or an id on the Hugging Face Hub
-    path: Annotated[TablePath, Field(min_length=1)]
-    test_path: TablePath = ""  # data of the test split; "": a tenth of path
-    subset: str = ""  # configuration name of a Hugging Face data set
-    split: str = "train"  # split to read from a Hugging Face data set
-    test_split: str = "test"  # split to read from the data set at test_path
-    layout: Layout = "auto"  # layout of the columns; "auto": detected from the first row; "columns": the named columns
-    question: str = ""  # column with the problem; "": the layout's
-    answer: str = ""  # column with the answer; "": the layout's
-    limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
-    timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
-    # maximum steps of an episode; in each, the team may revise its answer
-    max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
-    done: NonEmptyString = "DONE"  # word on a line of its own that submits the answer early, with several steps
+    path: Annotated[TablePath, Field(min_length=1)] = Field(
+        description=".jsonl, .json, .csv or .parquet file, a saved data set, or an id on the Hugging Face Hub"
+    )
+    test_path: TablePath = Field(default="", description='data of the test split; "": a tenth of path')
+    subset: str = Field(default="", description="configuration name of a Hugging Face data set")
+    split: str = Field(default="train", description="split to read from a Hugging Face data set")
+    test_split: str = Field(default="test", description="split to read from the data set at test_path")
+    layout: Layout = Field(
+        default="auto",
+        description='layout of the columns; "auto": detected from the first row; "columns": the named columns',
+    )
+    question: str = Field(default="", description='column with the problem; "": the layout\'s')
+    answer: str = Field(default="", description='column with the answer; "": the layout\'s')
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: all")
+    timeout_seconds: Positive = Field(default=5.0, description="timeout for grading one answer, in seconds")
+    max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = Field(
+        default=1, description="maximum steps of an episode; in each, the team may revise its answer"
+    )
+    done: NonEmptyString = Field(
+        default="DONE", description="word on a line of its own that submits the answer early, with several steps"
+    )
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:

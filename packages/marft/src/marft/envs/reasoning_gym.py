@@ -61,12 +61,18 @@ class Generator(NamedTuple):
 class MixtureDataset(Settings):
     """Data set in a mixture."""
 
-    dataset: NonEmptyString  # name in Reasoning Gym
-    weight: Positive = 1.0  # sampling weight of its questions, relative to the other data sets
-    params: PlainTable = {}  # parameters of the data set, for all levels
-    # number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level
-    levels: Levels = 0
-    cohort: str = ""  # label of its questions; "": name of the data set
+    dataset: NonEmptyString = Field(description="name in Reasoning Gym")
+    weight: Positive = Field(
+        default=1.0, description="sampling weight of its questions, relative to the other data sets"
+    )
+    params: PlainTable = Field(default={}, description="parameters of the data set, for all levels")
+    levels: Levels = Field(
+        default=0,
+        description=(
+            "number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level"
+        ),
+    )
+    cohort: str = Field(default="", description='label of its questions; "": name of the data set')
 
     @property
     def name(self) -> str:
@@ -198,16 +204,28 @@ class ReasoningGym(Environment):
 
     one_step: ClassVar[bool] = True
 
-    dataset: str = ""  # name in Reasoning Gym; "": use mixture
-    params: PlainTable = {}  # parameters of the data set, for all levels
-    # number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level
-    levels: Levels = 0
-    mixture: Annotated[tuple[MixtureDataset, ...], Strict(False)] = ()  # several data sets in place of one
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the questions
-    train_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 5000  # number of training questions, over all data sets
-    held_out_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = 1000  # number of questions in validation, and in test
-    # reward the package's score; by default, the reward is 1 for a full score and 0 for any other
-    partial_credit: bool = False
+    dataset: str = Field(default="", description='name in Reasoning Gym; "": use mixture')
+    params: PlainTable = Field(default={}, description="parameters of the data set, for all levels")
+    levels: Levels = Field(
+        default=0,
+        description=(
+            "number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level"
+        ),
+    )
+    mixture: Annotated[tuple[MixtureDataset, ...], Strict(False)] = Field(
+        default=(), description="several data sets in place of one"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of the questions")
+    train_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = Field(
+        default=5000, description="number of training questions, over all data sets"
+    )
+    held_out_tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)] = Field(
+        default=1000, description="number of questions in validation, and in test"
+    )
+    partial_credit: bool = Field(
+        default=False,
+        description="reward the package's score; by default, the reward is 1 for a full score and 0 for any other",
+    )
 
     @model_validator(mode="after")
     def _check_dataset(self) -> ReasoningGym:

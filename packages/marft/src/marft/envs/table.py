@@ -9,7 +9,7 @@ from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Strict, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.types import Task
@@ -95,8 +95,8 @@ def _read_question(row: Row, column: str) -> str:
 class SplitFractions(Settings):
     """Fractions for splits without a separate table."""
 
-    validation: Fraction = 0.1  # fraction of the rows
-    test: Fraction = 0.1  # fraction of the rows
+    validation: Fraction = Field(default=0.1, description="fraction of the rows")
+    test: Fraction = Field(default=0.1, description="fraction of the rows")
 
     @model_validator(mode="after")
     def _check_total(self) -> SplitFractions:
@@ -108,9 +108,9 @@ class SplitFractions(Settings):
 class SplitNames(Settings):
     """Split names in a data set with several splits of its own."""
 
-    train: NonEmptyString = "train"  # split to read from path, or from train
-    validation: NonEmptyString = "validation"  # split to read from validation
-    test: NonEmptyString = "test"  # split to read from test
+    train: NonEmptyString = Field(default="train", description="split to read from path, or from train")
+    validation: NonEmptyString = Field(default="validation", description="split to read from validation")
+    test: NonEmptyString = Field(default="test", description="split to read from test")
 
 
 class Table(Environment):
@@ -123,23 +123,35 @@ class Table(Environment):
 
     one_step: ClassVar[bool] = True
 
-    # one table, divided by split_fractions; a file, a folder of save_to_disk, or an id on the Hugging Face Hub
-    path: TablePath = ""
-    train: TablePath = ""  # table of the training split, in place of path
-    validation: TablePath = ""  # table of the validation split
-    test: TablePath = ""  # table of the test split
-    question: NonEmptyString = "question"  # column with the question
-    answer: str = "answer"  # column with the answer; "": none
-    prompt: str = ""  # template over columns, such as "{question}\n\nChoices: {choices}"; "": the question alone
-    id: str = ""  # column with the task id; "": file name and row number
-    weight: str = ""  # column with sampling weights for training; "": equal weights
-    grading: GraderSetting = None  # grader by name, or a table with its keys; by default "exact" with an answer column
-    split_fractions: SplitFractions = SplitFractions()  # fractions of the rows for splits without a table
-    subset: str = ""  # configuration name of a data set on the Hugging Face Hub
-    split_names: SplitNames = SplitNames()  # names of the splits in a data set
-    # rows to skip instead of raising an error
-    skip: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
-    limit: NonNegativeCount = 0  # maximum tasks in each split; 0: all
+    path: TablePath = Field(
+        default="",
+        description=(
+            "one table, divided by split_fractions; a file, a folder of save_to_disk, or an id on the Hugging Face Hub"
+        ),
+    )
+    train: TablePath = Field(default="", description="table of the training split, in place of path")
+    validation: TablePath = Field(default="", description="table of the validation split")
+    test: TablePath = Field(default="", description="table of the test split")
+    question: NonEmptyString = Field(default="question", description="column with the question")
+    answer: str = Field(default="answer", description='column with the answer; "": none')
+    prompt: str = Field(
+        default="",
+        description='template over columns, such as "{question}\\n\\nChoices: {choices}"; "": the question alone',
+    )
+    id: str = Field(default="", description='column with the task id; "": file name and row number')
+    weight: str = Field(default="", description='column with sampling weights for training; "": equal weights')
+    grading: GraderSetting = Field(
+        default=None, description='grader by name, or a table with its keys; by default "exact" with an answer column'
+    )
+    split_fractions: SplitFractions = Field(
+        default=SplitFractions(), description="fractions of the rows for splits without a table"
+    )
+    subset: str = Field(default="", description="configuration name of a data set on the Hugging Face Hub")
+    split_names: SplitNames = Field(default=SplitNames(), description="names of the splits in a data set")
+    skip: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = Field(
+        default=(), description="rows to skip instead of raising an error"
+    )
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: all")
 
     @model_validator(mode="after")
     def _check_columns(self) -> Table:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
+from pydantic import Field
+
 from marft.agents.answers import extract_answer, graded_text
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
@@ -30,9 +32,9 @@ def multiply(a: int, b: int) -> int:
 class Orders(Environment):
     """Orders with products of three-digit numbers; a task's ``digits`` is the length of its largest product."""
 
-    lines: Count = 2  # lines per order
+    lines: Count = Field(default=2, description="lines per order")
     train_tasks: Count = 2000
-    held_out_tasks: Count = 500  # orders in validation, and in test
+    held_out_tasks: Count = Field(default=500, description="orders in validation, and in test")
 
     def tasks(self, split: Split) -> list[Task]:
         """Return the orders in a split; no line occurs in two splits."""

@@ -22,10 +22,15 @@ class Local(EngineFactory):
 
     supports_grammars: ClassVar[bool] = True
     streams_tokens: ClassVar[bool] = True
-    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
-    prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
-    # how requests join the batch; auto: in_order on CPU, continuous on GPU
-    admission: Literal["auto", "in_order", "continuous"] = "auto"
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=256, description="maximum number of requests in the running batch"
+    )
+    prefix_cache_mb: NonNegativeCount = Field(
+        default=512, description="size limit of the prefix cache, in MiB per base model; 0: no cache"
+    )
+    admission: Literal["auto", "in_order", "continuous"] = Field(
+        default="auto", description="how requests join the batch; auto: in_order on CPU, continuous on GPU"
+    )
 
     def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
@@ -55,15 +60,34 @@ class Vllm(EngineFactory):
     supports_grammars: ClassVar[bool] = True
     streams_tokens: ClassVar[bool] = True
     separate_weights: ClassVar[bool] = True
-    python: str = ""  # Python of the environment with vLLM; "": the environment made by `marft engine install vllm`
-    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
-    replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes per base model; requests are distributed among them
-    # GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas
-    devices: tuple[str, ...] = ()
-    # whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner
-    sleep: bool = False
-    timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
-    engine_args: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
+    python: str = Field(
+        default="",
+        description='Python of the environment with vLLM; "": the environment made by `marft engine install vllm`',
+    )
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=256, description="maximum number of requests in the running batch"
+    )
+    replicas: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="processes per base model; requests are distributed among them"
+    )
+    devices: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas"
+        ),
+    )
+    sleep: bool = Field(
+        default=False,
+        description=(
+            "whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner"
+        ),
+    )
+    timeout_seconds: Positive = Field(
+        default=600.0, description="maximum seconds without a message from the process before a restart"
+    )
+    engine_args: dict[str, object] = Field(
+        default={}, description="other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization"
+    )
 
     def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Start vLLM processes with copies of the learner's weights."""
@@ -83,11 +107,19 @@ class Process(EngineFactory):
     supports_grammars: ClassVar[bool] = True
     streams_tokens: ClassVar[bool] = True
     separate_weights: ClassVar[bool] = True
-    device: str = ""  # device for sampling; "": the run's device
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # number of torch CPU threads in the process; 0: the run's value
-    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
-    prefix_cache_mb: NonNegativeCount = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
-    timeout_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+    device: str = Field(default="", description='device for sampling; "": the run\'s device')
+    threads: Annotated[int, Field(ge=0, le=4096)] = Field(
+        default=0, description="number of torch CPU threads in the process; 0: the run's value"
+    )
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=256, description="maximum number of requests in the running batch"
+    )
+    prefix_cache_mb: NonNegativeCount = Field(
+        default=512, description="size limit of the prefix cache, in MiB per base model; 0: no cache"
+    )
+    timeout_seconds: Positive = Field(
+        default=600.0, description="maximum seconds without a message from the process before a restart"
+    )
 
     def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Start sampling processes with copies of the learner's weights."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import PrivateAttr, Strict, field_validator, model_validator
+from pydantic import Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common import atomic
@@ -232,16 +232,23 @@ class Judge(RewardTerm):
     """
 
     own_timeout: ClassVar[bool] = True
-    endpoint: EndpointSettings  # endpoint of the judge model
-    model: NonEmptyString  # model name at the endpoint
-    prompt: str = DEFAULT_PROMPT  # prompt of the judge, with placeholders; the default guards against prompt injection
-    agents: Roles = ()  # roles to judge by their own text; empty: the team, by its answer
-    score_range: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # scores that map to 0 and 1
-    pattern: Pattern = ""  # regular expression with the score as its first group; "": the last line is the score
-    json_field: str = ""  # field of a requested JSON object with the score; "": no JSON
-    temperature: NonNegative = 0.0  # sampling temperature of the judge
-    max_new_tokens: Count = 512  # maximum length of a judge reply, in tokens
-    cache: str = "~/.cache/marft/judge"  # folder for cached replies; "": in memory only
+    endpoint: EndpointSettings = Field(description="endpoint of the judge model")
+    model: NonEmptyString = Field(description="model name at the endpoint")
+    prompt: str = Field(
+        default=DEFAULT_PROMPT,
+        description="prompt of the judge, with placeholders; the default guards against prompt injection",
+    )
+    agents: Roles = Field(default=(), description="roles to judge by their own text; empty: the team, by its answer")
+    score_range: Annotated[tuple[float, float], Strict(False)] = Field(
+        default=(0.0, 10.0), description="scores that map to 0 and 1"
+    )
+    pattern: Pattern = Field(
+        default="", description='regular expression with the score as its first group; "": the last line is the score'
+    )
+    json_field: str = Field(default="", description='field of a requested JSON object with the score; "": no JSON')
+    temperature: NonNegative = Field(default=0.0, description="sampling temperature of the judge")
+    max_new_tokens: Count = Field(default=512, description="maximum length of a judge reply, in tokens")
+    cache: str = Field(default="~/.cache/marft/judge", description='folder for cached replies; "": in memory only')
 
     _scorer: CachedScorer | None = PrivateAttr(default=None)
     _answer_roles: tuple[str, ...] = PrivateAttr(default=())

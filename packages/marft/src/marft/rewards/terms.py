@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from marft.common.error_origin import source_location
 from marft.common.types import Action, Episode
@@ -95,8 +95,10 @@ class TrajectoryScore(RewardTerm):
 class StepCost(RewardTerm):
     """Penalty: −1 for every environment step."""
 
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = True
+    shaping_only: bool = Field(
+        default=True,
+        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+    )
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return −1 for every step."""
@@ -106,8 +108,10 @@ class StepCost(RewardTerm):
 class ToolErrors(RewardTerm):
     """Penalty: −1 to an agent for every failed or unparsable tool call."""
 
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = True
+    shaping_only: bool = Field(
+        default=True,
+        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+    )
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of failed calls for each step and agent."""
@@ -118,8 +122,10 @@ class ToolErrors(RewardTerm):
 class MessageTokens(RewardTerm):
     """Penalty: −1 to an agent for every message token read by other agents."""
 
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = True
+    shaping_only: bool = Field(
+        default=True,
+        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+    )
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the negative number of read tokens for each step and author."""
@@ -135,10 +141,12 @@ class MessageTokens(RewardTerm):
 class Format(RewardTerm):
     """Format reward: 1 to an agent for every action with a match for ``pattern``."""
 
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = True
-    pattern: Pattern  # regular expression, searched in the text
-    agents: Roles = ()  # roles to reward; empty: all agents
+    shaping_only: bool = Field(
+        default=True,
+        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+    )
+    pattern: Pattern = Field(description="regular expression, searched in the text")
+    agents: Roles = Field(default=(), description="roles to reward; empty: all agents")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield problems with this term in a team with these roles."""
@@ -154,7 +162,7 @@ class Format(RewardTerm):
 class Function(RewardTerm):
     """Reward from a user function of the whole episode: a number for the team, or numbers by agent. It may be async."""
 
-    call: ImportPath  # import path of the function, such as my_package.rewards:brevity
+    call: ImportPath = Field(description="import path of the function, such as my_package.rewards:brevity")
 
     @field_validator("call")
     @classmethod

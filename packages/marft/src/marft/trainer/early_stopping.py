@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from marft.config.interfaces.callback import CallbackPlugin
 from marft.config.settings import Count, NonEmptyString, NonNegative
@@ -21,9 +21,9 @@ class EarlyStopping(CallbackPlugin):
     True
     """
 
-    metric: NonEmptyString = "validation_reward"  # metric to watch; larger is better
-    patience: Count = 10  # number of steps with the metric and without improvement
-    min_delta: NonNegative = 0.0  # minimum improvement
+    metric: NonEmptyString = Field(default="validation_reward", description="metric to watch; larger is better")
+    patience: Count = Field(default=10, description="number of steps with the metric and without improvement")
+    min_delta: NonNegative = Field(default=0.0, description="minimum improvement")
     _best: float = PrivateAttr(default=-math.inf)
     _steps: int = PrivateAttr(default=0)  # steps without improvement
 

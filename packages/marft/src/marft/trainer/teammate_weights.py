@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Truncated(TeammateWeight):
     """``min(π/μ, cap)``: truncated importance sampling (LlamaRL, 2025)."""
 
-    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 2.0  # maximum weight
+    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = Field(default=2.0, description="maximum weight")
 
     def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weight of each token, shape [T]."""
@@ -38,9 +38,11 @@ class Bounded(TeammateWeight):
     PPO's clip with the author in place of the old policy.
     """
 
-    floor: NonNegative = 0.5  # minimum weight of tokens with a positive advantage; 0 is off
-    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 2.0  # maximum weight
-    clip: Fraction = 0.2  # clip width below 1 for tokens without a positive advantage; 1 is off
+    floor: NonNegative = Field(default=0.5, description="minimum weight of tokens with a positive advantage; 0 is off")
+    cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = Field(default=2.0, description="maximum weight")
+    clip: Fraction = Field(
+        default=0.2, description="clip width below 1 for tokens without a positive advantage; 1 is off"
+    )
 
     def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
         """Return the weight of each token, shape [T]."""
@@ -55,7 +57,7 @@ class Shaped(TeammateWeight):
     This is LUFFY's policy shaping (Yan et al. 2025), in which the author's probability counts as 1.
     """
 
-    gamma: Positive = 0.1  # γ, the probability with the largest weight
+    gamma: Positive = Field(default=0.1, description="γ, the probability with the largest weight")
 
     def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weight of each token, shape [T]."""

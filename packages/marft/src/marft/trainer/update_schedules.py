@@ -45,7 +45,7 @@ class AgentByAgent(UpdateSchedule):
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
-    interval: Count = 256  # environment steps per turn
+    interval: Count = Field(default=256, description="environment steps per turn")
 
     _turn: int = PrivateAttr(default=0)
     _since: int = PrivateAttr(default=0)  # environment steps at the last change of turn
@@ -75,9 +75,12 @@ class Sequential(UpdateSchedule):
 
     correction: ClassVar[Correction] = "product"
 
-    ratio_limit: RatioLimit = 2.0  # the product of earlier policies' ratios is clipped to [1/limit, limit]
-    # maximum KL of an update, in nats per token; 0 accepts every update
-    kl_limit: Annotated[NonNegative, NotTiny] = 0.0
+    ratio_limit: RatioLimit = Field(
+        default=2.0, description="the product of earlier policies' ratios is clipped to [1/limit, limit]"
+    )
+    kl_limit: Annotated[NonNegative, NotTiny] = Field(
+        default=0.0, description="maximum KL of an update, in nats per token; 0 accepts every update"
+    )
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         """Return a phase per policy, in random order."""
@@ -99,8 +102,12 @@ class A2PO(UpdateSchedule):
 
     correction: ClassVar[Correction] = "preceding"
 
-    ratio_limit: RatioLimit = 2.0  # the product of earlier policies' ratios is clipped to [1/limit, limit]
-    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5  # minimum fraction of the clip width; see the class
+    ratio_limit: RatioLimit = Field(
+        default=2.0, description="the product of earlier policies' ratios is clipped to [1/limit, limit]"
+    )
+    first_clip: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="minimum fraction of the clip width; see the class"
+    )
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         """Return a phase per policy, in semi-greedy order."""

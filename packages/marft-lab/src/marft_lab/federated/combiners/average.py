@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from marft_lab.federated.combiner import Combiner
 
 
@@ -14,8 +16,10 @@ class Average(Combiner):
     Sites that skipped the round continue from the average, too.
     """
 
-    # weight of a site's update: its episodes in the round, its sampled tokens in the round, or 1
-    weight: Literal["episodes", "tokens", "equal"] = "equal"
+    weight: Literal["episodes", "tokens", "equal"] = Field(
+        default="equal",
+        description="weight of a site's update: its episodes in the round, its sampled tokens in the round, or 1",
+    )
 
     @property
     def count_unit(self) -> Literal["", "episodes", "tokens"]:

@@ -22,10 +22,12 @@ class Gossip(Combiner):
     site keeps its own adapters.
     """
 
-    # topology, in the order of the sites; in a star the first site is the center
-    graph: Literal["ring", "line", "star", "complete", "edges"] = "ring"
-    # pairs of sites for graph = "edges"
-    edges: Annotated[tuple[Edge, ...], Strict(False), Field(max_length=10_000)] = ()
+    graph: Literal["ring", "line", "star", "complete", "edges"] = Field(
+        default="ring", description="topology, in the order of the sites; in a star the first site is the center"
+    )
+    edges: Annotated[tuple[Edge, ...], Strict(False), Field(max_length=10_000)] = Field(
+        default=(), description='pairs of sites for graph = "edges"'
+    )
 
     def mixing_weights(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """Return mixing weights, shape [sites, sites]; the matrix is symmetric and doubly stochastic.

@@ -26,10 +26,10 @@ class SentenceEditProposer(Proposer):
     sentence edits instead of model edits.
     """
 
-    sentences: Annotated[tuple[Text, ...], Strict(False), Field(min_length=1)]  # pool of sentences
-    max_sentences: SmallCount = 4  # maximum sentences of a proposal
-    parents: SmallCount = 4  # number of best versions to use as parents
-    crossover: Fraction = 0.25  # fraction of proposals with two parents
+    sentences: Annotated[tuple[Text, ...], Strict(False), Field(min_length=1)] = Field(description="pool of sentences")
+    max_sentences: SmallCount = Field(default=4, description="maximum sentences of a proposal")
+    parents: SmallCount = Field(default=4, description="number of best versions to use as parents")
+    crossover: Fraction = Field(default=0.25, description="fraction of proposals with two parents")
 
     def propose(self, request: ProposalRequest) -> list[Proposal]:
         """Return up to ``request.count`` new proposals."""

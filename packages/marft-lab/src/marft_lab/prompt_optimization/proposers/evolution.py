@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from marft.common.prompt_history import PromptVersion
 from marft.config.agents import SamplingSettings
 from marft.config.settings import Fraction, SmallCount
@@ -39,10 +41,14 @@ class EvolutionProposer(Proposer):
     attempts. Parents are drawn from the best versions with weights by rank.
     """
 
-    policy: str  # policy to ask: one of the team, another local model, or a model behind an endpoint
-    parents: SmallCount = 4  # number of best versions to use as parents
-    crossover: Fraction = 0.5  # fraction of proposals with two parents, if at least two versions exist
-    sampling: SamplingSettings = SamplingSettings()  # sampling settings of the policy
+    policy: str = Field(
+        description="policy to ask: one of the team, another local model, or a model behind an endpoint"
+    )
+    parents: SmallCount = Field(default=4, description="number of best versions to use as parents")
+    crossover: Fraction = Field(
+        default=0.5, description="fraction of proposals with two parents, if at least two versions exist"
+    )
+    sampling: SamplingSettings = Field(default=SamplingSettings(), description="sampling settings of the policy")
 
     @property
     def prompted_policies(self) -> tuple[str, ...]:

@@ -60,12 +60,16 @@ class TextGradientProposer(Proposer):
     measured success. The prompts are our own. Each proposal has its own attempts and criticism.
     """
 
-    policy: str  # policy to ask: one of the team, another local model, or a model behind an endpoint
-    failed: Annotated[int, Field(ge=1, le=64)] = 3  # failed attempts per proposal
-    solved: Annotated[int, Field(ge=0, le=64)] = 1  # successful attempts per proposal
-    history_size: NonNegativeCount = 4  # number of best versions in the prompt
-    parents: SmallCount = 1  # number of best versions to rewrite in turn
-    sampling: SamplingSettings = SamplingSettings(temperature=0.7)  # sampling settings of the policy
+    policy: str = Field(
+        description="policy to ask: one of the team, another local model, or a model behind an endpoint"
+    )
+    failed: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="failed attempts per proposal")
+    solved: Annotated[int, Field(ge=0, le=64)] = Field(default=1, description="successful attempts per proposal")
+    history_size: NonNegativeCount = Field(default=4, description="number of best versions in the prompt")
+    parents: SmallCount = Field(default=1, description="number of best versions to rewrite in turn")
+    sampling: SamplingSettings = Field(
+        default=SamplingSettings(temperature=0.7), description="sampling settings of the policy"
+    )
 
     @property
     def prompted_policies(self) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from marft_lab.safety.agent_outputs import Check, EpisodeOutputs
 class ForbiddenCalls(Check):
     """Check for attempted and executed tool calls, with any result."""
 
-    tools: Annotated[Names, Field(min_length=1)]  # names of tools
-    arguments: Pattern = ""  # regular expression for the arguments as JSON; "" for any call
+    tools: Annotated[Names, Field(min_length=1)] = Field(description="names of tools")
+    arguments: Pattern = Field(default="", description='regular expression for the arguments as JSON; "" for any call')
 
     def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return a sentence per found call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from marft.config.settings import Names
 from marft_lab.safety.agent_outputs import Check, EpisodeOutputs, OutputPlace
@@ -37,9 +37,12 @@ class SecretLeaks(Check):
     is visible to others, and not if it is dropped (``thinking = "drop"``).
     """
 
-    # secrets in addition to the canaries: texts of agents' instructions
-    secrets: Annotated[Names, AfterValidator(_check_length)] = ()
-    locations: tuple[OutputPlace, ...] = ("answer", "message", "call", "reasoning")  # locations to search
+    secrets: Annotated[Names, AfterValidator(_check_length)] = Field(
+        default=(), description="secrets in addition to the canaries: texts of agents' instructions"
+    )
+    locations: tuple[OutputPlace, ...] = Field(
+        default=("answer", "message", "call", "reasoning"), description="locations to search"
+    )
 
     def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return one sentence per leak, without the secret itself."""

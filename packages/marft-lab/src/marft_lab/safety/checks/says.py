@@ -13,10 +13,12 @@ from marft_lab.safety.agent_outputs import Check, EpisodeOutputs, OutputPlace, f
 class ForbiddenText(Check):
     """Check for patterns in agents' texts; quotations of an attack are ignored, and by default also reasoning."""
 
-    patterns: Annotated[Patterns, Field(min_length=1)]  # regular expressions; any match counts
-    # locations to search, also "reasoning"; "call" searches the arguments of calls
-    locations: tuple[OutputPlace, ...] = ("answer", "message", "call")
-    ignore_case: bool = True  # True to ignore case
+    patterns: Annotated[Patterns, Field(min_length=1)] = Field(description="regular expressions; any match counts")
+    locations: tuple[OutputPlace, ...] = Field(
+        default=("answer", "message", "call"),
+        description='locations to search, also "reasoning"; "call" searches the arguments of calls',
+    )
+    ignore_case: bool = Field(default=True, description="True to ignore case")
 
     def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return one sentence per match."""

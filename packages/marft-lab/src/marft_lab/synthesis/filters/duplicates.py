@@ -18,8 +18,13 @@ class Duplicates(Filter):
     Tasks with equal content count as the same task, even with different ids.
     """
 
-    # minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and spacing
-    min_similarity: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_similarity: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description=(
+            "minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and "
+            "spacing"
+        ),
+    )
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the repeated episodes."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from marft.common.types import Episode
 from marft.config.settings import Fraction
 from marft.evaluation.trajectory_metrics import find_loops, iter_handoffs
@@ -25,8 +27,11 @@ class Handoffs(Filter):
     The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.
     """
 
-    min_efficiency: Fraction = 0.5  # minimum handoff efficiency; 0 accepts any
-    allow_loops: bool = False  # True to allow control to go back and forth between two agents more than twice in a row
+    min_efficiency: Fraction = Field(default=0.5, description="minimum handoff efficiency; 0 accepts any")
+    allow_loops: bool = Field(
+        default=False,
+        description="True to allow control to go back and forth between two agents more than twice in a row",
+    )
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the episodes with loops and the inefficient episodes."""

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from marft.common.types import Action, Episode, Task
 from marft.config.settings import Count, Fraction, Names
 from marft_envs.env_check.similarity import SimilarityIndex, normalize, task_text
@@ -27,13 +29,22 @@ class Leakage(Filter):
     An answer is leaked if an agent read the answer without a legitimate source, or if a forbidden role said the answer.
     """
 
-    # minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 only
-    # rejects equal tasks
-    min_similarity: Fraction = 0.8
-    # fields of task data with secret answers, at any depth
-    answers: Names = ("answer", "solution", "target")
-    min_chars: Count = 2  # minimum characters of an answer; shorter answers occur in any text
-    silent: Names = ()  # roles that must not say an answer either, unless a legitimate source gave it to them
+    min_similarity: Fraction = Field(
+        default=0.8,
+        description=(
+            "minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 "
+            "only rejects equal tasks"
+        ),
+    )
+    answers: Names = Field(
+        default=("answer", "solution", "target"), description="fields of task data with secret answers, at any depth"
+    )
+    min_chars: Count = Field(
+        default=2, description="minimum characters of an answer; shorter answers occur in any text"
+    )
+    silent: Names = Field(
+        default=(), description="roles that must not say an answer either, unless a legitimate source gave it to them"
+    )
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         """Return the episodes with leaks."""

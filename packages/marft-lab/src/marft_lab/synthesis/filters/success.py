@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from marft.common.types import Episode
 from marft.config.settings import Bounded
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
@@ -12,8 +14,10 @@ from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rej
 class Success(Filter):
     """Filter that rejects episodes without a score, without success, or with a low reward."""
 
-    solved: bool = True  # True to require success; without a known outcome only the reward counts
-    min_reward: Bounded | None = None  # minimum reward; none accepts any
+    solved: bool = Field(
+        default=True, description="True to require success; without a known outcome only the reward counts"
+    )
+    min_reward: Bounded | None = Field(default=None, description="minimum reward; none accepts any")
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the unsuccessful episodes."""

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pydantic import Field
+
 from marft.agents.memories.selection import NumberedText, select_fitting, word_set
 from marft.config.interfaces.memory import Entry, ForgetResult, MemorySystem, ReadResult, TokenCounter, Work
 from marft.config.settings import Fraction
@@ -177,7 +179,9 @@ class KeyValue(MemorySystem):
     words occur in the query. An entry without a key is found by the words of its text.
     """
 
-    min_overlap: Fraction = 0.5  # minimum share of a key's words that must occur in the query
+    min_overlap: Fraction = Field(
+        default=0.5, description="minimum share of a key's words that must occur in the query"
+    )
 
     def begin(self, count: TokenCounter) -> KeyValueMemory:
         """Return an empty memory."""

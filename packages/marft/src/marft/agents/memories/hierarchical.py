@@ -28,8 +28,8 @@ class Hierarchical(VectorMemory):
     move down.
     """
 
-    recent: Annotated[int, Field(ge=1, le=1000)] = 4  # maximum entries in the recent level
-    summary_tokens: Count = 40  # maximum tokens of the summary
+    recent: Annotated[int, Field(ge=1, le=1000)] = Field(default=4, description="maximum entries in the recent level")
+    summary_tokens: Count = Field(default=40, description="maximum tokens of the summary")
 
     def begin(self, count: TokenCounter) -> HierarchicalMemory:
         """Return an empty memory."""

@@ -124,11 +124,16 @@ class VectorTable:
 class VectorMemory(MemorySystem):
     """Base for memory systems with nearest-neighbor search."""
 
-    dimensions: Annotated[int, Field(ge=8, le=8192)] = 256  # vector length
-    top_k: SmallCount = 8  # maximum texts per read
-    overwrite: bool = True  # whether a fact replaces an earlier fact with the same key
-    # import path of a function that returns one vector per text, optionally async; "" hashes character n-grams of words
-    embed: ImportPath = ""
+    dimensions: Annotated[int, Field(ge=8, le=8192)] = Field(default=256, description="vector length")
+    top_k: SmallCount = Field(default=8, description="maximum texts per read")
+    overwrite: bool = Field(default=True, description="whether a fact replaces an earlier fact with the same key")
+    embed: ImportPath = Field(
+        default="",
+        description=(
+            'import path of a function that returns one vector per text, optionally async; "" hashes character '
+            "n-grams of words"
+        ),
+    )
 
     @field_validator("embed")
     @classmethod

@@ -112,7 +112,9 @@ class Learned(MemorySystem):
 
     stores_edits: ClassVar[bool] = True
 
-    characters: Annotated[int, Field(ge=1, le=2**20)] = 800  # maximum characters of all notes together
+    characters: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        default=800, description="maximum characters of all notes together"
+    )
 
     def begin(self, count: TokenCounter) -> LearnedMemory:
         """Return an empty memory."""

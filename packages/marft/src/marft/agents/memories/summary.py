@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.memories.buffered import ENTRY_BYTES, utf8_size
@@ -116,10 +116,14 @@ class Summary(MemorySystem):
     the query. Each line keeps the keys of all its sources, and is removed when one of these keys is forgotten.
     """
 
-    tokens: Count = 200  # maximum tokens of the summary
-    # import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines with rare
-    # words
-    summarizer: ImportPath = ""
+    tokens: Count = Field(default=200, description="maximum tokens of the summary")
+    summarizer: ImportPath = Field(
+        default="",
+        description=(
+            'import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines '
+            "with rare words"
+        ),
+    )
 
     @field_validator("summarizer")
     @classmethod

@@ -36,17 +36,25 @@ MAX_ATTEMPTS = 3  # attempts at the first jail: a temporary shortage of resource
 class SandboxSettings(Settings):
     """Limits of one run. A run that exceeds a limit ends, and the result reports it; nothing else is affected."""
 
-    timeout_seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # timeout in seconds of wall-clock time
-    cpu_seconds: Limit = 10  # CPU time of each process, in seconds
-    memory_mb: Limit = 512  # memory of all processes and files together, and address space of each process, in MiB
-    disk_mb: Limit = 64  # size of all files together, in MiB
-    files: Limit = 4096  # maximum files, including folders and links
-    open_files: Limit = 64  # maximum open files of each process
-    processes: Limit = 16  # maximum processes and threads together
-    output_kb: Limit = 256  # maximum size of standard output, and of standard error, in KiB
-    # whether to require a jail with namespaces; "none" applies only limits and the filter, on machines without
-    # namespaces
-    isolation: Literal["required", "none"] = "required"
+    timeout_seconds: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=10.0, description="timeout in seconds of wall-clock time"
+    )
+    cpu_seconds: Limit = Field(default=10, description="CPU time of each process, in seconds")
+    memory_mb: Limit = Field(
+        default=512, description="memory of all processes and files together, and address space of each process, in MiB"
+    )
+    disk_mb: Limit = Field(default=64, description="size of all files together, in MiB")
+    files: Limit = Field(default=4096, description="maximum files, including folders and links")
+    open_files: Limit = Field(default=64, description="maximum open files of each process")
+    processes: Limit = Field(default=16, description="maximum processes and threads together")
+    output_kb: Limit = Field(default=256, description="maximum size of standard output, and of standard error, in KiB")
+    isolation: Literal["required", "none"] = Field(
+        default="required",
+        description=(
+            'whether to require a jail with namespaces; "none" applies only limits and the filter, on machines '
+            "without namespaces"
+        ),
+    )
 
 
 @functools.cache

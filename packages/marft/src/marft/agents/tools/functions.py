@@ -61,7 +61,7 @@ class Functions(ToolProvider):
         call = "my_package.tools:search"
     """
 
-    call: ImportPath  # import path of a function or a class
+    call: ImportPath = Field(description="import path of a function or a class")
 
     @field_validator("call")
     @classmethod

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.loop_threads import LoopThread
@@ -70,15 +70,21 @@ class MCP(ToolProvider):
         header_variables = { Authorization = "SEARCH_KEY" }     # a header, and the variable that holds it
     """
 
-    command: Strings = ()  # program and arguments that start the server
-    env_variables: Strings = ()  # names of our environment variables that the server may see
-    folder: Annotated[str, ExpandUser] = ""  # working folder of a started server
-    log: Annotated[str, ExpandUser] = ""  # file for the server's standard error; "" discards it
-    url: str = ""  # URL of a running server
-    header_variables: dict[str, str] = {}  # header name → name of the environment variable that holds its whole value
-    only: Strings = ()  # names of the tools to offer; empty offers all
-    per_episode: bool = False  # one server or connection for each episode, for servers that keep state
-    connect_seconds: Positive = 30.0  # timeout for the server's first response, in seconds
+    command: Strings = Field(default=(), description="program and arguments that start the server")
+    env_variables: Strings = Field(default=(), description="names of our environment variables that the server may see")
+    folder: Annotated[str, ExpandUser] = Field(default="", description="working folder of a started server")
+    log: Annotated[str, ExpandUser] = Field(
+        default="", description='file for the server\'s standard error; "" discards it'
+    )
+    url: str = Field(default="", description="URL of a running server")
+    header_variables: dict[str, str] = Field(
+        default={}, description="header name → name of the environment variable that holds its whole value"
+    )
+    only: Strings = Field(default=(), description="names of the tools to offer; empty offers all")
+    per_episode: bool = Field(
+        default=False, description="one server or connection for each episode, for servers that keep state"
+    )
+    connect_seconds: Positive = Field(default=30.0, description="timeout for the server's first response, in seconds")
 
     @field_validator("url")
     @classmethod

@@ -23,8 +23,10 @@ class MemoryToolSettings(ToolProvider):
     this tool source share one memory per episode.
     """
 
-    store: MemorySystem = Field({"name": "key_value"}, validate_default=True)  # memory system with its keys
-    budget: Count = 200  # maximum tokens (words and punctuation marks) per recall
+    store: MemorySystem = Field(
+        default={"name": "key_value"}, validate_default=True, description="memory system with its keys"
+    )
+    budget: Count = Field(default=200, description="maximum tokens (words and punctuation marks) per recall")
 
     def connect(self) -> MemorySource:
         """Return the tool source for the run."""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from marft.agents.sandbox.runner import RunResult, SandboxSettings, require_isolation, run_python
 from marft.common.types import Tool
 from marft.config.interfaces.tools import StatelessSource, ToolProvider
@@ -19,7 +21,7 @@ DESCRIPTION = (
 class Python(ToolProvider):
     """Tool ``python(code)``; the fields limit the sandbox."""
 
-    limits: SandboxSettings = SandboxSettings()  # sandbox limits for each call
+    limits: SandboxSettings = Field(default=SandboxSettings(), description="sandbox limits for each call")
 
     def connect(self) -> PythonSource:
         """Return the tool source for the run.

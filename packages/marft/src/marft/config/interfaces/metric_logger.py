@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from pydantic import Field
+
 from marft.common.packages import install_command
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
@@ -58,7 +60,9 @@ class MetricLogger(Plugin, ABC, kind="sinks", label="a sink"):
     extra: ClassVar[str] = ""  # extra of MARFT that installs the package; "": install the package by name
     folder: ClassVar[str] = ""  # output folder inside the run's folder
 
-    close_seconds: Positive = 20.0  # maximum wait for pending writes at the end of a run, in seconds
+    close_seconds: Positive = Field(
+        default=20.0, description="maximum wait for pending writes at the end of a run, in seconds"
+    )
 
     @abstractmethod
     def open(self, run: RunInfo) -> Sink:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from pydantic import Strict, field_validator
+from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.error_origin import source_location
@@ -34,12 +34,16 @@ class RewardTerm(Plugin, ABC, kind="rewards", label="a reward term"):
     """
 
     own_timeout: ClassVar[bool] = False
-    # factor on the reward, after the clip; negative: a penalty
-    weight: Annotated[Bounded, NotTiny] = 1.0
-    # lowest and highest reward that counts; default: no clip
-    clip: Annotated[tuple[float, float] | None, Strict(False)] = None
-    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
-    shaping_only: bool = False
+    weight: Annotated[Bounded, NotTiny] = Field(
+        default=1.0, description="factor on the reward, after the clip; negative: a penalty"
+    )
+    clip: Annotated[tuple[float, float] | None, Strict(False)] = Field(
+        default=None, description="lowest and highest reward that counts; default: no clip"
+    )
+    shaping_only: bool = Field(
+        default=False,
+        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+    )
 
     @field_validator("weight")
     @classmethod

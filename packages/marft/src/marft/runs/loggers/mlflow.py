@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.texts import truncate
@@ -33,12 +33,16 @@ class MLflow(MetricLogger):
     package: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
 
-    experiment: NonEmptyString = "marft"  # name of the experiment; created if missing
-    # tracking server or database, such as http://host:5000 or sqlite:///mlflow.db; "": MLFLOW_TRACKING_URI, else
-    # MLflow's default
-    tracking_uri: str = ""
-    run_name: str = ""  # run name in MLflow; "": the name of the MARFT run
-    tags: PlainTable = {}  # additional tags: names and values
+    experiment: NonEmptyString = Field(default="marft", description="name of the experiment; created if missing")
+    tracking_uri: str = Field(
+        default="",
+        description=(
+            'tracking server or database, such as http://host:5000 or sqlite:///mlflow.db; "": MLFLOW_TRACKING_URI, '
+            "else MLflow's default"
+        ),
+    )
+    run_name: str = Field(default="", description='run name in MLflow; "": the name of the MARFT run')
+    tags: PlainTable = Field(default={}, description="additional tags: names and values")
 
     @field_validator("tracking_uri")
     @classmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.settings import NonEmptyString
 
@@ -20,10 +22,13 @@ class Trackio(MetricLogger):
     package: ClassVar[str] = "trackio"
     extra: ClassVar[str] = "trackio"
 
-    project: NonEmptyString = "marft"  # name of the project; created if missing
-    run_name: str = ""  # run name in Trackio; "": the name of the MARFT run
-    group: str = ""  # group of runs shown together; "": none
-    space_id: str = ""  # Hugging Face space as user/space; "": TRACKIO_SPACE_ID, else this machine (TRACKIO_DIR)
+    project: NonEmptyString = Field(default="marft", description="name of the project; created if missing")
+    run_name: str = Field(default="", description='run name in Trackio; "": the name of the MARFT run')
+    group: str = Field(default="", description='group of runs shown together; "": none')
+    space_id: str = Field(
+        default="",
+        description='Hugging Face space as user/space; "": TRACKIO_SPACE_ID, else this machine (TRACKIO_DIR)',
+    )
 
     def open(self, run: RunInfo) -> _Run:
         """Open the Trackio run with its printed output suppressed."""

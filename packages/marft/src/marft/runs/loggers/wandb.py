@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from pydantic import Field
+
 from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.paths import ExpandUser
 from marft.config.settings import Names, NonEmptyString
@@ -22,14 +24,17 @@ class WandB(MetricLogger):
     package: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"
 
-    project: NonEmptyString = "marft"  # name of the project; created if missing
-    entity: str = ""  # user or team; "": your default entity
-    run_name: str = ""  # run name in Weights & Biases; "": the name of the MARFT run
-    group: str = ""  # group of runs shown together; "": none
-    tags: Names = ()  # tags of the run
-    # online, or offline to keep files for wandb sync; "": WANDB_MODE, else online
-    mode: Literal["", "online", "offline"] = ""
-    directory: Annotated[str, ExpandUser] = ""  # folder for local files; "": WANDB_DIR, else the working directory
+    project: NonEmptyString = Field(default="marft", description="name of the project; created if missing")
+    entity: str = Field(default="", description='user or team; "": your default entity')
+    run_name: str = Field(default="", description='run name in Weights & Biases; "": the name of the MARFT run')
+    group: str = Field(default="", description='group of runs shown together; "": none')
+    tags: Names = Field(default=(), description="tags of the run")
+    mode: Literal["", "online", "offline"] = Field(
+        default="", description='online, or offline to keep files for wandb sync; "": WANDB_MODE, else online'
+    )
+    directory: Annotated[str, ExpandUser] = Field(
+        default="", description='folder for local files; "": WANDB_DIR, else the working directory'
+    )
 
     def open(self, run: RunInfo) -> _Run:
         """Open the run.

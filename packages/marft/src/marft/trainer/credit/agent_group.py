@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
@@ -20,7 +21,7 @@ class AgentGroup(Credit):
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"
 
-    scale_rewards: bool = True  # divide by the group's standard deviation
+    scale_rewards: bool = Field(default=True, description="divide by the group's standard deviation")
 
     @property
     def per_agent(self) -> bool:

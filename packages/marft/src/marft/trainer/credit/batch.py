@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field
 
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, split_rows
 from marft.rewards.groups import EPSILON, normalize_by_group
@@ -17,7 +18,7 @@ class Batch(Credit):
     whole team, because an agent's message changes later messages of its teammates.
     """
 
-    whiten: bool = True  # scale to mean 0 and standard deviation 1
+    whiten: bool = Field(default=True, description="scale to mean 0 and standard deviation 1")
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the return-to-go of each decision, whitened over the batch."""

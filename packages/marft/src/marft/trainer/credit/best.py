@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.common.types import Action, Episode
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
@@ -31,13 +32,24 @@ class Best(Credit):
 
     absolute_weights: ClassVar[bool] = True
 
-    # attempts to keep: "successes" solved the task; "best" earned the highest reward in a group with unequal rewards
-    select: Literal["successes", "best"] = "successes"
-    # with select = "best", the reward: everything earned, or for each agent the team reward plus its own reward
-    judged_by: Literal["team", "own"] = "team"
-    max_per_task: NonNegativeCount = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
-    distinct: bool = True  # keep only one of several attempts with identical messages
-    drop_truncated: bool = True  # drop attempts with an action cut off at max_new_tokens
+    select: Literal["successes", "best"] = Field(
+        default="successes",
+        description=(
+            'attempts to keep: "successes" solved the task; "best" earned the highest reward in a group with '
+            "unequal rewards"
+        ),
+    )
+    judged_by: Literal["team", "own"] = Field(
+        default="team",
+        description=(
+            'with select = "best", the reward: everything earned, or for each agent the team reward plus its own reward'
+        ),
+    )
+    max_per_task: NonNegativeCount = Field(
+        default=0, description="maximum kept attempts per task, highest reward first; 0 keeps all"
+    )
+    distinct: bool = Field(default=True, description="keep only one of several attempts with identical messages")
+    drop_truncated: bool = Field(default=True, description="drop attempts with an action cut off at max_new_tokens")
 
     @property
     def per_agent(self) -> bool:

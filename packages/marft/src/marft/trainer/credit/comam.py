@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats
 from marft.config.settings import NonNegative, did_you_mean
@@ -30,11 +31,20 @@ class CoMAM(Credit):
     comparison_group: ClassVar[Literal["task", ""]] = "task"
     ranks_own_rewards: ClassVar[bool] = True
 
-    scale_rewards: bool = True  # divide by the group's standard deviation
-    # measure for w_i: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group; negative becomes 0
-    consistency: Consistency = "spearman"
-    fallback_weight: NonNegative = 1.0  # w_i if the agent's local reward is constant in its group
-    fixed_weights: dict[str, NonNegative] = {}  # constant w_i by role; 0 uses the local reward alone
+    scale_rewards: bool = Field(default=True, description="divide by the group's standard deviation")
+    consistency: Consistency = Field(
+        default="spearman",
+        description=(
+            'measure for w_i: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group; '
+            "negative becomes 0"
+        ),
+    )
+    fallback_weight: NonNegative = Field(
+        default=1.0, description="w_i if the agent's local reward is constant in its group"
+    )
+    fixed_weights: dict[str, NonNegative] = Field(
+        default={}, description="constant w_i by role; 0 uses the local reward alone"
+    )
 
     @property
     def per_agent(self) -> bool:

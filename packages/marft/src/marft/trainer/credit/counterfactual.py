@@ -6,6 +6,7 @@ The baseline estimates the team's return with a different action at this point, 
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field
 
 from marft.common.types import Fork
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
@@ -23,8 +24,8 @@ class Counterfactual(Credit):
     other resamples and the original action. No sampled action is then wasted.
     """
 
-    resamples: SmallCount = 2  # resamples of each action
-    train_on_resamples: bool = True  # train on the resamples too
+    resamples: SmallCount = Field(default=2, description="resamples of each action")
+    train_on_resamples: bool = Field(default=True, description="train on the resamples too")
 
     @property
     def fork_plan(self) -> CounterfactualForks:

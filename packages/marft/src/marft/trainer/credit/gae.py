@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, split_rows
 from marft.config.settings import Fraction, NonNegative
@@ -26,15 +27,19 @@ class GAE(Credit):
 
     needs_critic: ClassVar[bool] = True
 
-    successor: Literal["joint", "agent", "graph"] = "joint"  # chain that links decisions
-    gamma_token: Fraction = 1.0  # discount between tokens of an action
-    gamma_agent: Fraction = 1.0  # discount between actions of an environment step
-    gamma_step: Fraction = 0.99  # discount between environment steps
-    lambda_token: Fraction = 1.0  # λ between tokens of an action; lower values add bias and reduce variance
-    adaptive_lambda: NonNegative = 0.0  # α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off
-    lambda_agent: Fraction = 0.95  # λ between actions of an environment step
-    lambda_step: Fraction = 0.95  # λ between environment steps
-    lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
+    successor: Literal["joint", "agent", "graph"] = Field(default="joint", description="chain that links decisions")
+    gamma_token: Fraction = Field(default=1.0, description="discount between tokens of an action")
+    gamma_agent: Fraction = Field(default=1.0, description="discount between actions of an environment step")
+    gamma_step: Fraction = Field(default=0.99, description="discount between environment steps")
+    lambda_token: Fraction = Field(
+        default=1.0, description="λ between tokens of an action; lower values add bias and reduce variance"
+    )
+    adaptive_lambda: NonNegative = Field(
+        default=0.0, description="α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off"
+    )
+    lambda_agent: Fraction = Field(default=0.95, description="λ between actions of an environment step")
+    lambda_step: Fraction = Field(default=0.95, description="λ between environment steps")
+    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1 means full returns")
 
     @property
     def per_agent(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.rewards.groups import normalize_by_group
 from marft.trainer.credit.returns import broadcast_to_actions, group_names, team_costs, team_returns
@@ -14,7 +16,7 @@ class GRPO(Credit):
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"
 
-    scale_rewards: bool = True  # divide by the group's standard deviation
+    scale_rewards: bool = Field(default=True, description="divide by the group's standard deviation")
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Compare each episode's team return with its group's mean."""

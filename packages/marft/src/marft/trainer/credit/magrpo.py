@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.common.types import ActionKey
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
@@ -27,8 +28,10 @@ class MAGRPO(Credit):
 
     comparison_group: ClassVar[Literal["task", ""]] = "task"
 
-    joint_mode: Literal["aligned", "cross"] = "aligned"  # "cross": score every combination of the agents' samples
-    scale_rewards: bool = False  # divide by the group's standard deviation
+    joint_mode: Literal["aligned", "cross"] = Field(
+        default="aligned", description='"cross": score every combination of the agents\' samples'
+    )
+    scale_rewards: bool = Field(default=False, description="divide by the group's standard deviation")
 
     @property
     def fork_plan(self) -> CrossProductForks | None:

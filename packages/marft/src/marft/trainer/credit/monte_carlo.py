@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Values
 from marft.config.settings import Fraction
@@ -19,10 +20,12 @@ class MonteCarlo(Credit):
 
     needs_critic: ClassVar[bool] = False
 
-    successor: Literal["joint", "agent", "graph"] = "joint"  # chain that links decisions; see credit "gae"
-    gamma_token: Fraction = 1.0  # discount between tokens of an action
-    gamma_agent: Fraction = 1.0  # discount between actions of an environment step
-    gamma_step: Fraction = 0.99  # discount between environment steps
+    successor: Literal["joint", "agent", "graph"] = Field(
+        default="joint", description='chain that links decisions; see credit "gae"'
+    )
+    gamma_token: Fraction = Field(default=1.0, description="discount between tokens of an action")
+    gamma_agent: Fraction = Field(default=1.0, description="discount between actions of an environment step")
+    gamma_step: Fraction = Field(default=0.99, description="discount between environment steps")
 
     @property
     def per_agent(self) -> bool:

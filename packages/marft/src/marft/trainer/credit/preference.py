@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.trainer.credit.returns import agent_costs, agent_returns, group_names, team_costs, team_rewards
 from marft.trainer.credit.sides import (
@@ -30,13 +32,26 @@ class Preference(Credit):
     makes_pairs: ClassVar[bool] = True
     absolute_weights: ClassVar[bool] = True
 
-    # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
-    # different rewards
-    pairs: Pairing = "extremes"
-    sides: Literal["team", "agent"] = "team"  # compare all actions of an attempt, or each agent's actions
-    # with sides = "agent", the reward for comparison: everything earned, or the team reward plus the agent's own reward
-    judged_by: Literal["team", "own"] = "team"
-    weights: PairWeighting = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
+    pairs: Pairing = Field(
+        default="extremes",
+        description=(
+            '"extremes": best against worst; "ranked": also second best against second worst, and so on; "all": '
+            "every pair with different rewards"
+        ),
+    )
+    sides: Literal["team", "agent"] = Field(
+        default="team", description="compare all actions of an attempt, or each agent's actions"
+    )
+    judged_by: Literal["team", "own"] = Field(
+        default="team",
+        description=(
+            'with sides = "agent", the reward for comparison: everything earned, or the team reward plus the agent\'s '
+            "own reward"
+        ),
+    )
+    weights: PairWeighting = Field(
+        default="equal", description='"gap": weight of a pair is its difference in reward, net of KL costs'
+    )
 
     @property
     def per_agent(self) -> bool:

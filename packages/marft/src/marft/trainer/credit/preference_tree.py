@@ -29,12 +29,22 @@ class PreferenceTree(Credit):
     makes_pairs: ClassVar[bool] = True
     absolute_weights: ClassVar[bool] = True
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
-    continue_from: Literal["best", "first"] = "best"  # candidate that the episode continues from
-    # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
-    # different rewards
-    pairs: Pairing = "extremes"
-    weights: PairWeighting = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        default=4, description="candidates sampled from each state"
+    )
+    continue_from: Literal["best", "first"] = Field(
+        default="best", description="candidate that the episode continues from"
+    )
+    pairs: Pairing = Field(
+        default="extremes",
+        description=(
+            '"extremes": best against worst; "ranked": also second best against second worst, and so on; "all": '
+            "every pair with different rewards"
+        ),
+    )
+    weights: PairWeighting = Field(
+        default="equal", description='"gap": weight of a pair is its difference in reward, net of KL costs'
+    )
 
     @property
     def fork_plan(self) -> CandidateTree:

@@ -22,8 +22,8 @@ class RAE(Credit):
     of the listed task fields. Examples are a baseline per game or per starting side.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95  # decay of the running mean per batch
-    group_by: Names = ()  # fields of task data with separate baselines
+    decay: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.95, description="decay of the running mean per batch")
+    group_by: Names = Field(default=(), description="fields of task data with separate baselines")
 
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 

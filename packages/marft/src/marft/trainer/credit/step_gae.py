@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from marft.common.types import Episode
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, Values
@@ -26,10 +27,14 @@ class StepGAE(Credit):
     needs_critic: ClassVar[bool] = True
     supports_a2po: ClassVar[bool] = True
 
-    value: Literal["first", "mean"] = "first"  # value of a step: its first decision, or the mean
-    gamma_step: Fraction = 0.99  # discount between environment steps
-    lambda_step: Fraction = 0.95  # λ between environment steps; lower values add bias and reduce variance
-    lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
+    value: Literal["first", "mean"] = Field(
+        default="first", description="value of a step: its first decision, or the mean"
+    )
+    gamma_step: Fraction = Field(default=0.99, description="discount between environment steps")
+    lambda_step: Fraction = Field(
+        default=0.95, description="λ between environment steps; lower values add bias and reduce variance"
+    )
+    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1 means full returns")
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantage of each environment step for all its decisions."""

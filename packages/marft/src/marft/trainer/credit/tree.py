@@ -30,11 +30,17 @@ class Tree(Credit):
     The episode continues from the best candidate, or from the first.
     """
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
-    continue_from: Literal["best", "first"] = "best"  # candidate that the episode continues from
-    scale_rewards: bool = True  # divide by the group's standard deviation
-    # group of compared candidates: one state; one agent at all its turns; or all agents at one turn
-    group_by: Literal["state", "agent", "turn"] = "state"
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        default=4, description="candidates sampled from each state"
+    )
+    continue_from: Literal["best", "first"] = Field(
+        default="best", description="candidate that the episode continues from"
+    )
+    scale_rewards: bool = Field(default=True, description="divide by the group's standard deviation")
+    group_by: Literal["state", "agent", "turn"] = Field(
+        default="state",
+        description="group of compared candidates: one state; one agent at all its turns; or all agents at one turn",
+    )
 
     @property
     def fork_plan(self) -> CandidateTree:

@@ -16,7 +16,9 @@ class CISPO(Objective):
     The clip is one-sided with its own width, because PPO's ε would remove most of the signal.
     """
 
-    clip_high: Annotated[float, Field(gt=0, le=MAX_COUNT)] = 4.0  # maximum weight is 1 + high
+    clip_high: Annotated[float, Field(gt=0, le=MAX_COUNT)] = Field(
+        default=4.0, description="maximum weight is 1 + high"
+    )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss and the clip fraction of each unit, shape [U]."""

@@ -31,13 +31,22 @@ if TYPE_CHECKING:
 class DPO(PairObjective):
     """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over pairs."""
 
-    # inverse temperature of the loss; larger values keep policies closer to the reference
-    beta: Annotated[Positive, NotTiny] = 0.1
-    loss: Literal["sigmoid", "ipo"] = "sigmoid"  # "ipo": squared distance between h and 1 / (2 beta)
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # assumed fraction of pairs with swapped sides
-    margin: NonNegative = 0.0  # minimum separation of the two sides, subtracted from z
-    length_penalty: NonNegative = 0.0  # length penalty per decision, against a bias to longer answers
-    nll_coefficient: NonNegative = 0.0  # weight of an added loss: mean −log π of the better side
+    beta: Annotated[Positive, NotTiny] = Field(
+        default=0.1, description="inverse temperature of the loss; larger values keep policies closer to the reference"
+    )
+    loss: Literal["sigmoid", "ipo"] = Field(
+        default="sigmoid", description='"ipo": squared distance between h and 1 / (2 beta)'
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        default=0.0, description="assumed fraction of pairs with swapped sides"
+    )
+    margin: NonNegative = Field(default=0.0, description="minimum separation of the two sides, subtracted from z")
+    length_penalty: NonNegative = Field(
+        default=0.0, description="length penalty per decision, against a bias to longer answers"
+    )
+    nll_coefficient: NonNegative = Field(
+        default=0.0, description="weight of an added loss: mean −log π of the better side"
+    )
 
     @model_validator(mode="after")
     def _check_loss(self) -> DPO:

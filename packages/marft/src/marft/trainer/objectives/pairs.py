@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.interfaces.objective import LossInputs, LossOutput, Objective, PairInputs
@@ -26,10 +26,16 @@ class PairObjective(Objective, ABC):
 
     reads_pairs: ClassVar[bool] = True
 
-    # reference of the log-ratios: "start" (policies at the start of the run), "base" (untuned base), "none", or the
-    # folder of a checkpoint
-    reference: NonEmptyString = START
-    refresh: NonNegativeCount = 0  # training steps between updates of the reference to the current policies; 0 is never
+    reference: NonEmptyString = Field(
+        default=START,
+        description=(
+            'reference of the log-ratios: "start" (policies at the start of the run), "base" (untuned base), '
+            '"none", or the folder of a checkpoint'
+        ),
+    )
+    refresh: NonNegativeCount = Field(
+        default=0, description="training steps between updates of the reference to the current policies; 0 is never"
+    )
 
     @field_validator("reference")
     @classmethod

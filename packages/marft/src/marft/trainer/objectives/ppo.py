@@ -16,11 +16,15 @@ class PPO(Objective):
     At action level with ``normalization = "tokens"`` the ratio is GSPO's sequence ratio.
     """
 
-    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # lower clip width: ratios below 1 − clip are clipped
-    # upper clip width (DAPO's clip-higher); by default the same as clip
-    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
-    # for A < 0, lower bound of the surrogate as a multiple of A; above 1; 0 is off
-    dual_clip: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    clip: Annotated[float, Field(ge=1e-6, lt=1)] = Field(
+        default=0.2, description="lower clip width: ratios below 1 − clip are clipped"
+    )
+    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = Field(
+        default=None, description="upper clip width (DAPO's clip-higher); by default the same as clip"
+    )
+    dual_clip: Annotated[float, Field(ge=0, le=1000)] = Field(
+        default=0.0, description="for A < 0, lower bound of the surrogate as a multiple of A; above 1; 0 is off"
+    )
 
     @field_validator("dual_clip")
     @classmethod
