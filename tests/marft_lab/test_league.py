@@ -18,7 +18,7 @@ from marft.agents.game import Attempt
 from marft.common.seeds import generator
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.load import parse_recipe
-from marft.config.models import slot_names
+from marft.config.models import pool_slot_names
 from marft.config.run import RunSettings
 from marft.rollout.rollout_batch import RolloutBatch
 from marft.runs.episode_files import read_episodes
@@ -79,7 +79,7 @@ class TestPool:
     def test_the_untuned_version_and_the_newest_are_always_there_and_no_slot_is_used_twice(
         self, steps: list[int], size: int
     ) -> None:
-        slots, now = slot_names("rival", size), 0
+        slots, now = pool_slot_names("rival", size), 0
         pool = OpponentPool((PoolMember("rival", 0),))
         for step in steps:
             now += step
@@ -91,7 +91,7 @@ class TestPool:
 
     def test_a_pool_of_one_is_the_untuned_version(self) -> None:
         pool = OpponentPool((PoolMember("rival", 0),))
-        assert pool.add_member(slot_names("rival", 1), 5) == pool
+        assert pool.add_member(pool_slot_names("rival", 1), 5) == pool
 
     def test_who_leaves_is_whose_neighbours_are_nearest(self) -> None:
         assert find_redundant([0, 10, 12, 14, 30]) == 2

@@ -22,7 +22,7 @@ from marft.runs.state import LINEAGE_ADAPTER
 from marft_lab.planning.workload import compute_workload
 from marft_lab.prompt_optimization.prompts import AttemptTranscript, parse_instructions, unique_marker
 from marft_lab.prompt_optimization.proposals import Proposal, ProposalRequest, Proposer, rank_versions
-from marft_lab.prompt_optimization.proposers.edits import SentenceEditProposer, cross_over, mutate, split_sentences
+from marft_lab.prompt_optimization.proposers.edits import GeneticSentenceProposer, cross_over, mutate, split_sentences
 from marft_lab.prompt_optimization.proposers.evolution import EvolutionProposer
 from marft_lab.prompt_optimization.proposers.gradient import TextGradientProposer
 from marft_lab.prompt_optimization.search import PromptSearch
@@ -118,7 +118,7 @@ class TestEdits:
     def test_proposals_are_new_and_name_what_they_were_made_of(self) -> None:
         versions = [version(0, "Act."), version(1, "Add.", low=0.5)]
         told, heard = asked(versions, count=8)
-        found = SentenceEditProposer(sentences=POOL, max_sentences=2).propose(told)
+        found = GeneticSentenceProposer(sentences=POOL, max_sentences=2).propose(told)
         texts = [one.instructions for one in found]
         assert len(set(texts)) == len(texts) == 8
         assert not {"Act.", "Add."} & set(texts)
@@ -336,7 +336,7 @@ class TestRecipes:
         assert build_served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
 
     def test_rounds_end_where_they_are_to(self) -> None:
-        due = PromptOptimizerSettings(every=3, last_step=6, proposer=SentenceEditProposer(sentences=POOL)).is_due
+        due = PromptOptimizerSettings(every=3, last_step=6, proposer=GeneticSentenceProposer(sentences=POOL)).is_due
         assert [step for step in range(1, 13) if due(step)] == [3, 6]
 
 

@@ -16,9 +16,9 @@ from marft_lab.team_evaluation.scores import (
     build_row,
     compute_chosen_scores,
     compute_scores,
-    compute_value,
     count_tokens,
     group_by_task,
+    summarize_scores,
 )
 from tests.benches import attempt
 from tests.episodes import make_action
@@ -106,17 +106,19 @@ class TestRows:
 
 class TestValues:
     def test_the_team_itself_has_a_mean_and_its_interval(self) -> None:
-        found = compute_value(outcomes("110"), shares=True)
+        found = summarize_scores(outcomes("110"), shares=True)
         assert found is not None
         assert found.value == pytest.approx(2 / 3)
         assert (found.difference, found.difference_interval) == (None, None)
         assert found.interval is not None
         assert found.interval[0] < 0.5 < found.interval[1]
-        assert found == compute_value(outcomes("110"))  # where tasks differ, an interval of shares is that of any mean
-        assert compute_value({}) is None
+        assert found == summarize_scores(
+            outcomes("110")
+        )  # where tasks differ, an interval of shares is that of any mean
+        assert summarize_scores({}) is None
 
     def test_where_all_tasks_are_solved_the_interval_is_wilsons_of_so_many_tasks(self) -> None:
-        always, never = compute_value(outcomes("1111"), shares=True), compute_value(outcomes("000"), shares=True)
+        always, never = summarize_scores(outcomes("1111"), shares=True), summarize_scores(outcomes("000"), shares=True)
         assert always is not None
         assert never is not None
         assert (always.interval, never.interval) == (wilson_interval(4, 4), wilson_interval(0, 3))
@@ -125,35 +127,35 @@ class TestValues:
     def test_a_difference_is_of_the_tasks_that_both_have(self) -> None:
         team = {"t": Ratio(0.0), "u": Ratio(1.0), "v": Ratio(0.0)}
         arm = {"u": Ratio(1.0), "v": Ratio(1.0), "w": Ratio(1.0), "x": Ratio(0.0)}
-        found = compute_value(arm, team)
+        found = summarize_scores(arm, team)
         assert found is not None
         assert (found.value, found.difference) == (0.75, 0.5)
-        alone = compute_value(arm, {"z": Ratio(1.0)}, shares=True)
+        alone = summarize_scores(arm, {"z": Ratio(1.0)}, shares=True)
         assert alone is not None
         assert (alone.value, alone.difference, alone.difference_interval) == (0.75, None, None)
 
     def test_where_no_task_changes_more_than_others_the_interval_is_agresti_and_mins(self) -> None:
-        worse = compute_value(outcomes("0000"), outcomes("1111"), shares=True)
+        worse = summarize_scores(outcomes("0000"), outcomes("1111"), shares=True)
         assert worse is not None
         assert worse.difference_interval == paired_difference([True] * 4, [False] * 4)[1]
-        assert compute_value(outcomes("0000"), outcomes("1111")).difference_interval is None  # type: ignore[union-attr]
+        assert summarize_scores(outcomes("0000"), outcomes("1111")).difference_interval is None  # type: ignore[union-attr]
 
     def test_tasks_that_tell_are_asked_whatever_the_others_came_to(self) -> None:
         """Beside the tasks that both have, each has one that it solves half of the time."""
         team, arm = outcomes("111h"), {**outcomes("111"), "9": Ratio(1.0, 2.0)}
-        found = compute_value(arm, team, shares=True)
+        found = summarize_scores(arm, team, shares=True)
         assert found is not None
         assert found.difference_interval == paired_difference([True] * 3, [True] * 3)[1]
 
     def test_where_some_change_more_than_others_the_interval_is_that_of_any_difference(self) -> None:
-        found = compute_value(outcomes("10111"), outcomes("11000"), shares=True)
+        found = summarize_scores(outcomes("10111"), outcomes("11000"), shares=True)
         assert found is not None
         assert found.difference_interval is not None
-        assert found == compute_value(outcomes("10111"), outcomes("11000"))
+        assert found == summarize_scores(outcomes("10111"), outcomes("11000"))
 
     def test_tasks_that_are_solved_half_of_the_time_are_no_outcomes(self) -> None:
         for team, arm, gain in (("hhh", "111", 0.5), ("111", "hhh", -0.5), ("1h1", "1h1", 0.0)):
-            found = compute_value(outcomes(arm), outcomes(team), shares=True)
+            found = summarize_scores(outcomes(arm), outcomes(team), shares=True)
             assert found is not None
             assert found.difference == gain
             assert found.difference_interval is None

@@ -19,7 +19,7 @@ from marft_lab.team_evaluation.counterfactual import (
     compute_contributions,
     resampled_actions,
 )
-from marft_lab.team_evaluation.scores import build_row, compute_chosen_scores, compute_scores, compute_value
+from marft_lab.team_evaluation.scores import build_row, compute_chosen_scores, compute_scores, summarize_scores
 from marft_lab.team_evaluation.single_agent import best_attempt, majority_vote, max_affordable, normalize_answer
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
@@ -116,8 +116,8 @@ class TestChoosing:
 class TestScores:
     def test_attempts_at_a_task_are_one_of_the_interval(self) -> None:
         """40 attempts at each of two tasks say no more of other tasks than the two do."""
-        clustered = compute_value({"t": Ratio(40, 40), "u": Ratio(0, 40)})
-        apart = compute_value({str(n): Ratio(n % 2) for n in range(80)})
+        clustered = summarize_scores({"t": Ratio(40, 40), "u": Ratio(0, 40)})
+        apart = summarize_scores({str(n): Ratio(n % 2) for n in range(80)})
         assert clustered is not None
         assert apart is not None
         assert clustered.value == apart.value == 0.5
@@ -130,7 +130,7 @@ class TestScores:
         for _ in range(60):
             team = {str(n): Ratio(float(drawn.random() < 0.5)) for n in range(50)}
             arm = {str(n): Ratio(float(drawn.random() < of)) for n in range(50)}
-            found = compute_value(arm, team, shares=True)
+            found = summarize_scores(arm, team, shares=True)
             assert found is not None
             low, high = found.difference_interval or (0.0, 0.0)
             covered += low <= of - 0.5 <= high
@@ -139,8 +139,8 @@ class TestScores:
     def test_intervals_of_shares_end_where_shares_do_and_those_of_rewards_do_not(self) -> None:
         team = {str(n): Ratio(float(n == 0)) for n in range(8)}
         arm = {str(n): Ratio(float(n != 0)) for n in range(8)}
-        share = compute_value(arm, team, shares=True)
-        reward = compute_value({n: Ratio(3 * ratio.numerator) for n, ratio in arm.items()}, team)
+        share = summarize_scores(arm, team, shares=True)
+        reward = summarize_scores({n: Ratio(3 * ratio.numerator) for n, ratio in arm.items()}, team)
         assert share is not None
         assert reward is not None
         assert share.interval is not None
@@ -154,14 +154,14 @@ class TestScores:
 
     def test_tasks_that_are_all_solved_half_of_the_time_tell_nothing_of_others(self) -> None:
         halves = {str(n): Ratio(1.0, 2) for n in range(9)}
-        found = compute_value(halves, halves, shares=True)
+        found = summarize_scores(halves, halves, shares=True)
         assert found is not None
         assert (found.value, found.interval, found.difference_interval) == (0.5, None, None)
 
     def test_tasks_that_only_one_of_them_has_are_in_no_difference(self) -> None:
         team, arm = ({str(n): Ratio(1.0) for n in range(*span)} for span in ((0, 10), (5, 20)))
-        found = compute_value(arm, team, shares=True)
-        same = compute_value({str(n): Ratio(1.0) for n in range(5, 10)}, team, shares=True)
+        found = summarize_scores(arm, team, shares=True)
+        same = summarize_scores({str(n): Ratio(1.0) for n in range(5, 10)}, team, shares=True)
         assert found is not None
         assert same is not None
         assert (found.difference, found.difference_interval) == (same.difference, same.difference_interval)
@@ -199,7 +199,7 @@ class TestScores:
 
     def test_an_arm_that_never_solves_what_the_team_always_does_is_worse_for_sure(self) -> None:
         team, arm = ({str(n): Ratio(amount) for n in range(20)} for amount in (1.0, 0.0))
-        found = compute_value(arm, team, shares=True)
+        found = summarize_scores(arm, team, shares=True)
         assert found is not None
         assert (found.value, found.difference) == (0.0, -1.0)
         assert found.interval == pytest.approx((0.0, 0.161), abs=1e-3)  # Wilson's: 1.96² / (20 + 1.96²)

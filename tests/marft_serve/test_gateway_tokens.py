@@ -18,7 +18,7 @@ from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError
 from marft.common.types import Action, Episode, Observation
 from marft.config.models import ModelSettings
-from marft.inference.chat_messages import ChatFormat, render_messages, render_text
+from marft.inference.chat_messages import ChatFormat, render_text, tokenize_messages
 from marft.models.chat_templates import RENDER_ERRORS
 from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
@@ -146,7 +146,7 @@ def check(format: ChatFormat, client: Client, episode: Episode, engine: Parrot) 
         assert len(action.segments) == 1
         chat = [dict(message) for message in prompt.chat]
         try:
-            whole = render_messages(format, chat, prompt.tools)
+            whole = tokenize_messages(format, chat, prompt.tools)
         except RENDER_ERRORS:
             whole = None
         if not action.continues:

@@ -22,7 +22,7 @@ from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import evaluate
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import load_policies
-from marft.runs.episode_files import list_sessions, read_episodes
+from marft.runs.episode_files import list_serve_recordings, read_episodes
 from marft.runs.export.exporter import export_run
 from marft.runs.run_folder import RunFolder
 from marft_serve.serving.recorder import SESSIONS_PER_FILE
@@ -83,7 +83,7 @@ def test_what_was_written_before_a_kill_is_shown(
             crowd.map(lambda number: ask(url, f"{number} + 1 =", "actor", max_tokens=1), range(SESSIONS_PER_FILE))
         )
         assert {answer.status for answer in answers} == {200}
-        until(lambda: list_sessions(tmp_path))
+        until(lambda: list_serve_recordings(tmp_path))
         process.kill()
         process.wait()
     said = io.StringIO()

@@ -64,3 +64,12 @@ def test_every_extra_is_in_the_table_of_them() -> None:
     table = [line for line in (ROOT / "docs/install.md").read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
     told = {name for line in table for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
     assert told == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_the_places_that_the_architecture_names_are_there() -> None:
+    """Of its tables of rooms and of what to change."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Seams")[0]
+    roots = [ROOT, ROOT / "packages" / "marft" / "src" / "marft", *ROOT.glob("packages/*/src")]
+    named = set(re.findall(r"`([a-z_][\w-]*/[\w/.-]*(?:\.\w+|/))`", page))
+    assert len(named) > 100
+    assert [path for path in sorted(named) if not any((root / path).exists() for root in roots)] == []

@@ -18,7 +18,7 @@ from marft.config import load_recipe
 from marft.config.paths import RECIPE_FOLDER
 from marft.envs.graded_sessions import Grade, RevisionSession
 from marft.envs.math import Math
-from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
 from marft.rewards.math_answers import equal
 from tests.episodes import make_action
 
@@ -90,7 +90,11 @@ def test_any_table_is_read_as_json_lines_are(kind: str, tmp_path: Path) -> None:
         assert [(t.prompt, t.data) for t in environment.tasks(split)] == [
             (t.prompt, t.data) for t in expected.tasks(split)
         ]
-    assert set(group_by_field(collect_fields(all_tasks(environment)), "level")) == {"Level 0", "Level 1", "Level 2"}
+    assert set(group_tasks_by_field(collect_fields(all_tasks(environment)), "level")) == {
+        "Level 0",
+        "Level 1",
+        "Level 2",
+    }
 
 
 def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:

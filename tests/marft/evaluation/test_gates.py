@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.common.types import Task
-from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
 from marft.evaluation.comparison import compare_evaluations
 from marft.evaluation.gates import Gate, check_gates
 from marft.evaluation.metric_changes import Comparison, OutcomeChanges, compare_metrics
@@ -109,10 +109,10 @@ def test_what_is_no_gate_is_refused_in_words(text: str) -> None:
 def test_cohorts_are_of_fields_that_tasks_share() -> None:
     data = [{"level": 1, "kind": "a", "id": "x" * 200}, {"level": 2, "kind": "a"}, {"level": 1}, {"level": 2, 3: "odd"}]
     fields = collect_fields([Task(str(n), "?", given) for n, given in enumerate(data)])
-    assert group_by_field(fields, "level") == {"1": {"0", "2"}, "2": {"1", "3"}}
-    assert group_by_field(fields, "kind") == {"a": {"0", "1"}}
+    assert group_tasks_by_field(fields, "level") == {"1": {"0", "2"}, "2": {"1", "3"}}
+    assert group_tasks_by_field(fields, "kind") == {"a": {"0", "1"}}
     with pytest.raises(ValueError, match=r"no field 'id'.*they share: kind, level"):
-        group_by_field(fields, "id")
+        group_tasks_by_field(fields, "id")
 
 
 def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_data_may_be_anything() -> None:
@@ -121,7 +121,7 @@ def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_da
         [*(Task(str(n), "?", given) for n, given in enumerate(data)), Task("words", "?", "no table")]
     )  # type: ignore[arg-type]
     assert set(fields) == {"kind"}
-    assert list(group_by_field(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
+    assert list(group_tasks_by_field(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
     assert set(collect_fields([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
 
 
@@ -142,9 +142,9 @@ def test_a_field_makes_cohorts_where_they_are_of_two_tasks_on_average(values: st
 
 def test_a_field_that_no_task_has_is_named_with_those_that_are_there() -> None:
     with pytest.raises(ValueError, match=r"fields that they share: none$"):
-        group_by_field({}, "level")
+        group_tasks_by_field({}, "level")
     with pytest.raises(ValueError, match=r"no field 'levle' .* share: kind, level; did you mean 'level'\?$"):
-        group_by_field({"level": {"a": "1"}, "kind": {"a": "x"}}, "levle")
+        group_tasks_by_field({"level": {"a": "1"}, "kind": {"a": "x"}}, "levle")
 
 
 def saved(*evaluations: tuple[str, str, bool, dict[str, Any]]) -> list[dict[str, Any]]:

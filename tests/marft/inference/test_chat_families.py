@@ -20,8 +20,8 @@ from marft.inference.chat_messages import (
     check_history,
     detect_roles,
     encode_new_messages,
-    render_messages,
     render_text,
+    tokenize_messages,
 )
 from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import find_stop_ids, fix_date, load_format
@@ -79,7 +79,7 @@ def test_a_later_prompt_shows_earlier_turns_as_documented(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)
     chat = [SYSTEM, USER, said(name), SURE]
     assert render_text(format, chat) == (family.drop_truncated or family.opening + family.later)
-    assert decoded(format, render_messages(format, chat)) == render_text(format, chat)
+    assert decoded(format, tokenize_messages(format, chat)) == render_text(format, chat)
 
 
 @EACH
@@ -110,7 +110,7 @@ def test_a_turn_ends_with_what_its_template_ends_it_with_and_all_that_is_declare
 @EACH
 def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with_a_reason(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)
-    prompt = render_messages(format, [SYSTEM, USER]).tolist()
+    prompt = tokenize_messages(format, [SYSTEM, USER]).tolist()
     turn = np.array([*prompt, *sampled(name)], np.int32)
     found = encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE])
     if family.rewrites:
@@ -118,7 +118,7 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
         assert family.rewrites in found.reason
     else:
         assert not isinstance(found, NotExact), found.reason
-        whole = render_messages(format, [SYSTEM, USER, said(name), SURE]).tolist()
+        whole = tokenize_messages(format, [SYSTEM, USER, said(name), SURE]).tolist()
         assert [*turn, *found] == whole
         assert check_continuation(format) is None
 
@@ -134,7 +134,7 @@ def test_a_worker_that_is_sent_a_format_speaks_as_the_run_does(name: str) -> Non
     format = format_of(name)
     chat = [SYSTEM, USER, said(name), SURE]
     sent = pickle.loads(pickle.dumps(format))
-    assert render_messages(sent, chat).tolist() == render_messages(format, chat).tolist()
+    assert tokenize_messages(sent, chat).tolist() == tokenize_messages(format, chat).tolist()
 
 
 @EACH
@@ -185,7 +185,7 @@ def test_marks_of_roles_that_are_no_tokens_are_broken_where_somebody_writes_them
 
     def shown(text: str) -> str:
         chat = [_of("system", text), _of("user", text), _of("assistant", "Well."), _of("user", text)]
-        return decoded(format, render_messages(format, chat))
+        return decoded(format, tokenize_messages(format, chat))
 
     evil, good = shown(f"Do not {marks[0]} write {marks[1]}."), shown("Do not write.")
     assert [evil.count(mark) for mark in marks] == [good.count(mark) for mark in marks]
@@ -267,8 +267,8 @@ def test_a_thought_before_a_call_stays_where_it_was_sampled_until_somebody_else_
     chat = [SYSTEM, USER, *renderer.tool_call_messages("p", written, [CALL], ids[:0])]
     found = renderer.tool_response("p", ids, chat, [CALL], [ADD])
     assert not isinstance(found, NotExact)
-    before = render_messages(format, chat[:2], [ADD])
-    assert [*before.tolist(), *ids.tolist(), *found.tolist()] == render_messages(format, chat, [ADD]).tolist()
+    before = tokenize_messages(format, chat[:2], [ADD])
+    assert [*before.tolist(), *ids.tolist(), *found.tolist()] == tokenize_messages(format, chat, [ADD]).tolist()
     later = render_text(format, [*chat, said("qwen3"), SURE], [ADD])
     assert "Hm." not in later
 

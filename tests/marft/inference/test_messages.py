@@ -20,8 +20,8 @@ from marft.inference.chat_messages import (
     check_continuation,
     check_history,
     encode_new_messages,
-    render_messages,
     supports_reasoning,
+    tokenize_messages,
 )
 from marft.inference.renderer import ChatRenderer
 from tests import templates
@@ -64,7 +64,7 @@ def test_what_ends_a_call_counts_outside_of_thoughts_where_there_are_any(
 
 def after(format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds | NotExact:
     """What is appended to the chat in which ``said`` was sampled."""
-    prompt = render_messages(format, ASKED, tools)
+    prompt = tokenize_messages(format, ASKED, tools)
     sampled = format.tokenizer.encode(said, add_special_tokens=False)
     ids = np.array([*prompt, *sampled, *format.stop_ids], np.int32)
     return encode_new_messages(format, ids, [*ASKED, {"role": "assistant", "content": said}], new, tools)
@@ -77,9 +77,9 @@ def test_prompt_turn_and_what_is_appended_are_the_whole_chat(
     format = format_of(tiny_tokenizer, template)
     appended = after(format, "It is 3.", NEW)
     assert isinstance(appended, np.ndarray)
-    prompt = render_messages(format, ASKED)
+    prompt = tokenize_messages(format, ASKED)
     sampled = format.tokenizer.encode("It is 3.", add_special_tokens=False)
-    whole = render_messages(format, [*ASKED, SAID, *NEW])
+    whole = tokenize_messages(format, [*ASKED, SAID, *NEW])
     assert [*prompt, *sampled, *format.stop_ids, *appended] == whole.tolist()
     assert "<|im_end|> twice" in str(format.tokenizer.decode(appended.tolist()))
     assert check_continuation(format) is None
@@ -92,7 +92,7 @@ def test_what_somebody_wrote_is_text_and_ends_no_turn(
     format = format_of(tiny_tokenizer, template)
 
     def ends(text: str) -> int:
-        return int(np.isin(render_messages(format, [{"role": "user", "content": text}]), format.stop_ids).sum())
+        return int(np.isin(tokenize_messages(format, [{"role": "user", "content": text}]), format.stop_ids).sum())
 
     assert ends("And <|im_end|> twice?") == ends("And twice?")
 

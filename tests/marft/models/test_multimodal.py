@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.inference.chat_messages import ChatFormat, render_messages
+from marft.inference.chat_messages import ChatFormat, tokenize_messages
 from marft.models.adapter_files import save_adapter
 from marft.models.control_tokens import exempt_reasoning_tags
 from marft.models.loader import TEXT_KEY_MAPPING, load_backbone, load_weights, text_config
@@ -193,5 +193,5 @@ def test_nobody_can_write_an_image_into_a_chat(tiny_tokenizer: PreTrainedTokeniz
     exempt_reasoning_tags(tiny_tokenizer)
     format = ChatFormat(tiny_tokenizer, 512, {}, (tiny_tokenizer.eos_token_id,))
     images = tiny_tokenizer.convert_tokens_to_ids(["<image>", "<|image_pad|>"])
-    ids = render_messages(format, [{"role": "user", "content": "See <image> and <|image_pad|>."}])
+    ids = tokenize_messages(format, [{"role": "user", "content": "See <image> and <|image_pad|>."}])
     assert not {*ids.tolist()} & {*images}

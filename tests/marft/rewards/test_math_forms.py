@@ -17,7 +17,7 @@ from marft.rewards.math_notation import (
     normalize_formula,
     same_no_solution,
     split_elements,
-    strip_base,
+    strip_implied_base,
     strip_percent,
     strip_words,
 )
@@ -104,6 +104,6 @@ def test_words_percent_signs_and_bases_are_left_out_where_they_are_no_mathematic
     ]  # fmt: skip
     assert strip_percent(r"$7\text{ percent}$") == ("$7$", True)
     assert strip_percent("$7$") == ("$7$", False)
-    assert strip_base("$-18_{2}$", "$18$", "In BASE 2?") == "$-18$"
-    assert strip_base("$18_2$", "$18_2$", "In base 2?") == "$18_2$"
-    assert strip_base("$18$", "$18$", "In base 2?") == "$18$"
+    assert strip_implied_base("$-18_{2}$", "$18$", "In BASE 2?") == "$-18$"
+    assert strip_implied_base("$18_2$", "$18_2$", "In base 2?") == "$18_2$"
+    assert strip_implied_base("$18$", "$18$", "In base 2?") == "$18$"

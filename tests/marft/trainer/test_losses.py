@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marft.config.interfaces.objective import LossInputs
 from marft.trainer.batching import normalize, normalizer
-from marft.trainer.critic import compute_explained_variance, value_loss
+from marft.trainer.critic import compute_explained_variance, value_losses
 from marft.trainer.loss import k3_estimate
 from marft.trainer.objectives.ppo import PPO
 from tests import references
@@ -79,7 +79,7 @@ def test_value_loss_equals_the_slow_reference(
     value: float, old: float, target: float, clip: float, delta: float | None
 ) -> None:
     tensors = (torch.tensor([x], dtype=torch.float64) for x in (value, old, target))
-    loss = value_loss(*tensors, clip, delta)
+    loss = value_losses(*tensors, clip, delta)
     assert loss.item() == pytest.approx(references.value_term(value, old, target, clip, delta), rel=1e-9, abs=1e-12)
 
 
@@ -89,7 +89,7 @@ def test_value_loss_gradients_are_right_by_finite_differences(
     value: float, old: float, target: float, clip: float, delta: float | None
 ) -> None:
     h, given_value = 1e-6, torch.tensor([value], dtype=torch.float64, requires_grad=True)
-    value_loss(given_value, torch.tensor([old]).double(), torch.tensor([target]).double(), clip, delta).backward()
+    value_losses(given_value, torch.tensor([old]).double(), torch.tensor([target]).double(), clip, delta).backward()
     assert given_value.grad is not None
     here, up, down = (references.value_term(value + x, old, target, clip, delta) for x in (0.0, h, -h))
     if abs(up + down - 2 * here) > 1e-9:
@@ -101,8 +101,8 @@ def test_value_loss_gradients_are_right_by_finite_differences(
 def test_the_huber_loss_is_symmetric_and_never_zero_for_large_errors(error: float) -> None:
     """A Huber loss that is 0 for large negative errors once taught nothing to a critic that was far too low."""
     zero = torch.zeros(1, dtype=torch.float64)
-    up = value_loss(zero + error, zero, zero, 0.0, 1.0)
-    down = value_loss(zero - error, zero, zero, 0.0, 1.0)
+    up = value_losses(zero + error, zero, zero, 0.0, 1.0)
+    down = value_losses(zero - error, zero, zero, 0.0, 1.0)
     assert up.item() == down.item() == pytest.approx(error - 0.5)
 
 

@@ -98,7 +98,7 @@ def count_resources() -> Counter[str]:
     return Counter({"threads": threads, "processes": _count_children(), "files": _count_descriptors()})
 
 
-def find_leaks(before: Counter[str]) -> Counter[str]:
+def find_resource_leaks(before: Counter[str]) -> Counter[str]:
     """Return resources leaked since a count. Unreferenced resources are collected first and do not count."""
     if count_resources() - before:
         gc.collect()
@@ -280,7 +280,7 @@ async def _collect_records(
     repeated = await replay(0)
     before = count_resources()
     reseeded_records = await replay(1)
-    grown_resources = find_leaks(before) if repeatable == records else Counter[str]()
+    grown_resources = find_resource_leaks(before) if repeatable == records else Counter[str]()
     gate = serial_gate()
     concurrent = await asyncio.gather(
         *(_replay(runner, record, seed_before_call(0), advance, gate) for record in repeatable)

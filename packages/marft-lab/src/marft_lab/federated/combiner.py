@@ -33,6 +33,6 @@ class Combiner(Plugin, ABC, kind="combiners", label="a combiner"):
         """
 
     @property
-    def count_unit(self) -> Literal["", "episodes", "tokens"]:
+    def contribution_unit(self) -> Literal["", "episodes", "tokens"]:
         """Unit of a site's contribution in a round; "": participation only."""
         return ""

@@ -204,14 +204,14 @@ class _Coordinator:
         Raises:
             ValueError: the count is missing, not positive or too large.
         """
-        counted = self.settings.combine.count_unit
+        counted = self.settings.combine.contribution_unit
         count: Any = update.report.get(counted)
         if counted and not (is_finite(count) and 0 < count <= MAX_REPORTED_COUNT):
             raise ValueError(f"{count!r:.40} where its {counted} are asked for")
 
     def _reported_count(self, update: Update | None) -> float:
         """Return the reported count of a site; 0 if the site skipped the round."""
-        counted = self.settings.combine.count_unit
+        counted = self.settings.combine.contribution_unit
         return float(update.report[counted]) if update and counted else float(update is not None)
 
     def _aggregate(self, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:

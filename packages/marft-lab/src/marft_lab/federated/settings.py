@@ -107,7 +107,7 @@ class FederationSettings(Settings):
         problems = []
         if self.min_sites > len(self.sites):
             problems.append(f"min_sites: {self.min_sites} of {len(self.sites)} sites cannot be waited for; lower it")
-        if self.privacy.noise_multiplier and self.combine.count_unit:
+        if self.privacy.noise_multiplier and self.combine.contribution_unit:
             problems.append(
                 "combine: it weighs sites by what they have played, which would leave them without noise; set "
                 "weight = 'equal'"

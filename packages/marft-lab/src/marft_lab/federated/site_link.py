@@ -91,7 +91,7 @@ class SiteLink:
                 "steps": settings.rounds * settings.steps,
                 "clip": settings.privacy.clip,
                 "noise": settings.privacy.noise_multiplier,
-                "counts": bool(settings.combine.count_unit),
+                "counts": bool(settings.combine.contribution_unit),
             },
         )
         self._child: ChildProcess | None = None

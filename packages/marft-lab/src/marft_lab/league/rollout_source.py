@@ -13,7 +13,7 @@ from marft.agents.game import Attempt
 from marft.common import atomic, seeds
 from marft.common.types import Episode, Task
 from marft.config.load import first_problem
-from marft.config.models import PoolSettings, opponent_pools, slot_names
+from marft.config.models import PoolSettings, opponent_pools, pool_slot_names
 from marft.rollout.rollout_batch import RolloutBatch, collect
 from marft.rollout.runner import RolloutRunner
 from marft.runs.state import State
@@ -62,7 +62,7 @@ class OpponentPoolSource:
         settings = self._run.policies[self._name].pool
         assert settings is not None
         self._settings: PoolSettings = settings
-        self._slots = slot_names(self._name, settings.size)
+        self._slots = pool_slot_names(self._name, settings.size)
         self._roles = [agent.role for agent in self._run.agents if agent.policy == self._name]
         self._usage_before: dict[str, float] = {}
         self.pool = OpponentPool((PoolMember(self._name, 0),))

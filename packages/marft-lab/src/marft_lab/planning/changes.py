@@ -8,8 +8,6 @@ from typing import Any
 
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
-from marft.inference.engine_settings import Vllm
-from marft_lab.planning.memory import vllm_share
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
 
 Keys = Mapping[str, Any]  # recipe keys with their new values
@@ -60,7 +58,7 @@ def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
         yield _more_ranks(run, gpus)
     rows = getattr(run.engine, "max_batch_size", 0)
     if run.engine.separate_weights:
-        share = vllm_share(run) if isinstance(run.engine, Vllm) else 0.0
+        share = run.engine.device_memory_share
         yield _key_values(
             "engine.engine_args.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marft.config.run import RunSettings
-from marft.inference.engine_settings import Vllm
 from marft.models.device_specs import DeviceSpec, Precision
 from marft.models.model_sizes import ModelSizes
 from marft.trainer.objectives.pairs import BASE, NONE, PairObjective
@@ -36,7 +35,6 @@ CUDA_CONTEXT_BYTES = 0.6e9  # bytes of the CUDA context and library workspaces; 
 PYTHON_BYTES = 0.45e9  # bytes of host memory for Python, torch and transformers before any model; an estimate
 WORKER_BYTES = 75e6  # bytes of host memory per worker process (docs/hardware.md)
 # vLLM's default fraction of a card, unless engine.engine_args overrides it (vLLM's documentation)
-VLLM_DEFAULT_SHARE = 0.9
 SNAPSHOT_BYTES = 12  # bytes of host memory per trained number, for undo (trainer/non_finite_guard.py)
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # bytes per number: float32 gradient; AdamW's two moments
 STEP_BYTES = 4  # extra bytes per number during AdamW's step
@@ -416,20 +414,14 @@ def engine_bytes(context: PlanContext, sampled: SampledWeights) -> tuple[float, 
     shape, precision = context.shapes[sampled.model], context.sampling_precision(sampled)
     slots = 0 if sampled.fully_trained else sum(_policy_parameters(context, policy) for policy in sampled.policies)
     cache = precision.bytes_per_element * float(shape.cache_elements())
-    if isinstance(context.run.engine, Vllm):
+    if context.run.engine.device_memory_share:
         return float(precision.bytes_per_element * (shape.parameters + slots)), cache
     return precision.weight_bytes(shape) + FLOAT_BYTES * slots, cache
 
 
-def vllm_share(run: RunSettings) -> float:
-    """Return the fraction of a card that each vLLM process takes."""
-    share = getattr(run.engine, "engine_args", {}).get("gpu_memory_utilization", VLLM_DEFAULT_SHARE)
-    return float(share)
-
-
 def uses_fixed_share(context: PlanContext) -> bool:
     """Return True if the engine takes a fixed fraction of its card, independent of its rows: vLLM on a GPU."""
-    return isinstance(context.run.engine, Vllm) and not context.card.is_cpu
+    return context.run.engine.device_memory_share > 0 and not context.card.is_cpu
 
 
 def uses_sleep_mode(context: PlanContext) -> bool:
@@ -453,7 +445,7 @@ def sampler_memory(
     """
     name = f"{context.run.engine.name} of {sampled.name}"
     weights, token = engine_bytes(context, sampled)
-    if not isinstance(context.run.engine, Vllm):
+    if not context.run.engine.device_memory_share:
         engine_parts = [MemorySystem(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
         engine_parts += [
             MemorySystem("Python", PYTHON_BYTES, on_host=True),
@@ -465,7 +457,7 @@ def sampler_memory(
     logits = 2.0 * FLOAT_BYTES * rows * context.shapes[sampled.model].vocab_size / cards
     cache = token * rows * longest / cards
     if uses_fixed_share(context):
-        share = vllm_share(context.run) * context.card.memory
+        share = context.run.engine.device_memory_share * context.card.memory
         limit = min(limit, share * (1 + 1e-9))
         cache = max(share - weights / cards - logits, token * longest / cards)
     phase: MemoryPhase = "sampling" if uses_sleep_mode(context) else "always"

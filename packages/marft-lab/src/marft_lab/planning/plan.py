@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from marft.config.run import RunSettings
-from marft.inference.engine_settings import Vllm
 from marft.models.device_specs import DeviceSpec
 from marft.models.model_sizes import find_sizes
 from marft_lab.planning.memory import (
@@ -165,7 +164,7 @@ def _sampling_counts(run: RunSettings, gpus: int) -> Sequence[int]:
             "are to sample, or lower training.ranks"
         )
     # a separate engine of our own has one GPU
-    max_sampling = gpus - 1 if isinstance(run.engine, Vllm) else min(1, gpus - 1)
+    max_sampling = gpus - 1 if run.engine.device_memory_share else min(1, gpus - 1)
     if ranks > 1:
         return [min(max_sampling, gpus - ranks) if separate else 0]
     shared = not separate or gpus == 1 or getattr(run.engine, "sleep", False)
@@ -185,7 +184,7 @@ def _plan_split(context: PlanContext, request: PlanRequest, sampling_gpus: int, 
             placement, processes = sharded, sharded_processes
     phases = (
         *sampling_phases(
-            context, request.efficiencies, sampling_gpus or (ranks if isinstance(context.run.engine, Vllm) else 1)
+            context, request.efficiencies, sampling_gpus or (ranks if context.run.engine.device_memory_share else 1)
         ),
         environment_phase(context, request.environment_seconds or 0.0),
         *training_phases(context, request.efficiencies, placement),
@@ -230,7 +229,7 @@ def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus:
         yield "training.shard", placement.shard
     if context.card.is_cpu or not run.engine.separate_weights:
         return
-    if not isinstance(run.engine, Vllm):
+    if not run.engine.device_memory_share:
         if sampling_gpus and getattr(run.engine, "device", "") != f"cuda:{first}":
             yield "engine.device", f"cuda:{first}"
         return

@@ -17,7 +17,6 @@ from marft_lab.planning.memory import (
     micro_batch_tokens,
     trained_parameters,
     uses_fixed_share,
-    vllm_share,
 )
 from marft_lab.planning.placement import RankPlacement
 from marft_lab.planning.workload import PolicyWorkload, SampledWeights
@@ -309,7 +308,11 @@ def tensor_parallel_size(context: PlanContext, sampled: SampledWeights) -> int:
         return 1
     weights, token = engine_bytes(context, sampled)
     row = token * max(policy.lengths.longest_row for policy in sampled.policies)
-    share, max_cards, cards = vllm_share(context.run) * context.card.memory, context.shapes[sampled.model].key_heads, 1
+    share, max_cards, cards = (
+        context.run.engine.device_memory_share * context.card.memory,
+        context.shapes[sampled.model].key_heads,
+        1,
+    )
     while (weights + row) / cards > share and cards < max_cards:
         cards *= 2
     return cards
@@ -333,7 +336,7 @@ def _max_rows(context: PlanContext, sampled: SampledWeights, group: int) -> floa
     if not uses_fixed_share(context):
         return float("inf")
     weights, token = engine_bytes(context, sampled)
-    room = vllm_share(context.run) * context.card.memory * group - weights
+    room = context.run.engine.device_memory_share * context.card.memory * group - weights
     longest = max(policy.lengths.longest_row for policy in sampled.policies)
     return max(1.0, room / (token * longest))
 

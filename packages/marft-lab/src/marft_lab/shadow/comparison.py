@@ -55,7 +55,7 @@ class ShadowComparison:
         self.sequential_test = SequentialTest(settings)
         for line in session_log.compared_events():
             self.sequential_test.add(line.difference)
-        self._crash_counts = session_log.count_crashes()
+        self._crash_counts = session_log.count_process_exits()
         max_pending = settings.backlog if follow else 0
         self.sessions = SessionQueue(
             folder,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from marft.common import atomic
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode
-from marft.runs.episode_files import list_sessions, read_episodes
+from marft.runs.episode_files import list_serve_recordings, read_episodes
 
 Kind = Literal["begun", "let_go", "compared", "left_out", "dropped"]
 OPEN_KINDS = ("begun", "let_go")
@@ -85,7 +85,7 @@ class SessionLog:
         self._write(asdict(event))
         self.events.append(event)
 
-    def count_crashes(self) -> Counter[str]:
+    def count_process_exits(self) -> Counter[str]:
         """Return the number of process exits during each unfinished session."""
         finished, counts = self.finished_sessions(), Counter[str]()
         for line in self.events:
@@ -194,7 +194,7 @@ class SessionQueue:
 
     def _read_new_files(self) -> None:
         """Read new files: one file at a time without a backlog limit, else all files, to keep the newest sessions."""
-        for file in list_sessions(self.folder):
+        for file in list_serve_recordings(self.folder):
             if file in self._read_files:
                 continue
             if not self._max_pending and self._pending:

@@ -14,7 +14,7 @@ from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
 from marft.envs.tasks import NoTasksError, read_tasks
-from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
 from marft.evaluation.evaluate import ProgressCallback
 from marft.inference.runtime import build_renderer
 from marft.models.tokenizer_format import load_formats
@@ -86,7 +86,7 @@ def synthesize(
     teacher, attempts = load_teacher(run, trust_code), build_attempts(run)
     tasks = list({item.task.id: item.task for item in attempts}.values())
     if balance := SynthesisSettings.from_run(run).balance_by:
-        group_by_field(collect_fields(tasks), balance)
+        group_tasks_by_field(collect_fields(tasks), balance)
     with folder.acquire_lock():
         start_or_resume(run, folder, episode_identity(run, teacher, attempts), resume=resume, overwrite=overwrite)
         episodes = play_or_load(teacher, folder, attempts, SynthesisSettings.from_run(run).save_every, advance, note)

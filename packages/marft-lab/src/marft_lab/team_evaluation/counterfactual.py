@@ -10,7 +10,7 @@ from marft.common.types import Action, Episode
 from marft.evaluation.ratios import Ratio
 from marft.rollout.fork_plans import find_dependents
 from marft_lab.team_evaluation.context import ComparisonContext
-from marft_lab.team_evaluation.scores import MetricValue, compute_value
+from marft_lab.team_evaluation.scores import MetricValue, summarize_scores
 
 PART = "counterfactual"
 
@@ -119,7 +119,7 @@ def _mean_over_tasks(
 ) -> MetricValue | None:
     """Return the mean of a measure over actions with known values; None without such actions."""
     known = {task: [value for item in items if (value := measure(item)) is not None] for task, items in by_task.items()}
-    return compute_value({task: Ratio(sum(values), len(values)) for task, values in known.items() if values})
+    return summarize_scores({task: Ratio(sum(values), len(values)) for task, values in known.items() if values})
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class MetricValue:
     """Mean over tasks, and its difference to the team's mean on common tasks.
 
     Intervals are 95 % intervals over tasks. They are None if the tasks do not determine them (see
-    :func:`compute_value`).
+    :func:`summarize_scores`).
     """
 
     value: float
@@ -119,7 +119,7 @@ def build_row(part: str, name: str, scores: VariantScores, team: VariantScores |
     values = {}
     for measure in MEASURES:
         reference = team.measures[measure] if team else None
-        value = compute_value(scores.measures[measure], reference, shares=measure == "accuracy")
+        value = summarize_scores(scores.measures[measure], reference, shares=measure == "accuracy")
         if value is not None:
             values[measure] = value
     return ResultRow(
@@ -134,7 +134,7 @@ def build_row(part: str, name: str, scores: VariantScores, team: VariantScores |
     )
 
 
-def compute_value(
+def summarize_scores(
     scores: Mapping[str, Ratio], team: Mapping[str, Ratio] | None = None, *, shares: bool = False
 ) -> MetricValue | None:
     """Return the mean of a measure with its interval, and its difference to the team; None without known values.

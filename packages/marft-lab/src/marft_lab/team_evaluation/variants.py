@@ -150,7 +150,7 @@ class VariantPlayer:
     ) -> None:
         self.rollouts, self.tasks, self.advance = rollouts, tasks, advance
         self._checkpoints, self._cache_folder, self._ignore_cache = checkpoints, cache_folder, ignore_cache
-        self._settings = cache_settings(rollouts.run) | {"models": rollouts.models.compute_digests()}
+        self._settings = cache_key_settings(rollouts.run) | {"models": rollouts.models.compute_digests()}
         self._loaded: dict[str, str] = {}
         self._version = 0
         self._fresh_files: set[Path] = set()
@@ -275,7 +275,7 @@ class VariantPlayer:
         return hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def cache_settings(run: RunSettings) -> dict[str, object]:
+def cache_key_settings(run: RunSettings) -> dict[str, object]:
     """Return the settings and code digests that determine episodes."""
     table = run.model_dump(mode="json")
     limits = {key: table["rollout"][key] for key in ("max_steps", "timeout_seconds")}

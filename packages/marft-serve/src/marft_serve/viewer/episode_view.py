@@ -131,7 +131,7 @@ def build_episode(
     answer = (texts or [action.text for action in episode.actions] or [""])[-1]
     command = ["marft", "play", str(run.folder.path), "--fork-from"]
     return {
-        **build_list_entry(file, number, run.get_guards(file)),
+        **build_list_entry(file, number, run.get_active_guards(file)),
         "prompt": truncate(episode.task.prompt, MAX_TEXT_CHARS),
         "answer": truncate(answer, MAX_TEXT_CHARS),
         "transitions": [

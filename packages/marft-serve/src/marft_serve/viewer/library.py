@@ -121,9 +121,9 @@ class Run:
             raise ValueError(file_index.problem)
         return file_index
 
-    def get_guards(self, file: FileIndex) -> list[str]:
+    def get_active_guards(self, file: FileIndex) -> list[str]:
         """Return the guards raised in a file's training step; none for an evaluation."""
-        return self.log.get_guards(file.file.step) if isinstance(file.file.step, int) else []
+        return self.log.get_active_guards(file.file.step) if isinstance(file.file.step, int) else []
 
     def get_last_step(self) -> str:
         """Return the last recorded step.

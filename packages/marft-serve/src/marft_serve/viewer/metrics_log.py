@@ -97,7 +97,7 @@ class MetricsLog:
         """The last step; 0 before the first."""
         return int(self.rows[-1]["step"]) if self.rows else 0
 
-    def get_guards(self, step: int) -> list[str]:
+    def get_active_guards(self, step: int) -> list[str]:
         """Return the guards raised in a step, including guards already raised before."""
         row: Row = next((row for row in reversed(self.rows) if row["step"] == step), {})
         names = [

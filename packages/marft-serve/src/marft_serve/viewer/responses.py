@@ -125,13 +125,13 @@ def get_episodes(run: Run, query: EpisodeQuery) -> dict[str, object]:
         table, indexed_count, file_count = EpisodeTable([run.get_episodes(query.step)]), 1, 1
     else:
         table, indexed_count, file_count = run.indexed_episodes()
-    numbers = table.search(query, run.log.get_guards)
+    numbers = table.search(query, run.log.get_active_guards)
     rows = table.find_rows(numbers[query.offset : query.offset + query.limit])
     return {
         "total": len(numbers),
         "indexed": indexed_count,
         "files": file_count,
-        "episodes": [build_list_entry(file, number, run.get_guards(file)) for file, number in rows],
+        "episodes": [build_list_entry(file, number, run.get_active_guards(file)) for file, number in rows],
     }
 
 
@@ -213,7 +213,10 @@ def _find_default_pair(run: Run, names: Sequence[str]) -> tuple[str, str]:
 
 def _build_side(run: Run, name: str, file: FileIndex, task: str) -> dict[str, object]:
     numbers = [n for n, row_task in enumerate(file.table["task"].to_pylist()) if row_task == task] if file.table else []
-    return {"name": name, "episodes": [build_list_entry(file, number, run.get_guards(file)) for number in numbers]}
+    return {
+        "name": name,
+        "episodes": [build_list_entry(file, number, run.get_active_guards(file)) for number in numbers],
+    }
 
 
 def get_evaluations(run: Run, by: str = "") -> dict[str, object]:

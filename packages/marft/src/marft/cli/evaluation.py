@@ -164,11 +164,11 @@ def _check_field(
     Raises:
         ValueError: no selected task has the field.
     """
-    from marft.evaluation.cohorts import collect_fields, group_by_field, merge_fields
+    from marft.evaluation.cohorts import collect_fields, group_tasks_by_field, merge_fields
     from marft.evaluation.session import select_tasks
 
     chosen = [select_tasks(target.run, options.tasks or target.run.evaluation.tasks, scenarios) for target in targets]
-    group_by_field(merge_fields(map(collect_fields, chosen)), options.by)
+    group_tasks_by_field(merge_fields(map(collect_fields, chosen)), options.by)
 
 
 def _print_results(out: Output, rows: Sequence[Mapping[str, Any]], multiple: bool, by: str) -> None:

@@ -55,7 +55,7 @@ def list_environments(name: str) -> None:
     width = min(console.width, MAX_LIST_WIDTH)
     for paragraph in _class_doc(cls).split("\n\n"):
         console.print(fill(paragraph, width, initial_indent="# ", subsequent_indent="# "), "", soft_wrap=True, sep="\n")
-    console.print(_default_table(cls, name), soft_wrap=True)
+    console.print(_default_table(cls, name, width), soft_wrap=True)
     for key, values in cls.known_values().items():
         console.print(f"\n# {key} is one of {len(values)}:")
         console.print(Columns(values, padding=(0, 2), equal=True, column_first=True), width=width)
@@ -111,14 +111,14 @@ def _class_doc(cls: type[Plugin]) -> str:
     return inspect.cleandoc(cls.__doc__ or cls.__name__).replace("``", "")
 
 
-def _default_table(cls: type[Plugin], name: str) -> str:
+def _default_table(cls: type[Plugin], name: str, width: int) -> str:
     """Return a recipe table for an environment, with default values and placeholders for required keys.
 
-    A comment above each key says what it means.
+    A comment above each key says what it means, in lines of at most ``width`` columns.
     """
     lines = ["[environment]", f'name = "{name}"']
     for key, field in cls.model_fields.items():
-        lines += wrap(field.description or "", MAX_LIST_WIDTH, initial_indent="# ", subsequent_indent="# ")
+        lines += wrap(field.description or "", width, initial_indent="# ", subsequent_indent="# ")
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         lines.append(f"# {key} = …  (needed)" if field.is_required() else _toml_line(key, default))
     return "\n".join(lines)

@@ -34,7 +34,7 @@ from marft.evaluation.transcripts import (
     sort_episodes,
 )
 from marft.rewards.shaping import local_rewards
-from marft.runs.episode_files import list_sessions
+from marft.runs.episode_files import list_serve_recordings
 from marft.runs.run_folder import RunFolder, parse_step
 
 SUCCESS_LABELS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
@@ -94,7 +94,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
     """
     if len(sort_orders) > 1:
         raise ValueError(f"--{sort_orders[0]} and --{sort_orders[1]} exclude each other; give one")
-    console, sessions = wide_console(), list_sessions(path)
+    console, sessions = wide_console(), list_serve_recordings(path)
     if sessions:
         for item in render_sessions(sessions, step, agent, task, sort_orders, count):
             console.print(item)

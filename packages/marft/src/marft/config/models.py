@@ -170,10 +170,10 @@ def reader_models(models: Models) -> set[str]:
     return {local_model(models, name) for name, model in models.items() if model.endpoint is not None}
 
 
-def slot_names(name: str, size: int) -> tuple[str, ...]:
+def pool_slot_names(name: str, size: int) -> tuple[str, ...]:
     """Return the pool's policies, one per version; the first is permanently untuned and has the pool's name.
 
-    >>> slot_names("rival", 3)
+    >>> pool_slot_names("rival", 3)
     ('rival', 'rival@1', 'rival@2')
     """
     return (name, *(f"{name}{VERSION_SEPARATOR}{number}" for number in range(1, size)))
@@ -195,7 +195,7 @@ def pool_members(policies: Mapping[str, PolicySettings], name: str) -> list[tupl
         return [(name, settings)]
     learner = policies[settings.pool.policy]
     version = settings.model_copy(update={"lora": learner.lora, "adapter": learner.adapter})
-    return [(slot, version) for slot in slot_names(name, settings.pool.size)]
+    return [(slot, version) for slot in pool_slot_names(name, settings.pool.size)]
 
 
 def opponent_pools(run: RunSettings) -> dict[str, str]:

@@ -44,7 +44,7 @@ def merge_fields(field_maps: Iterable[Mapping[str, Mapping[str, str]]]) -> dict[
     return fields
 
 
-def group_by_field(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
+def group_tasks_by_field(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
     """Return the task IDs of each cohort, by value of the field.
 
     Raises:
@@ -71,4 +71,4 @@ def label_cohorts(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[s
     Raises:
         ValueError: the tasks have no such field.
     """
-    return {f"{field} = {value}": tasks for value, tasks in group_by_field(fields, field).items()}
+    return {f"{field} = {value}": tasks for value, tasks in group_tasks_by_field(fields, field).items()}

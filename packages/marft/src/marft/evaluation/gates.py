@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft.common.metrics import find_metric
-from marft.evaluation.cohorts import group_by_field
+from marft.evaluation.cohorts import group_tasks_by_field
 from marft.evaluation.intervals import Z95_ONE_SIDED, gain_bounds
 from marft.evaluation.ratios import PairedDifference, Ratio, clustered_interval, compare_ratios
 
@@ -103,7 +103,7 @@ relative=False, after=False, field='', value='', bound=False)
         """
         if not self.field:
             return {"": None}
-        tasks_by_value = group_by_field(fields, self.field)
+        tasks_by_value = group_tasks_by_field(fields, self.field)
         if self.value != ALL_VALUES and self.value not in tasks_by_value:
             raise ValueError(
                 f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(tasks_by_value)}, "

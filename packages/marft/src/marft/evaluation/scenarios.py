@@ -20,7 +20,7 @@ from marft.config.interfaces.environment import Split
 from marft.config.load import first_problem
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks, read_tasks
-from marft.evaluation.cohorts import collect_fields, group_by_field
+from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
 from marft.evaluation.evaluate import DIGEST_DIGITS, Mode
 
 FORMAT = "scenarios of MARFT, 1"
@@ -173,7 +173,7 @@ def check_name(name: str) -> None:
 
 def _interleave_groups(tasks: Sequence[Task], by: str) -> list[Task]:
     """Return the tasks in round-robin order over the values of a field."""
-    cohorts = group_by_field(collect_fields(tasks), by).values()
+    cohorts = group_tasks_by_field(collect_fields(tasks), by).values()
     groups = [[task for task in tasks if task.id in cohort] for cohort in cohorts]
     return [task for turn in zip_longest(*groups) for task in turn if task is not None]
 

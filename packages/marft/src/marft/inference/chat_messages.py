@@ -195,7 +195,7 @@ class ChatFormat:
     grammar_error: str = ""
 
 
-def render_messages(
+def tokenize_messages(
     format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
 ) -> TokenIds:
     """Tokenize a whole chat, [T]. Control tokens come only from the template; those in message text stay plain text.
@@ -220,7 +220,7 @@ def render_messages(
 def render_text(
     format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
 ) -> str:
-    """Render a whole chat as text; raises the same errors as :func:`render_messages`."""
+    """Render a whole chat as text; raises the same errors as :func:`tokenize_messages`."""
     return str(
         format.tokenizer.apply_chat_template(
             _adapt_roles(format, messages),
@@ -239,7 +239,7 @@ def render_escaped(
     begin: bool = True,
     own_index: int = 0,
 ) -> str:
-    """Render a whole chat as text with escaped control tokens; its ids equal :func:`render_messages`.
+    """Render a whole chat as text with escaped control tokens; its ids equal :func:`tokenize_messages`.
 
     Only control tokens in message text are escaped.
 
@@ -356,10 +356,10 @@ def encode_appended(
     Raises:
         TemplateError, ValueError, TypeError: the template cannot render the messages.
     """
-    prompt_ids = render_messages(format, messages[:-1], tools)
-    before = render_messages(format, messages, tools, begin=False)
+    prompt_ids = tokenize_messages(format, messages[:-1], tools)
+    before = tokenize_messages(format, messages, tools, begin=False)
     start = common_prefix_length(prompt_ids, before)
-    after = render_messages(format, [*messages, *new], tools)
+    after = tokenize_messages(format, [*messages, *new], tools)
     ends = start + np.flatnonzero(np.isin(before[start:], format.stop_ids))
     end = int(ends[0]) if len(ends) else len(before)
     if common_prefix_length(before, after) < min(end + 1, len(before)):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from marft.models.policy_registry import PolicyRegistry
 
 
+VLLM_MEMORY_SHARE = 0.9  # vLLM's own default of gpu_memory_utilization
+
+
 class Local(EngineFactory):
     """In-process engine. ``in_order`` admission makes results bitwise independent of timing."""
 
@@ -88,6 +91,12 @@ class Vllm(EngineFactory):
     engine_args: dict[str, object] = Field(
         default={}, description="other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization"
     )
+
+    @property
+    def device_memory_share(self) -> float:
+        """Share of each GPU's memory that a vLLM process reserves."""
+        share = self.engine_args.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)
+        return float(share) if isinstance(share, int | float) else VLLM_MEMORY_SHARE
 
     def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
         """Start vLLM processes with copies of the learner's weights."""

@@ -40,9 +40,9 @@ from marft.inference.chat_messages import (
     encode_turn_start,
     find_end_id,
     reasoning_tags,
-    render_messages,
     starts_with_reasoning,
     supports_reasoning,
+    tokenize_messages,
 )
 from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.grammar_masking import GrammarCompiler
@@ -95,7 +95,7 @@ class ChatRenderer:
         budget = format.context - reserve
         texts = _PromptTexts(observation, tuple(seen))
         chat = build_messages(profile, texts.observation, texts.messages)
-        ids = render_messages(format, chat, profile.tools)
+        ids = tokenize_messages(format, chat, profile.tools)
         full_length = len(ids)
         while len(ids) > budget:
             shorter = _cut_texts(format.tokenizer, texts, len(ids) - budget, cut)
@@ -108,7 +108,7 @@ class ChatRenderer:
                 )
             texts = shorter
             chat = build_messages(profile, texts.observation, texts.messages)
-            ids = render_messages(format, chat, profile.tools)
+            ids = tokenize_messages(format, chat, profile.tools)
         return Prompt(ids, full_length - len(ids), tuple(chat), profile.tools)
 
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
@@ -118,7 +118,7 @@ class ChatRenderer:
             ValueError: the chat template cannot render the conversation.
         """
         try:
-            return render_messages(self.formats[policy], messages, tools)
+            return tokenize_messages(self.formats[policy], messages, tools)
         except RENDER_ERRORS as error:
             raise ValueError(f"its chat template cannot show the conversation: {format_error(error)}") from error
 
@@ -238,7 +238,7 @@ class ChatRenderer:
         """
         try:
             for messages, new in PROBE_CHATS:
-                render_messages(self.formats[policy], [*messages, *new])
+                tokenize_messages(self.formats[policy], [*messages, *new])
         except RENDER_ERRORS as error:
             raise ValueError(
                 f"its chat template cannot show a conversation ({format_error(error)}); set models.….chat_template to "

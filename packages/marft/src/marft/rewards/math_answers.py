@@ -37,7 +37,7 @@ from marft.rewards.math_notation import (
     normalize_formula,
     same_no_solution,
     split_elements,
-    strip_base,
+    strip_implied_base,
     strip_percent,
     strip_words,
 )
@@ -100,7 +100,7 @@ def _equal_exact(expected: str, answer: str, question: str = "") -> bool:
         if is_interval(expected) or (is_open_interval(expected) and expects_interval(question)):
             return False
         answer = f"$({answer.strip('$')})$"  # a list without brackets counts as an ordered pair
-    answer = strip_base(answer, expected, question)
+    answer = strip_implied_base(answer, expected, question)
     is_different = has_different_notation(expected, answer)
     if is_different is not None:
         return not is_different

@@ -256,10 +256,10 @@ def has_different_notation(expected: str, answer: str) -> bool | None:
     return not _same_quantity(expected, answer)
 
 
-def strip_base(answer: str, expected: str, question: str) -> str:
+def strip_implied_base(answer: str, expected: str, question: str) -> str:
     """Return a number without its base, if the gold answer has no base and the question mentions bases.
 
-    >>> strip_base("$18_2$", "$18$", "Write it in base 2."), strip_base("$18_2$", "$18$", "")
+    >>> strip_implied_base("$18_2$", "$18$", "Write it in base 2."), strip_implied_base("$18_2$", "$18$", "")
     ('$18$', '$18_2$')
     """
     answer_match = _match_base(answer)

@@ -222,7 +222,7 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
         raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
 
 
-def list_sessions(folder: Path) -> list[Path]:
+def list_serve_recordings(folder: Path) -> list[Path]:
     """Return the session files that ``marft serve --record`` wrote to a folder, oldest first."""
     return sorted(folder.glob("sessions-*.parquet"))
 

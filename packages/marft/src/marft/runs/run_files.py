@@ -2,10 +2,11 @@
 
 A resume needs this state, all of it in the folder of a checkpoint:
 
-- ``state.json``: the progress of the run (:class:`marft.runs.state.State`), and digests of all other files, of the
-  metrics log, of the models and of the user code.
-- ``policies/<name>/``: the weights of each trained policy; ``optimizer.safetensors``: the moments of its optimizer;
-  ``critic.safetensors``: the critic.
+- ``state.json``: the progress of the run (:class:`marft.runs.state.State`, with the numbers of credit and schedule in
+  ``parts``), and digests of all other files, of the metrics log, of the models and of the user code.
+- ``policies/<name>/``: the weights of each trained policy; ``critic.safetensors``: the critic;
+  ``optimizer.safetensors``: the moments of the policies' and the critic's optimizers, and the reference policy of a
+  pairwise objective.
 - ``recipe.toml``: the recipe, to compare it with the recipe of the resume.
 - ``ahead.*`` and ``again.*``: the episodes of an asynchronous rollout and of a replay buffer
   (``RolloutSource.save``), ``world_model.json`` and ``league/``: the state of other rollout sources.

@@ -30,7 +30,7 @@ LORA_TARGETS = ("q_proj", "v_proj")
 MIN_VARIANCE = 1e-2  # minimum variance, as in Yu et al.'s code
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
+def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
     """Return the loss of each value, shape [K]: the larger of clipped and unclipped error (formulas §8).
 
     Args:
@@ -290,7 +290,7 @@ class Critic:
                 continue
             predicted = self.heads[head](features)
             old, target = (to_device(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
-            loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
+            loss = value_losses(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
             (self.settings.coefficient * loss).backward()
             losses.append(loss.detach())
         return losses

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,16 @@ def learning_rate_factor(settings: OptimizerSettings, step: int, steps: int) -> 
     """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
-    if settings.schedule == "constant":
-        return 1.0
     progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    shape = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    match settings.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            shape = 1.0 - progress
+        case "cosine":
+            shape = 0.5 * (1.0 + math.cos(math.pi * progress))
+        case _:
+            assert_never(settings.schedule)
     return settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * shape
 
 

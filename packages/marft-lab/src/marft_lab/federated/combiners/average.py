@@ -22,7 +22,7 @@ class Average(Combiner):
     )
 
     @property
-    def count_unit(self) -> Literal["", "episodes", "tokens"]:
+    def contribution_unit(self) -> Literal["", "episodes", "tokens"]:
         """Return the count that sites report for their weight; "" for equal weights."""
         return "" if self.weight == "equal" else self.weight
 

@@ -18,7 +18,7 @@ Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Sentences = tuple[str, ...]
 
 
-class SentenceEditProposer(Proposer):
+class GeneticSentenceProposer(Proposer):
     """Genetic algorithm over sentences.
 
     An edit adds a sentence from a pool, or removes, replaces or moves a sentence. A crossover joins sentences of two

@@ -92,6 +92,11 @@ class EngineFactory(Plugin, ABC, kind="engines", label="an engine", tag="kind"):
     separate_weights: ClassVar[bool] = False
     streams_tokens: ClassVar[bool] = False  # the engine calls SamplingParams.on_token with each sampled token
 
+    @property
+    def device_memory_share(self) -> float:
+        """Share of each GPU's memory that the engine reserves for itself; 0: it takes what its rows need."""
+        return 0.0
+
     @abstractmethod
     def open(self, run: RunSettings, models: Any, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine for ``policies``.
