@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
-    """Episodes that were asked for, and what is recorded of them."""
+    """Count the requested episodes, and those that were recorded, lost or repeated."""
     wanted = run.training.steps * run.rollout.tasks_per_step * run.rollout.samples_per_task
     episodes = [episode for file in sorted(folder.episodes.glob("step_*.parquet")) for episode in read_episodes(file)]
     keys = Counter((episode.stream, episode.task.id, episode.sample) for episode in episodes)

@@ -98,7 +98,7 @@ def accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> float:
 
 
 def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
-    """Episodes that were asked for, and what is recorded of them."""
+    """Count the requested episodes, and those that were recorded, lost or repeated."""
     wanted = run.training.steps * run.rollout.tasks_per_step * run.rollout.samples_per_task
     keys, failed, unplayed = Counter[tuple[str, str, int]](), 0, 0
     for file in folder.recorded_steps():

@@ -103,7 +103,7 @@ def changes_of(tasks_per_step: int) -> dict[str, Any]:
 
 
 def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
-    """One run that has all tasks."""
+    """Train one run on the tasks of all sites → its accuracy at the end."""
     own = {"name": name, "output": str(given.output), "seed": seed, "training.steps": given.rounds * given.steps}
     run = load_recipe("demo", changes={**changes_of(given.tasks_per_step), **own})
     folder = RunFolder(given.output / name)

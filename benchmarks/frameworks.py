@@ -149,7 +149,7 @@ def what_happened(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
 
 
 def python_with(packages: Sequence[str], folder: Path) -> Path:
-    """The Python of an environment that has these packages; it is made where it is not there."""
+    """Return the Python of an environment with these packages; create the environment if it is missing."""
     python, mark = folder.absolute() / "bin" / "python", folder / "made-of.txt"
     if not mark.is_file() or mark.read_text().split() != list(packages):
         print(f"installing {' '.join(packages)} to {folder}", flush=True)

@@ -134,7 +134,7 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def trained(output: Path, name: str, seed: int, changes: Sequence[str]) -> RunFolder:
-    """The demo, from where it is."""
+    """Train the demo to its end, from its newest checkpoint if there is one."""
     where = ("--output", str(output), "--name", name, "--seed", str(seed))
     run = load_recipe("demo", [*where, *SETTINGS, *changes])
     path = Path(run.output) / run.name

@@ -180,7 +180,7 @@ def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
 
 
 def share(found: Mapping[str, Any], kinds: Iterable[str]) -> float:
-    """Of tasks of these kinds, those that were solved."""
+    """Return the share of solved tasks among tasks of these kinds."""
     right, of = (sum(found["kinds"][kind][place] for kind in kinds) for place in (0, 1))
     return float(right / of)
 

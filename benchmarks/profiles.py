@@ -152,7 +152,7 @@ class Bench:
         return {**found, "lineage": json.loads(written.read_text()) if written.is_file() else None}
 
     def _by_rounds(self, run: RunSettings) -> Row:
-        """Rounds alone, with weights as they are."""
+        """Optimize prompts only, without training weights."""
         settings = run.section(PromptOptimizerSettings)
         assert settings is not None
         with LocalRolloutRunner(run) as rollouts:

@@ -239,7 +239,7 @@ def save_rows(results: Path, name: str, rows: Sequence[Row], table: str) -> None
 
 
 def stored_rows(results: Path, name: str) -> list[Row]:
-    """The rows that an earlier call saved; none where there was none."""
+    """Return the rows that an earlier call saved; [] without an earlier call."""
     path = results / f"{name}.json"
     return list(json.loads(path.read_text())["runs"]) if path.is_file() else []
 

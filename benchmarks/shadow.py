@@ -224,7 +224,7 @@ def latencies(
 
 
 def below(process: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have."""
+    """Yield the descendants of a process."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         for child in map(int, (thread / "children").read_text(encoding="ascii").split()):
             yield child

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def trained(arguments: argparse.Namespace, engine: str, seed: int, changes: tuple[str, ...]) -> RunFolder:
-    """The demo, from where it is."""
+    """Train the demo to its end, from its newest checkpoint if there is one."""
     name = f"{engine.replace(' ', '_')}-{seed}"
     length = () if arguments.steps is None else ("--training.steps", str(arguments.steps))
     where = ("--output", str(arguments.output), "--name", name, "--seed", str(seed))

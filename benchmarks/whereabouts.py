@@ -56,7 +56,7 @@ def split_read(prompt: str) -> tuple[str, str]:
 
 @dataclass
 class Known:
-    """What somebody knows of a story: who bought a thing, who has it, and where people are."""
+    """Knowledge of a story: who bought each thing, who has it, and where people are."""
 
     bought: dict[str, str] = field(default_factory=dict)
     has: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Known:
         return ", ".join(f"{a} {b}" for a, b in [*self.has.items(), *self.places.items()])
 
     def answer(self, what: str, thing: str) -> str:
-        """The answer, where it is known."""
+        """Return the answer; "" if it is unknown."""
         if what == "Who bought":
             return self.bought.get(thing, "")
         return self.places.get(self.has.get(thing, ""), "")

@@ -34,7 +34,7 @@ SLIPS = ("The problem is", "At a glance")
 
 @dataclass(frozen=True)
 class Sum:
-    """What is left of a sum: ``23 + 85 - 12`` is ``Sum((23, 85, -12))``."""
+    """Remaining terms of a sum: ``23 + 85 - 12`` is ``Sum((23, 85, -12))``."""
 
     terms: tuple[int, ...]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from marft.common.callbacks import Callback
 from marft.common.errors import RunError
+from marft.common.types import Episode
 from marft.config import RunSettings
+from marft.rollout.runner import RolloutRunner
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
@@ -62,10 +66,25 @@ def test_the_second_phase_learns_from_episodes_of_its_own(tmp_path: Path) -> Non
     assert row["seconds"] == pytest.approx(sum(v for k, v in row.items() if k.startswith("seconds/")))
 
 
-def test_an_episode_is_sampled_by_what_the_first_phase_has_made(tmp_path: Path) -> None:
-    """The learner finds the log-probabilities of the engine again, in both halves."""
-    folder, _ = trained(run_of(tmp_path, AGAIN, "--algorithm.optimizer.learning_rate", "0.05"))
-    assert folder.read_metrics()[0]["log_prob_difference_max"] < 1e-4
+def test_the_policies_are_published_before_the_team_plays_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, publish = list[str](), RolloutRunner.publish
+
+    def recorded(self: RolloutRunner, version: int) -> None:
+        events.append(f"publish {version}")
+        publish(self, version)
+
+    class Watching(Callback):
+        def on_episode(self, episode: Episode) -> None:
+            events.append(episode.stream)
+
+    monkeypatch.setattr(RolloutRunner, "publish", recorded)
+    run = run_of(tmp_path, AGAIN)
+    train(run, RunFolder.create(run), callbacks=[Watching()])
+    assert [event for event, _ in groupby(events)] == [
+        "publish 0", "train/0", "publish 0", "train/0/repeat-1", "publish 1"
+    ]  # fmt: skip
 
 
 def test_episodes_that_are_not_played_on_request_are_refused(tmp_path: Path) -> None:

@@ -273,6 +273,27 @@ def test_what_was_made_of_actions_is_told_once_though_the_ranks_are_lost_after_i
     assert told == ["what"]
 
 
+def test_a_step_that_is_learned_once_more_learns_from_the_same_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    led, played, left = Led(), list[list[Episode]](), iter([True, False])
+    learned = list[Any]()
+
+    def lead(self: Led, message: object, mine: Callable[[], Any]) -> Any:
+        found = mine()
+        if next(left):
+            raise RanksLostError("rank 1 is gone")
+        return found
+
+    def play_again() -> list[Episode]:
+        played.append([Episode(Task("t", "o"), f"train/0/repeat-{len(played) + 1}", 0, (), "terminated", ())])
+        return played[-1]
+
+    monkeypatch.setattr(Led, "_run_on_ranks", lead)
+    led._own_worker.learn = lambda message, hear, again: learned.append([again(), again()]) or {}  # type: ignore[func-returns-value, method-assign]
+    led.learn([], Progress(3, 0), play_again=play_again)
+    assert len(played) == 2
+    assert learned == [played, played]
+
+
 def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_schedule_has_changed_them() -> None:
     led = Led()
     task = Task("t", "o", {"grading": lambda: None})

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -149,14 +151,18 @@ class DistributedLearner:
         progress = progress._replace(advantages=dict(progress.advantages))
         message = TrainStep([_without_data(episode) for episode in episodes], progress, rates)
 
-        def play_for_all() -> Sequence[Episode]:
-            new_episodes = play_again()
+        played: list[Sequence[Episode]] = []  # new episodes of the step; a repetition learns from the same
+
+        def play_for_all(numbers: Iterator[int]) -> Sequence[Episode]:
+            number = next(numbers)
+            if number == len(played):
+                played.append(play_again())
             for peer in self._peers:
-                peer.connection.send(NewEpisodes([_without_data(episode) for episode in new_episodes]))
-            return new_episodes
+                peer.connection.send(NewEpisodes([_without_data(episode) for episode in played[number]]))
+            return played[number]
 
         try:
-            return self._learn(message, on_credit, play_for_all)
+            return self._learn(message, on_credit, partial(play_for_all, count()))
         except RanksLostError as error:
             if self.run.training.shard:
                 raise
@@ -167,7 +173,7 @@ class DistributedLearner:
         self._lost_count += 1
         try:
             self._restart_peers()
-            return self._learn(message, on_credit, play_for_all)
+            return self._learn(message, on_credit, partial(play_for_all, count()))
         except RanksLostError as error:
             error.times += self._take_lost_count()
             raise
